@@ -18,7 +18,7 @@ from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.episode.resume import resume_episode, resume_seats
 from agentrl.episode.run import Episode
-from agentrl.episode.seats import SeatedEpisode
+from agentrl.episode.seats import SeatedEpisode, new_table
 from agentrl.episode.state import EpisodeState, Parked, Table
 from agentrl.errors import Failure
 from agentrl.render.base import Renderer
@@ -186,8 +186,9 @@ async def _episode(
     hooks = EpisodeHooks(on_turn=heard.note, park=park if stop_after is not None else None, aborted=is_over)
     options = EpisodeOptions(limits=limits_of(subject, turns))
     if subject.cls.seats:
-        table = _table(played)
-        engines = _in_time(speak(trajectory.task, trajectory), table, subject.renderer, around)
+        table = new_table(subject.cls.seats, trajectory.task, trajectory.session_id, options)
+        played.trajectory, *played.others = (state.trajectory for state in table.seats.values())
+        engines = _in_time(speak(trajectory.task, played.trajectory), table, subject.renderer, around)
         return _seated(subject, played, table, engines, options, hooks)
     engine = ScriptedEngine(speak(trajectory.task, trajectory), subject.renderer, reads=heard.read)
     return Episode.of(
@@ -203,18 +204,6 @@ async def _episode(
 
 def any_open(played: PlayedEpisode) -> bool:
     return any(trajectory.open for trajectory in (played.trajectory, *played.others))
-
-
-def _table(played: PlayedEpisode) -> Table:
-    """The seats of an episode that is to begin. The first one has the trajectory that is kept."""
-    first, *rest = type(played.env).seats
-    trajectory = played.trajectory
-    played.others = [Trajectory(trajectory.task, session_id=f"{trajectory.session_id}-{seat}") for seat in rest]
-    table = Table({}, first, first)
-    for seat, own in zip((first, *rest), (trajectory, *played.others), strict=True):
-        own.seat = seat
-        table.seats[seat] = EpisodeState(own, table=table)
-    return table
 
 
 def _seated(

@@ -15,6 +15,7 @@ import typer
 
 from agentrl._util.config_errors import unknown
 from agentrl.cli.settings import merge, parse_settings
+from agentrl.env.env import Env
 from agentrl.episode.config import load_reward
 from agentrl.episode.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
 from agentrl.errors import ConfigError, InfraError
@@ -78,6 +79,11 @@ class PlayConfig:
     def options(self, thinking: Thinking = "keep") -> EpisodeOptions:
         """The options of its episodes."""
         return EpisodeOptions(limits=self.limits, thinking=thinking, special_tokens=self.special_tokens)
+
+    def check_opponents(self, cls: type[Env]) -> None:
+        """Raises ConfigError for opponents of an Env without seats."""
+        if not cls.seats and tuple(self.opponents) != ("policy",):
+            raise ConfigError(f"--set opponents: {cls.__name__} has no seats; leave it out")
 
     def reward_function(self) -> RewardFn | None:
         """The function at `reward`. Raises ConfigError."""

@@ -189,6 +189,7 @@ def _prepare(job: _EvaluateJob) -> tuple[EnvFactory, Any, list[Task]]:
     from agentrl.rollout import tasks_of
 
     envs, reward = EnvFactory(job.env, job.config.env_config), job.config.reward_function()
+    job.config.check_opponents(envs.cls)
 
     def check(task: Task) -> None:
         if job.by is not None:

@@ -33,6 +33,7 @@ from agentrl.types import JSON, Message, Task, ToolSpec
 if TYPE_CHECKING:
     from agentrl.chat.engine import ChatEngine
     from agentrl.render.base import Renderer
+    from agentrl.rollout.opponents import Seating
     from agentrl.trajectory.trajectory import Trajectory
 
 _FENCE = '"""'
@@ -90,23 +91,70 @@ async def _play(
 ) -> None:
     """Play the tasks, and append each episode to `played`. It is in the file before the next one begins."""
     from agentrl.rollout import BugError
+    from agentrl.rollout.opponents import open_fixed
 
+    opponents = open_fixed(config.opponents)
     terminal.say("You are the model. :help lists what you can do.", "bold")
     async with envs:
         for number, task in enumerate(tasks, 1):
             terminal.say(f"\ntask {number} of {len(tasks)}: {task.id}", "bold")
             try:
-                episode = await _episode(envs, task, renderer, config, terminal)
-                if episode.failure is not None and episode.failure.kind == "bug":
-                    raise BugError(episode.failure, episode.session_id)
-                played.append(episode)
+                seating = opponents.seating(envs.cls.seats, number - 1) if envs.cls.seats else None
+                episodes = await _episodes(envs, task, renderer, config, terminal, seating)
+                for episode in episodes:
+                    if episode.failure is not None and episode.failure.kind == "bug":
+                        raise BugError(episode.failure, episode.session_id)
+                played += episodes
                 if out is not None and not is_special(out):
                     write_trajectories(out, played)
-                terminal.over(episode)
+                for episode in episodes:
+                    terminal.over(episode)
                 if number < len(tasks):
-                    await terminal.go_on(partial(terminal.tokens, episode, renderer))
+                    await terminal.go_on(partial(terminal.tokens, episodes[0], renderer))
             except _QuitError:
                 break
+
+
+async def _episodes(
+    envs: EnvFactory,
+    task: Task,
+    renderer: Renderer,
+    config: PlayConfig,
+    terminal: _Terminal,
+    seating: Seating | None,
+) -> list[Trajectory]:
+    """The trajectory of an episode; with seats, of each seat that you have. Raises _QuitError."""
+    if seating is not None:
+        return await _seats(envs, task, renderer, config, terminal, seating)
+    return [await _episode(envs, task, renderer, config, terminal)]
+
+
+async def _seats(
+    envs: EnvFactory, task: Task, renderer: Renderer, config: PlayConfig, terminal: _Terminal, seating: Seating
+) -> list[Trajectory]:
+    from agentrl.chat.engine import ChatEngine
+    from agentrl.episode.seats import SeatedEpisode, new_table
+
+    options, humans = config.options(), dict[str, _Human]()
+    table = new_table(envs.cls.seats, task, f"you-{task.id}", options)
+    players = seating.players(renderer, task.seed or 0)
+    for seat in seating.trained:
+        trajectory = table.seats[seat].trajectory
+        show = partial(terminal.tokens, trajectory, renderer)
+        human = humans[seat] = _Human(terminal, show, trajectory, config.limits.turns)
+        players[seat] = human.engine = ChatEngine(human, renderer, by={"model": "you"})
+    has_quit = EpisodeHooks(aborted=lambda: any(human.quit for human in humans.values()))
+    engine, reward = players[seating.trained[0]], own_reward(config)
+    episode = SeatedEpisode.around(envs.make(), table, engine, renderer, players, options, reward, has_quit)
+    await episode.run(episode.begin)
+    if any(human.quit for human in humans.values()):
+        raise _QuitError
+    played = [episode.trajectories[seat] for seat in seating.trained]
+    for trajectory in played:
+        mask(trajectory, trained=True)
+        if trajectory.failure is not None:
+            trajectory.mask("env_failure")
+    return played
 
 
 async def _episode(
@@ -197,7 +245,8 @@ class _Terminal:
         reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
         parts = "".join(f", {name} {value:g}" for name, value in trajectory.reward_parts.items())
         failed = f"; {trajectory.failure.boundary} failed: {trajectory.failure.error}" if trajectory.failure else ""
-        self.say(f"over: {trajectory.stop}, reward {reward}{parts}{failed}", "bold")
+        seat = f"{trajectory.seat} " if trajectory.seat else ""
+        self.say(f"over: {seat}{trajectory.stop}, reward {reward}{parts}{failed}", "bold")
 
 
 async def _readable() -> bytes:
@@ -226,6 +275,8 @@ class _Human:
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         first = self.seen == 0
+        if self.trajectory.seat:
+            self.terminal.say(f"you are {self.trajectory.seat}", "bold")
         for message in messages[self.seen :]:
             self.terminal.message(message)
         self.seen = len(messages) + 1  # your own answer is not shown again

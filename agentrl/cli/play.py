@@ -102,6 +102,7 @@ class _PlayJob:
 
         envs = EnvFactory(self.env, self.config.env_config)
         self.config.reward_function()
+        self.config.check_opponents(envs.cls)
         tasks = tasks_of(envs, self.data, "train", episodes=self.episodes)[: self.limit]
         check_out(self.out, self.data)
         return envs, tasks
@@ -368,6 +369,8 @@ def _play_script(job: _PlayJob, path: str, model: str) -> list[Trajectory]:
     from agentrl.rollout.groups import RewardSeen, settle_rewards
 
     envs, tasks = job.prepare()
+    if tuple(job.config.opponents) != ("policy",):
+        raise ConfigError(f"--set opponents: --player {path} has every seat; leave it out")
     play_one = _player(path, job.config, envs.cls.seats)
     with only_writer(job.out):
         about, each = _about(job, envs, path, model), max(len(envs.cls.seats), 1)

@@ -59,14 +59,21 @@ async def run_seats(
     if not seats:
         raise ConfigError(f"{type(env).__name__} has no seats: play it with run_episode, or give the class `seats`")
     name = session_id or uuid.uuid4().hex
-    table = Table({}, seats[0], seats[0])
-    for seat in seats:
-        thoughts = ReasoningStripper() if options.thinking == "strip" else None
-        table.seats[seat] = EpisodeState(Trajectory(task, session_id=f"{name}-{seat}"), thoughts, table=table)
-        table.seats[seat].trajectory.seat = seat
+    table = new_table(seats, task, name, options)
     episode = SeatedEpisode.around(env, table, engine, renderer, players, options, reward, hooks)
     await episode.run(episode.begin)
     return episode.trajectories
+
+
+def new_table(seats: Sequence[str], task: Task, name: str, options: EpisodeOptions) -> Table:
+    """The states of the seats of an episode that is to begin. `name` begins their session ids."""
+    table = Table({}, seats[0], seats[0])
+    for seat in seats:
+        trajectory = Trajectory(task, session_id=f"{name}-{seat}")
+        trajectory.seat = seat
+        thoughts = ReasoningStripper() if options.thinking == "strip" else None
+        table.seats[seat] = EpisodeState(trajectory, thoughts, table=table)
+    return table
 
 
 @dataclass(slots=True)

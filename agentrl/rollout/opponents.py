@@ -152,6 +152,13 @@ def open_opponents(
     return Opponents(tuple(found))
 
 
+def open_fixed(names: Sequence[str]) -> Opponents:
+    """As `open_opponents`, without models. Raises ConfigError for a folder."""
+    if folder := next((name for name in names if Path(name).is_dir()), None):
+        raise ConfigError(f"opponents: {folder} holds weights, and only functions can play here; name file.py:function")
+    return Opponents(tuple(Policy() if name == POLICY else _fixed(name) for name in names))
+
+
 def _fixed(name: str) -> FixedPlayer:
     if ":" not in name:
         raise ConfigError(f"opponents: {name} is neither policy nor a folder with weights, nor file.py:function")

@@ -43,6 +43,30 @@ TASKS = """\
 {"prompt": "What are 3 pears?", "label": "6\\neuros"}
 {"prompt": "What are 4 pears?", "label": "8"}
 """
+SEATS = """
+from agentrl import Env, StepResult
+
+
+class Shop(Env):
+    seats = ("buyer", "seller")
+
+    def reset(self, task):
+        self.said = "nothing yet"
+        return task.prompt
+
+    def observe(self, seat):
+        return f"heard: {self.said}"
+
+    def step(self, action):
+        self.said = action.content
+        if self.said == "deal":
+            return StepResult(done=True, rewards={"buyer": 1.0, "seller": 0.5})
+        return StepResult(next_seat="seller" if self.seat == "buyer" else "buyer")
+
+
+def agrees(messages, tools):
+    return "deal" if "please" in messages[-1]["content"] else "no"
+"""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -80,7 +104,7 @@ def play(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("COLUMNS", "120")
 
-    def run(*lines: tuple[str, str]):
+    def run(*lines: tuple[str, str], more: Sequence[str] = ()):
         terminal = Terminal(lines)
         with os.fdopen(terminal.slave, "r+b", buffering=0) as slave:
             with open(slave.fileno(), closefd=False) as stdin, open(slave.fileno(), "w", closefd=False) as stdout:
@@ -88,7 +112,8 @@ def play(tmp_path, monkeypatch):
                 monkeypatch.setattr(sys, "stdout", stdout)
                 code = 0
                 try:
-                    app(["play", "shop.py:Shop", "--data", "tasks.jsonl", "--out", "out.jsonl"], standalone_mode=False)
+                    asked = ["play", "shop.py:Shop", "--data", "tasks.jsonl", "--out", "out.jsonl", *more]
+                    app(asked, standalone_mode=False)
                 except SystemExit as exc:
                     code = exc.code
                 stdout.flush()
@@ -172,6 +197,23 @@ def test_what_is_said_to_be_kept_has_been_played(folder, agentrl, monkeypatch):
     finished = True
     assert agentrl(*args) == 130
     assert agentrl.stderr == "interrupted: the episodes that you finished are in out.jsonl\n"
+
+
+def test_you_have_every_seat_or_one_against_an_opponent(play, tmp_path):
+    (tmp_path / "shop.py").write_text(SEATS)
+    code, shown = play((YOU, "tea?"), (YOU, "deal"), (":quit: end > ", ":quit"))
+    assert code == 0
+    assert "you are buyer" in shown
+    assert "you are seller" in shown
+    assert "heard: tea?" in shown
+    assert [(t.seat, t.reward) for t in played(tmp_path)] == [("buyer", 1.0), ("seller", 0.5)]
+    (tmp_path / "out.jsonl").unlink()
+    opponents = ["--set", "opponents=[shop.py:agrees]"]
+    code, shown = play((YOU, "tea?"), (YOU, "please"), (":quit: end > ", ":quit"), more=opponents)
+    assert code == 0
+    assert "you are seller" not in shown
+    (own,) = played(tmp_path)
+    assert (own.seat, own.answer, own.ledger.trained) == ("buyer", "please", own.ledger.sampled)
 
 
 def test_quitting_keeps_what_is_finished_and_mistakes_are_told(play, tmp_path):
