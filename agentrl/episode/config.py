@@ -32,6 +32,9 @@ class EpisodeConfig(BaseModel):
     special_tokens: SpecialTokens = "keep"
     """Special tokens in the text of users, tools and documents: kept, as in the template's own render, or encoded
     as text, so that none can forge a turn."""
+    opponents: list[str] = Field(default_factory=lambda: ["policy"], min_length=1)
+    """In an Env with seats, who plays against the policy, in turn from task to task: policy (itself, all seats are
+    trained), `file.py:function` of messages and tools, or, in the embedded trainer, a folder with older weights."""
 
     @field_validator("limits")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from agentrl.episode.run import run_episode
 from agentrl.episode.shared import LoopResources, loop_resources
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
 from agentrl.render.base import Renderer
-from agentrl.slime import distill, replay
+from agentrl.slime import distill, replay, seats
 from agentrl.slime.config import SlimeConfig, fan_out_problems
 from agentrl.slime.fatal import failed_sample, log_once
 from agentrl.slime.host import HostArgs, abort_flag, drops_ended_groups, queues_lists
@@ -131,6 +132,8 @@ class _AdaptCall:
             )
             options = config.slime_options(flags, self.sampling_params, evaluation=self.evaluation)
             setup = _EpisodeSetup(engine, renderer, options, config.reward_function(), hooks)
+            if load_env(config.env_path(task.metadata)).seats:
+                return await self._play_seats(here, task, setup)
             try:
                 trajectory = await self._episode(here, resumption, task, setup)
                 if parks and self.holds_ended and self.aborted():
@@ -150,6 +153,44 @@ class _AdaptCall:
             decode=renderer.decode,
             extra=resumption.metadata(),
         )
+
+    async def _play_seats(self, here: LoopResources, task: Task, setup: _EpisodeSetup) -> Any:
+        """Play an episode with seats. Return a sample for each seat that the policy has. An aborted one restarts."""
+        flags, sample = self.flags, self.sample
+        envs = await here.envs(self.config.env_path(task.metadata), self.config)
+        _check_prompt(task, envs)
+        seating = seats.seating_of(self.config, envs, sample)
+        if not self.evaluation and len(seating.trained) > 1:
+            seats.check_seats(flags, envs, sample, queues_lists=queues_lists(sample))
+        name = getattr(sample, "session_id", None) or uuid4().hex
+        played = await seats.play_seats(
+            envs,
+            task,
+            seating,
+            zlib.crc32(f"{getattr(sample, 'index', None)}".encode()),
+            engine=setup.engine,
+            renderer=setup.renderer,
+            options=setup.options,
+            reward=setup.reward,
+            session_id=name,
+            hooks=EpisodeHooks(aborted=self.aborted),
+        )
+        if self.evaluation:
+            first = next(iter(played.values()))
+            return ship_evaluation(flags, first, sample, decode=setup.renderer.decode, extra={})
+        written, retry_s = list[Any](), self.config.engine_retry_s
+        for one, trajectory in seats.samples_of(sample, played):
+            shipped = ship_training(
+                flags,
+                trajectory,
+                one,
+                teacher_log_probs=await distill.ask_teacher(here, flags, trajectory, retry_s=retry_s),
+                segments=self.config.thinking == "strip",
+                decode=setup.renderer.decode,
+                extra={},
+            )
+            written += shipped if isinstance(shipped, list) else [shipped]
+        return written if len(written) > 1 else written[0]
 
     def _plays_agent(self, task: Task) -> bool:
         return is_agent(load_env(self.config.env_path(task.metadata)))
@@ -182,11 +223,6 @@ class _AdaptCall:
         try:
             envs = await here.envs(self.config.env_path(task.metadata), self.config)
             _check_prompt(task, envs)
-            if envs.cls.seats:
-                raise ConfigError(
-                    f"{envs.cls.__name__} has seats, and under slime an episode has one reward; train it with agentrl "
-                    "train, or let the other seats be part of the Env"
-                )
             boundary = "reset"
             resumed = await self._resumed(resumption, envs, setup)
             if resumed is not None:

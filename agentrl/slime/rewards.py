@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.slime.host import ESTIMATORS, HostArgs
-from agentrl.slime.rollouts import by_prompt, by_rollout, is_valid, reward_of
+from agentrl.slime.rollouts import by_prompt, by_rollout, is_valid, reward_of, seat_of
 from agentrl.slime.sample import episode_metadata
 from agentrl.types import JSON
 
@@ -76,13 +76,22 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
         return raw, list(raw)
     baselines = _baselines(flags, samples)
     return raw, [
-        baselines[sample.group_index].advantage(value) if is_valid(sample) else 0.0
+        baselines[sample.group_index, seat_of(sample)].advantage(value) if is_valid(sample) else 0.0
         for sample, value in zip(samples, raw, strict=True)
     ]
 
 
-def _baselines(flags: HostArgs, samples: Sequence[Any]) -> dict[int | None, _Baseline]:
-    """The baseline of each prompt, by `group_index`."""
+def _baselines(flags: HostArgs, samples: Sequence[Any]) -> dict[tuple[int | None, str], _Baseline]:
+    """The baseline of each prompt and seat, by `group_index`."""
+    by_seat: dict[str, list[Any]] = {}
+    for sample in samples:
+        by_seat.setdefault(seat_of(sample), []).append(sample)
+    return {
+        (index, seat): baseline for seat, own in by_seat.items() for index, baseline in _of_one_seat(flags, own).items()
+    }
+
+
+def _of_one_seat(flags: HostArgs, samples: Sequence[Any]) -> dict[int | None, _Baseline]:
     prompts = by_prompt(samples)
     if flags.batch_centred:
         batch = _Baseline.of(flags, [reward for group in prompts.values() for reward in rollout_rewards(flags, group)])

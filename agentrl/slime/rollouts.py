@@ -41,14 +41,20 @@ def by_rollout(samples: Iterable[Any]) -> list[list[Any]]:
     """Group the samples of a prompt by rollout. Only a fan-out has several samples: siblings.
 
     Siblings share a `rollout_id`. Where it is None or missing, as in slime's relatives, the `index` replaces it
-    (slime/utils/types.py:98). A sample without either counts as one rollout.
+    (slime/utils/types.py:98). A sample without either counts as one rollout. Each seat of an episode counts as one.
     """
     found: dict[Any, list[Any]] = {}
     for sample in samples:
         name = getattr(sample, "rollout_id", None)
         name = sample.index if name is None else name
-        found.setdefault(("unnamed", id(sample)) if name is None else name, []).append(sample)
+        name = ("unnamed", id(sample)) if name is None else (name, seat_of(sample))
+        found.setdefault(name, []).append(sample)
     return list(found.values())
+
+
+def seat_of(sample: Any) -> str:
+    """The seat whose conversation the sample is; "" for an Env without seats."""
+    return str(episode_metadata(sample).get("seat", ""))
 
 
 def reward_of(flags: HostArgs, sample: Any, *, evaluation: bool = False) -> float:

@@ -137,7 +137,7 @@ def to_samples(
     episode. It is the `sample` that slime, its traces and its hooks know; the others are copies. Raises ConfigError
     for a Sample without a rollout_id, since its trainer would count an episode of n segments n times.
     """
-    _number(sample)
+    number_rollout(sample)
     segments = trajectory.segments
     siblings = [*(copy.deepcopy(sample) for _ in segments[1:]), sample]
     for sibling in siblings[:-1]:
@@ -157,12 +157,12 @@ def to_samples(
     return siblings
 
 
-def _number(sample: Any) -> None:
+def number_rollout(sample: Any) -> None:
     """Set the rollout_id that the siblings share: the sample's index, which is unique in a run of slime."""
     if not hasattr(sample, "rollout_id"):
         raise ConfigError(
-            "thinking: strip needs a Sample with a rollout_id, as slime's has: without one, an episode of n segments "
-            "would be trained as n episodes; set thinking: keep"
+            "an episode of several samples (thinking: strip, or seats) needs a Sample with a rollout_id, as slime's "
+            "has: without one, it would be trained as several episodes; set thinking: keep"
         )
     if sample.rollout_id is None:
         sample.rollout_id = sample.index
@@ -203,6 +203,8 @@ def _spans(segment: Segment) -> list[JSON]:
 def _outcome(trajectory: Trajectory) -> dict[str, JSON]:
     """How the episode ended. All of its samples hold this."""
     outcome: dict[str, JSON] = {"stop": str(trajectory.stop or StopReason.FAILED), "session_id": trajectory.session_id}
+    if trajectory.seat:
+        outcome["seat"] = trajectory.seat
     if trajectory.reward is None and trajectory.is_valid:
         outcome[WRITTEN_KEY] = ModelOutput.of(trajectory).to_json()
     if failure := trajectory.failure:

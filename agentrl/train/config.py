@@ -227,9 +227,6 @@ class TrainConfig(EpisodeConfig):
     that took a turn of the same number."""
     discount: float = Field(1.0, gt=0, le=1)
     """With credit return, how much a reward counts one turn before it, two turns before it this squared, and so on."""
-    opponents: list[str] = Field(default_factory=lambda: ["policy"], min_length=1)
-    """In an Env with seats, who plays against the policy, in turn from task to task: policy (itself, all seats are
-    trained), a folder with older weights, or `file.py:function` of messages and tools."""
     eval_opponents: list[str] | None = None
     """The same in evaluations. null: those of `opponents` but the policy, if there are any."""
     clip_low: float = Field(0.2, gt=0, le=1)
