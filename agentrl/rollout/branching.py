@@ -167,7 +167,8 @@ class EpisodeTree:
         leaf, before = episode.state.trajectory, _tokens_before(root, turn)
         leaf.info["branch"] = {"of": root.session_id, "turn": turn}
         leaf.tools, episode.talk.turns_before = root.tools, turn
-        leaf.append_prompt(Rendered(before, (), thinking), _messages_before(root, turn))
+        media = tuple(one for one in root.segment.media if one.stop <= len(before))
+        leaf.append_prompt(Rendered(before, (), thinking, media=media), _messages_before(root, turn))
         await episode.reopen()
 
     async def _play_again(self, episode: Episode, turn: int) -> bool:

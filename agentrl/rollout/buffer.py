@@ -208,6 +208,7 @@ class GroupBuffer:
 
     def keep(self, group: PendingGroup, index: int, member: Trajectory | Parked) -> None:
         """An episode of a group that is being played has ended, or is parked: a restart need not play it again."""
+        group.members += [None] * (index + 1 - len(group.members))  # with seats, an episode has several trajectories
         group.members[index] = member
         if self.journal is not None and self._keeps_episodes:
             self.journal.keep(_place(group), index, member, newest_weights(member, self._step))
@@ -310,7 +311,7 @@ class GroupBuffer:
 
     def _give_found(self, group: PendingGroup) -> None:
         if members := self._found.pop(_place(group), None):
-            group.members = [members.get(index) for index in range(self.group_size)]
+            group.members = [members.get(index) for index in range(max(self.group_size, max(members, default=-1) + 1))]
             group.born = oldest_weights(group.members, self._step)
 
     def _keep_all(self, group: PendingGroup) -> None:

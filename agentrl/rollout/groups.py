@@ -140,7 +140,7 @@ async def run_groups(
         return played
 
     everything = [(group, member) for group in range(len(tasks)) for member in range(group_size)]
-    found = dict(known or {})
+    found = {place: episode for place, episode in (known or {}).items() if _fits(episode, seatings[place[0]], place[1])}
     seats = [seat for seat in everything if not all(place in found for place in _places(seat, seatings))]
     played = await _play_in_waves(rollout, seats, play)
     for seat, trajectories in zip(seats, played, strict=True):
@@ -181,6 +181,14 @@ def _places(seat: Seat, seatings: Sequence[Seating | None]) -> list[Seat]:
     group, member = seat
     each = 1 if (seating := seatings[group]) is None else len(seating.trained)
     return [(group, member * each + i) for i in range(each)]
+
+
+def _fits(trajectory: Trajectory, seating: Seating | None, member: int) -> bool:
+    """Whether a known trajectory is one of this seating: a group that is handed out again may get another one."""
+    if seating is None:
+        return True
+    same = trajectory.info.get("opponent") == seating.opponent.name
+    return same and trajectory.seat == seating.trained[member % len(seating.trained)]
 
 
 def by_seat(group: Sequence[Trajectory]) -> list[list[Trajectory]]:

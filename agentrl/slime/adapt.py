@@ -184,7 +184,10 @@ class _AdaptCall:
                 flags,
                 trajectory,
                 one,
-                teacher_log_probs=await distill.ask_teacher(here, flags, trajectory, retry_s=retry_s),
+                pixels=await pixels_of(trajectory, setup.renderer.vision),
+                teacher_log_probs=await distill.ask_teacher(
+                    here, flags, trajectory, retry_s=self.config.engine_retry_s
+                ),
                 segments=self.config.thinking == "strip",
                 decode=setup.renderer.decode,
                 extra={},

@@ -157,3 +157,15 @@ async def test_older_weights_play_on_an_engine_of_their_own(renderer, tokenizer)
         assert groups[0][0].info["opponent"] == folder
         with pytest.raises(ConfigError, match="another vocabulary"):
             open_opponents([folder], stack, {"a": 1}, device="cpu", dtype="float32")
+
+
+async def test_a_known_game_against_another_opponent_is_played_again(renderer):
+    kept = {}
+    two, other = FixedPlayer("two", says_two), FixedPlayer("any", says_rng)
+    await run_groups(
+        rollout_of(renderer, [two]), TASKS[:1], 1, keep=lambda episode, place: kept.update({place: episode})
+    )
+    (same,) = (await run_groups(rollout_of(renderer, [two]), TASKS[:1], 1, known=kept))[0]
+    (again,) = (await run_groups(rollout_of(renderer, [other]), TASKS[:1], 1, known=kept))[0]
+    assert same is kept[0, 0]
+    assert again.info["opponent"] == "any"
