@@ -185,9 +185,7 @@ class _AdaptCall:
                 trajectory,
                 one,
                 pixels=await pixels_of(trajectory, setup.renderer.vision),
-                teacher_log_probs=await distill.ask_teacher(
-                    here, flags, trajectory, retry_s=self.config.engine_retry_s
-                ),
+                teacher_log_probs=await distill.ask_teacher(here, flags, trajectory, retry_s=retry_s),
                 segments=self.config.thinking == "strip",
                 decode=setup.renderer.decode,
                 extra={},

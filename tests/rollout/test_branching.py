@@ -89,7 +89,7 @@ async def tree(renderer, cls=Dice, *, seed=0, engine=None, budget=None, **limits
 
 @pytest.mark.parametrize("cls", [Dice, Saved])
 async def test_branches_at_a_random_turn_replay_to_the_token(renderer, cls):
-    """500 of each kind: the engine knows only beginnings that are the root's, token for token."""
+    """500 branches of each kind: the engine knows only beginnings that are the root's, token for token."""
     rng, same = Random(7), 0
     for seed in range(50):
         grown = await tree(renderer, cls, seed=seed)
