@@ -40,8 +40,8 @@ NAMES = {
     "episodes.md": (
         "Episodes",
         "Playing an environment from Python. [Environments](../environments.md#episodes-in-python) has an example.",
-        "run_episode resume_episode run_seats resume_seats EnvFactory EpisodeOptions EpisodeHooks Limits SamplingParams "
-        "StopReason",
+        "run_episode resume_episode run_seats resume_seats EnvFactory EpisodeOptions EpisodeHooks Limits "
+        "SamplingParams StopReason",
     ),
     "trajectories.md": (
         "Trajectories",
