@@ -78,6 +78,7 @@ CONFIGS = {
         "agentrl.train.config:TrainConfig",
         "agentrl.train.config:WarmStartConfig",
         "agentrl.train.config:ColumnsConfig",
+        "agentrl.train.config:FiltersConfig",
         "agentrl.train.config:LoRAConfig",
         "agentrl.train.config:TeacherConfig",
         "agentrl.monitor.canaries:CanaryConfig",
