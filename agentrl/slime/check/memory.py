@@ -19,7 +19,7 @@ def memory(setup: Setup) -> Iterator[LaunchFinding]:
         yield unchecked("memory", missing)
         return
     if (per_token := kv_bytes(model, setup.args.sglang_kv_cache_dtype)) is None:
-        yield unchecked("memory", "config.json does not say how many layers and heads there are")
+        yield unchecked("memory", "config.json does not give the numbers of layers and heads")
         return
     yield _kv_cache(setup, per_token[0], per_token[1], context)
     if training := _training(setup, context):
