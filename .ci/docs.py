@@ -95,7 +95,8 @@ def build() -> list[str]:
     command = [Path(sys.executable).parent / "zensical", "build", "--strict", "--clean"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     told = COLOUR.sub("", done.stdout + done.stderr)
-    found = [f"{place}: {what}" for what, place in re.findall(r"Warning: (.*)\n.*\[ (\S+) \]", told)]
+    warned = re.findall(r"Warning: (.*)\n(?:.*\[ (\S+) \])?", told)
+    found = [f"{place}: {what}" if place else what for what, place in warned]
     if not found and (done.returncode or re.search("warning|error", told, re.IGNORECASE)):
         return [*re.findall(r"^\w*Error: .*", told, re.MULTILINE), "zensical build --strict shows more"]
     return found
