@@ -106,6 +106,13 @@ class DataSource:
             if not self.flags.fully_async:
                 self._settle_rest()
 
+    def drop(self, samples: Any, reason: str) -> None:
+        """These groups will not be trained, and are not handed out again. `reason` is a word or two, like "stale"."""
+        with self._lock:
+            for number in dict.fromkeys(sample.group_index for sample in flat_samples(samples)):
+                if (group := self._out.pop(number, None)) is not None:
+                    self._buffer.drop(group, reason)
+
     def save(self, rollout_id: int | None) -> None:
         """Save the state after this rollout was trained, beside slime's checkpoint."""
         if self.flags.save is None:

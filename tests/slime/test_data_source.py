@@ -141,6 +141,15 @@ def test_without_a_filter_what_was_played_and_not_shipped_is_played_again(make):
     assert numbers(source.get_samples(2)) == [1, 2]
 
 
+def test_what_a_rollout_function_drops_is_counted_and_gone(make):
+    source = make()
+    groups = source.get_samples(3)
+    source.drop(groups[1], "stale")
+    source.shipped(0, groups[0])
+    assert source.counts()["dropped_stale"] == 1
+    assert numbers(source.get_samples(2)) == [2, 3]
+
+
 @pytest.mark.parametrize("fully_async", [False, True])
 def test_a_restart_gives_back_whatever_is_not_trained(make, fully_async):
     path = {"rollout_function_path": "slime.rollout.fully_async_rollout.x" if fully_async else "slime.rollout.x"}
