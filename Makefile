@@ -66,6 +66,9 @@ bench-scale: $(STAMP)  ## What a turn costs beside one encode, and thousands of 
 bench-thousands: $(STAMP)  ## 10,000 episodes of 11 turns, and what the garbage collector takes (PROCESSES=N; AGENTRL_TEST_DATA: real tokenizers).
 	$(BIN)/python -m benchmarks.thousands --processes $(or $(PROCESSES),0)
 
+bench-rollout: $(STAMP)  ## 2,000 episodes in flight, a long tail beside slime's own rollout (SLIME_SRC=/path/to/slime), evaluation beside training.
+	$(BIN)/python -m benchmarks.rollout
+
 bench-view: $(STAMP)  ## The viewer on 1 GB and on a million tokens, beside its bounds (needs chromium: .ci/browser.sh installs it; 2.3 GB of disk).
 	$(BIN)/python -m benchmarks.view
 

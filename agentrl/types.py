@@ -348,6 +348,8 @@ class Limits:
     """Bytes of their files."""
     episode_s: float | None = None
     """Seconds of the whole episode, its engine's included. What is finished by then is scored."""
+    generate_s: float | None = None
+    """One request to the engine. Time in which it waits for new weights is not counted."""
     reset_s: float = 120.0
     """Seconds of `reset` and `tools`. More is a failure of the environment."""
     step_s: float = 300.0

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import NamedTuple
 
 from agentrl._util.boundary import at_boundary
+from agentrl._util.concurrency import Deadline
 from agentrl.engine.base import Engine, MessageEngine, asked_with, stop_strings
 from agentrl.episode.bad_calls import messages_of
 from agentrl.episode.chat_transcript import ChatTranscript, as_user, cut_to
@@ -245,7 +246,7 @@ class Conversation:
         params, sent = self._sampling_params(turn_options, budget), trajectory.length
         self.rid = f"{trajectory.session_id}-{sent}-{token_hex(4)}"
         with at_boundary("engine"):
-            generation = await self._asked(params)
+            generation = await self._in_time(self._asked(params))
             _check(generation)
         seconds = time.monotonic() - started
         await admission()  # before the turn is recorded: to be cancelled here is to be cancelled while it was sampled
@@ -266,6 +267,22 @@ class Conversation:
         if self.renderer.vision is not None:
             check_images(generation, segment, self.renderer.vision)
         return generation
+
+    async def _in_time(self, generating: Awaitable[Generation]) -> Generation:
+        """Raises EngineError at `limits.generate_s`. The cancellation ends the request."""
+        limit = self.options.limits.generate_s
+        if limit is None:
+            return await generating
+        deadline = Deadline(limit)
+        try:
+            async with deadline:
+                return await generating
+        except TimeoutError as exc:
+            if not deadline.expired():
+                raise
+            raise EngineError(
+                f"a request took longer than limits.generate_s ({limit:g} s): raise it, or play fewer episodes at once"
+            ) from exc
 
     async def _ask_speaker(
         self, engine: MessageEngine, turn_options: TurnOptions, budget: int

@@ -11,6 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import Limits, MaybeAwait, Reward, SamplingParams
 
 if TYPE_CHECKING:
+    from agentrl.episode.phases import PhaseSlots
     from agentrl.episode.state import Parked
     from agentrl.render.base import Renderer
     from agentrl.trajectory.trajectory import Trajectory
@@ -58,6 +59,8 @@ class EpisodeHooks:
     """The flag that stops episodes. It is read before reset, before each generation, around each step and before
     scoring. Once it is True, nothing new is started. If the engine aborts a generation while it is False, for example
     to update weights, sampling continues in the same turn. Without a flag, such an abort ends the episode."""
+    slots: PhaseSlots | None = None
+    """Bounds on how many episodes reset, step and score at once."""
     on_turn: Callable[[Trajectory], None] | None = None
     """Called after each turn."""
     park: ParkFn | None = None

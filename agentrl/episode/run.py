@@ -18,6 +18,7 @@ from agentrl.episode.bad_calls import in_call_order, joined, observed, replies
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, ParkFn, RewardFn
 from agentrl.episode.parking import hand_over, save_state
+from agentrl.episode.phases import slot
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.scoring import score
 from agentrl.episode.state import EpisodeState, Parked
@@ -155,7 +156,8 @@ class Episode:
 
     async def _score(self) -> None:
         timeout = self.talk.options.limits.score_s
-        await score(self.env, self.state.trajectory, self.reward, self.policy, timeout=timeout)
+        async with slot(self.hooks.slots, "score"):
+            await score(self.env, self.state.trajectory, self.reward, self.policy, timeout=timeout)
 
     async def _play(self) -> StopReason:
         """Play until there is a reason to stop. Raises FailedError."""
@@ -193,6 +195,7 @@ class Episode:
                         return stop
         except TimeoutError:
             if deadline.expired():
+                self._note_deadline()
                 return StopReason.DEADLINE
             raise
 
@@ -201,14 +204,22 @@ class Episode:
         await self.talk.open()
         self.talk.use_tools(self.state.trajectory.tools)
 
+    def _note_deadline(self) -> None:
+        """Name the phase in which the episode was when its time was up."""
+        trajectory = self.state.trajectory
+        phase = trajectory.info["deadline_in"] = self.state.next if trajectory.length else "reset"
+        turns, limit = len(trajectory.turns), self.talk.options.limits.episode_s
+        log.warning("episode %s ended after %s s in %s, after %d turns", trajectory.session_id, limit, phase, turns)
+
     async def reset(self) -> None:
         """Reset the Env. Its first observation becomes the prompt."""
         env, trajectory = self.env, self.state.trajectory
         await self.talk.open()
         with at_boundary("reset", hook=env.reset):
-            first: Observation = await runtime(env).hook(
-                env.reset, trajectory.task, timeout=self.talk.options.limits.reset_s
-            )
+            async with slot(self.hooks.slots, "reset"):
+                first: Observation = await runtime(env).hook(
+                    env.reset, trajectory.task, timeout=self.talk.options.limits.reset_s
+                )
             read = observed(first, f"{type(env).__name__}.reset")
             tools = await offered_tools(env)
         self.talk.use_tools(tools)
@@ -241,7 +252,8 @@ class Episode:
         env, state, trajectory, policy = self.env, self.state, self.state.trajectory, self.policy
         turn, started = trajectory.segment.turns[-1], time.monotonic()
         with at_boundary("step", hook=env.step):
-            result, said = await self._answer(action)
+            async with slot(self.hooks.slots, "step"):
+                result, said = await self._answer(action)
             read, reward = self._plain(result, said, action)
             trajectory.info.update(to_json_lossy(dict(result.info)) if result.info else {})
         state.steps += 1

@@ -207,10 +207,13 @@ class GroupBuffer:
         return group
 
     def keep(self, group: PendingGroup, index: int, member: Trajectory | Parked) -> None:
-        """An episode of a group that is being played has ended, or is parked: a restart need not play it again."""
+        """An episode of a group that is being played has ended, or is parked: a restart need not play it again.
+
+        A parked one whose Env is kept open is of no use to another process.
+        """
         group.members += [None] * (index + 1 - len(group.members))  # with seats, an episode has several trajectories
         group.members[index] = member
-        if self.journal is not None and self._keeps_episodes:
+        if self.journal is not None and self._keeps_episodes and not _is_open(member):
             self.journal.keep(_place(group), index, member, newest_weights(member, self._step))
 
     def finished(self, group: PendingGroup, trajectories: Sequence[Trajectory]) -> None:
@@ -371,6 +374,10 @@ class GroupBuffer:
         del self._where[group.number], self._groups[group.number]
         if group in self.waiting:
             self.waiting.remove(group)
+
+
+def _is_open(member: Trajectory | Parked) -> bool:
+    return isinstance(member, Parked) and member.env is not None
 
 
 def _place(group: PendingGroup) -> Place:

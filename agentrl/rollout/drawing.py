@@ -80,6 +80,9 @@ class GroupDrawer:
         metrics |= {f"dropped_{why}": count for why, count in (self.buffer.dropped - dropped).items()}
         return Drawn(kept, pending, replaced, {**metrics, **_by_seat(kept), **self.buffer.source.metrics()})
 
+    async def stop(self) -> None:
+        """Does nothing: no episode outlives its step."""
+
     def _watch(self, step: int, idle: Sequence[int], replaced: int) -> None:
         """Warn if even fresh tasks teach nothing: once, and again after a step that taught."""
         nothing = len(idle) == self.groups

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -17,18 +18,23 @@ from agentrl._util.garbage import settle
 from agentrl.engine.base import Engine
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
+from agentrl.episode.phases import PhaseSlots
+from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode
 from agentrl.episode.scoring import nothing_earned
-from agentrl.errors import AgentRLError, ConfigError, Failure
+from agentrl.episode.state import Parked
+from agentrl.errors import AgentRLError, ConfigError, Failure, ResumeError
 from agentrl.plain import number
 from agentrl.render.base import Renderer
-from agentrl.rollout.in_flight import flying, note_turn
+from agentrl.rollout.failures import RETRY, FailurePolicy, with_retries
+from agentrl.rollout.in_flight import AGAIN, flying, note_turn
 from agentrl.rollout.opponents import Opponents, Seating
 from agentrl.rollout.seats import play_seats
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Reward, SamplingParams, StopReason, Task
 
 T = TypeVar("T")
+log = logging.getLogger("agentrl")
 
 Seat: TypeAlias = tuple[int, int]
 """An episode's place: the number of its task, and its number within the group."""
@@ -88,6 +94,12 @@ class Rollout:
     scored: RewardSeen = field(default_factory=RewardSeen)
     opponents: Opponents = field(default_factory=Opponents)
     """Who plays the other seats of an Env with seats."""
+    failures: FailurePolicy = RETRY
+    """What becomes of episodes whose environment fails."""
+    phases: PhaseSlots | None = None
+    """Bounds on how many episodes reset, step and score at once."""
+    slot: Callable[[], AbstractAsyncContextManager[None]] | None = None
+    """Gives each episode its slot, in place of `concurrency`."""
 
 
 async def run_groups(
@@ -110,7 +122,7 @@ async def run_groups(
     Those in `known` are not played again. `keep` gets each new one as soon as it has ended, and its place.
 
     Sampling seeds and session ids depend on (name, seed, step, group, member) alone. If the environment fails, the
-    episode is played once more with a fresh Env. If that fails too, it is kept without a reward, and masked as
+    episode is played again as `rollout.failures` says. If it fails for good, it is kept without a reward, and masked as
     `env_failure`, or as `host` if the engine aborted it. Rewards are settled by `settle_rewards`. Raises BugError for a
     bug, and, unless `keep_unscored`, ConfigError if nothing gave a reward. A bug cancels the other episodes.
 
@@ -128,7 +140,7 @@ async def run_groups(
             **(sampling_params or {}),
             "sampling_seed": sampling_seed(name, seed, step, first + group, member),
         }
-        async with slots:
+        async with slots if rollout.slot is None else rollout.slot():
             session_id = f"{name}-{step:06d}-{first + group:04d}-{member:03d}"
             with lockstep.episode(), flying(session_id, tasks[group].id):
                 played = await _play_all_seats(rollout, tasks[group], params, session_id, lockstep, seatings[group])
@@ -150,10 +162,10 @@ async def run_groups(
         for of_group in batched(everything, group_size)
     ]
     if isinstance(rollout.reward, GroupReward):
-        await gather([_score_group(rollout.reward, each) for group in groups for each in by_seat(group)])
+        await gather([score_group(rollout.reward, each) for group in groups for each in by_seat(group)])
     unscored = settle_rewards(rollout.envs, rollout.scored, [trajectory for group in groups for trajectory in group])
     if unscored and not keep_unscored:
-        _refuse_unscored(rollout.envs, unscored[0].task)
+        refuse_unscored(rollout.envs, unscored[0].task)
     return groups
 
 
@@ -197,7 +209,7 @@ def by_seat(group: Sequence[Trajectory]) -> list[list[Trajectory]]:
     return [[trajectory for trajectory in group if trajectory.seat == seat] for seat in seats]
 
 
-async def _score_group(reward: GroupReward, group: Sequence[Trajectory]) -> None:
+async def score_group(reward: GroupReward, group: Sequence[Trajectory]) -> None:
     """Score the valid episodes of a finished group. If the reward function fails by the environment's fault, all of
     them count as failed.
 
@@ -250,7 +262,7 @@ def settle_rewards(envs: EnvFactory, scored: RewardSeen, played: Sequence[Trajec
     return [trajectory for trajectory in missing if trajectory.reward is None]
 
 
-def _refuse_unscored(envs: EnvFactory, task: Task) -> NoReturn:
+def refuse_unscored(envs: EnvFactory, task: Task) -> NoReturn:
     raise ConfigError(
         f"{envs.cls.__name__} gave no episode a reward, for example that of {task.id or task.prompt!r:.80}; "
         "write score(trajectory), give a reward in step (reward=0.0 for a loss), or name a reward function in `reward`"
@@ -263,20 +275,44 @@ def _was_answered(trajectory: Trajectory) -> bool:
     return answered or "agent" in trajectory.info
 
 
-async def play_episode(rollout: Rollout, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
-    """One episode; if its environment fails, it is played once more. Raises BugError for a bug, and ConfigError."""
-    return await _play_with_retry(rollout, task, params, session_id, _NoLockstep())
+async def play_episode(
+    rollout: Rollout,
+    task: Task,
+    params: SamplingParams,
+    session_id: str,
+    *,
+    hooks: EpisodeHooks | None = None,
+    parked: Parked | None = None,
+) -> Trajectory:
+    """One episode. If its environment fails, it is played again as `rollout.failures` says.
+
+    `parked` is continued where it stopped, or played anew if it cannot be continued. Raises BugError for a bug,
+    ConfigError, and InfraError if a failure ends the run.
+    """
+    return await _play_with_retry(rollout, task, params, session_id, _NoLockstep(), hooks, parked)
 
 
 async def _play_with_retry(
-    rollout: Rollout, task: Task, params: SamplingParams, session_id: str, lockstep: LockstepProtocol
+    rollout: Rollout,
+    task: Task,
+    params: SamplingParams,
+    session_id: str,
+    lockstep: LockstepProtocol,
+    hooks: EpisodeHooks | None = None,
+    parked: Parked | None = None,
 ) -> Trajectory:
-    """Play an episode; if its environment fails, play it once more under another session id."""
-    trajectory = await _play(rollout, task, params, session_id)
-    if trajectory.failure is not None:
-        lockstep.begin_again()
-        trajectory = await _play(rollout, task, params, f"{session_id}-again")
-    if not trajectory.is_valid:
+    """Play an episode; if its environment fails, play it again under other session ids."""
+    hooks = replace(hooks or EpisodeHooks(on_turn=note_turn), slots=rollout.phases)
+
+    async def play(attempt: int) -> Trajectory:
+        name = session_id + (AGAIN if attempt == 1 else f"{AGAIN}{attempt}" if attempt else "")
+        if parked is not None and not attempt:
+            return await _resume(rollout, parked, params, name, hooks)
+        return await _play(rollout, task, params, name, hooks)
+
+    trajectory = await with_retries(rollout.failures, play, lockstep.begin_again)
+    continues = trajectory.stop is StopReason.ABORTED and hooks.park is not None
+    if not trajectory.is_valid and not continues:
         trajectory.mask("env_failure" if trajectory.failure is not None else "host")
     return trajectory
 
@@ -312,7 +348,9 @@ async def _play_all_seats(
     return played
 
 
-async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
+async def _play(
+    rollout: Rollout, task: Task, params: SamplingParams, session_id: str, hooks: EpisodeHooks
+) -> Trajectory:
     try:
         with at_boundary("reset"):
             env = rollout.envs.make()
@@ -328,8 +366,29 @@ async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id
         options=replace(rollout.options, sampling_params=params),
         reward=rollout.reward,
         session_id=session_id,
-        hooks=EpisodeHooks(on_turn=note_turn),
+        hooks=hooks,
     )
+    return raise_bug(trajectory)
+
+
+async def _resume(
+    rollout: Rollout, parked: Parked, params: SamplingParams, session_id: str, hooks: EpisodeHooks
+) -> Trajectory:
+    """Continue a parked episode. If that is impossible, its task is played from the beginning."""
+    try:
+        trajectory = await resume_episode(
+            parked,
+            parked.env or rollout.envs.make(),
+            engine=rollout.engine,
+            renderer=rollout.renderer,
+            options=replace(rollout.options, sampling_params=params),
+            reward=rollout.reward,
+            hooks=hooks,
+        )
+    except ResumeError as exc:
+        log.warning("episode %s begins anew: %s", session_id, exc)
+        state = parked.episode
+        return await _play(rollout, state.given or state.trajectory.task, params, session_id, hooks)
     return raise_bug(trajectory)
 
 

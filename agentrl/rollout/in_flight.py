@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
-_AGAIN = "-again"
-"""At the end of the session id of an episode that is played once more, after its environment failed."""
+AGAIN = "-again"
+"""In the session id of an episode that is played once more, after its environment failed."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ def flying(session_id: str, task: str) -> Iterator[None]:
 
 def note_turn(trajectory: Trajectory, session_id: str = "") -> None:
     """An episode has ended a turn; for `EpisodeHooks.on_turn`. `session_id` is that of an episode with seats."""
-    if (flight := _FLYING.get((session_id or trajectory.session_id).removesuffix(_AGAIN))) is not None:
+    if (flight := _FLYING.get((session_id or trajectory.session_id).partition(AGAIN)[0])) is not None:
         flight.trajectory, flight.since = trajectory, time.time()
 
 
@@ -78,4 +78,4 @@ def in_flight() -> Mapping[str, Flight]:
 
 def take_started(session_id: str) -> float | None:
     """When an episode began, in seconds since 1970; asked once."""
-    return _STARTED.pop(session_id.removesuffix(_AGAIN), None)
+    return _STARTED.pop(session_id.partition(AGAIN)[0], None)

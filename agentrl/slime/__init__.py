@@ -3,6 +3,7 @@
 Only this package knows slime. It never imports slime: it reads the attributes of `args` and `sample`.
 
     --data-source-path                       agentrl.slime.DataSource
+    --rollout-function-path                  agentrl.slime.generate_rollout, agentrl.slime.generate_rollout_fully_async
     --custom-rm-path                         agentrl.slime.reward
     --custom-reward-post-process-path        agentrl.slime.post_process_rewards
     --dynamic-sampling-filter-path           agentrl.slime.has_spread, agentrl.slime.prefer_spread
@@ -20,6 +21,7 @@ from agentrl.slime.filters import has_spread, oldest_first, prefer_spread
 from agentrl.slime.logs import log_eval, log_rollout
 from agentrl.slime.numerics import watch_log_probs
 from agentrl.slime.rewards import post_process_rewards, reward
+from agentrl.slime.rollout_functions import generate_rollout, generate_rollout_fully_async
 from agentrl.slime.sample import to_sample
 from agentrl.slime.task import from_sample
 
@@ -27,6 +29,8 @@ __all__ = [
     "DataSource",
     "SlimeConfig",
     "from_sample",
+    "generate_rollout",
+    "generate_rollout_fully_async",
     "has_spread",
     "log_eval",
     "log_rollout",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, Self, cast
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from agentrl.episode.host_config import CONFIG_FILE_VARIABLE, HostedConfig, from_environment
 from agentrl.episode.options import EpisodeOptions
@@ -33,6 +33,10 @@ class SlimeConfig(HostedConfig):
 
     max_new_tokens: Literal["episode", "turn"] = "episode"
     """slime's --rollout-max-response-len limits the whole response, as in slime itself, or each turn."""
+    staleness: int = Field(default=2, ge=1)
+    """With `agentrl.slime.generate_rollout_fully_async`: how many rollouts ago a group may have been begun."""
+    stale: Literal["drop", "mask"] = "drop"
+    """What becomes of groups that were begun earlier: dropped and counted, or trained as they are."""
     numerics: NumericsConfig = NumericsConfig()
     """When `agentrl.slime.watch_log_probs` warns, and when it stops the run."""
 

@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from agentrl.errors import ConfigError
 
-_PACKAGES = ("slime", "miles")
+PACKAGES = ("slime", "miles")
+"""The hosts of slime's line."""
 SCALED = ("grpo", "gspo", "cispo")
 """The advantage estimators whose rewards slime divides by their standard deviation."""
 CENTRED = (*SCALED, "reinforce_plus_plus_baseline")
@@ -203,7 +204,7 @@ def is_fully_async(rollout_function_path: str | None) -> bool:
 
 def sample_class() -> Any:
     """The host's class of samples. Raises ConfigError outside of a host."""
-    for package in _PACKAGES:
+    for package in PACKAGES:
         if (found := getattr(sys.modules.get(f"{package}.utils.types"), "Sample", None)) is not None:
             return found
     raise ConfigError("agentrl.slime.DataSource makes slime's samples: name it in slime's --data-source-path")

@@ -13,6 +13,8 @@ from agentrl._util.yaml_files import read_yaml
 from agentrl.episode.config import EpisodeConfig
 from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig
+from agentrl.rollout.loop import Stale
+from agentrl.train.rollout_config import AtOnceConfig, FailureConfig
 
 Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo", "flash_reinforce"]
 Credit: TypeAlias = Literal["episode", "turn", "return"]
@@ -188,6 +190,24 @@ class TrainConfig(EpisodeConfig):
     turns. 1: the next rollout is played while the learner learns (one-step off-policy, as in AReaL, arXiv 2505.24298),
     on an engine with separate weights: sglang, or local in a separate process. More helps only if rollouts differ
     much in length. No token is trained at a greater age, and tis_clip corrects for the age."""
+    fully_async: bool = False
+    """Episodes never stop: `concurrency` of them are in flight while the learner learns, the engine gets new weights in
+    the middle of their turns, and each step takes the groups that are ready. It needs `staleness`. For episodes that
+    differ much in length."""
+    stale: Stale = "drop"
+    """With fully_async, what becomes of a group that was begun too long ago for `staleness`. drop: it is dropped, and
+    counted. retry: its task is played once more from the beginning. mask: it is trained without the tokens that are too
+    old."""
+    over_sample: float = Field(1.0, ge=1)
+    """Without fully_async: groups in flight at once, as a multiple of prompts_per_step. A step takes the first ones
+    that end, and the rest is aborted: their tasks are played again, with staleness from where they stopped. More than 1
+    prefers short episodes, and does not repeat to the bit."""
+    eval_share: float = Field(0.25, gt=0, lt=1)
+    """With fully_async, the share of `concurrency` that an evaluation gets while training goes on beside it."""
+    at_once: AtOnceConfig = AtOnceConfig()
+    """Bounds on one phase of the episodes in flight, such as `{step: 32}` for a service that takes no more."""
+    failures: FailureConfig = FailureConfig()
+    """What becomes of episodes whose environment fails."""
     minibatches: int = Field(2, gt=0)
     """Optimizer updates a step."""
     micro_batch_tokens: int = Field(2048, gt=0)
@@ -372,6 +392,18 @@ class TrainConfig(EpisodeConfig):
             raise ValueError(f"pass_rates must be two rising numbers from 0 to 1, not {list(self.pass_rates)}")
         if self.pass_rates is not None and self.group_size == 1:
             raise ValueError("pass_rates: one episode is no rate: set group_size of at least 2, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_rollout(self) -> Self:
+        if self.fully_async and not self.staleness:
+            raise ValueError("fully_async trains tokens of earlier weights: set staleness, such as 2, or leave it out")
+        if self.fully_async and self.over_sample != 1:
+            raise ValueError("over_sample ends each rollout early, and with fully_async none ends: leave one out")
+        if self.at_once.generate is not None and not self.fully_async:
+            raise ValueError("at_once.generate is for fully_async: otherwise concurrency bounds the engine's requests")
+        if self.failures.least > self.group_size:
+            raise ValueError(f"failures.least ({self.failures.least}) exceeds group_size ({self.group_size})")
         return self
 
     @model_validator(mode="after")

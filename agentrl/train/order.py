@@ -11,10 +11,13 @@ from typing import Any, Protocol, TypeAlias
 from agentrl.train.handover import HandOver
 from agentrl.train.report import OverlapReport
 from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import JSON
 
 Groups: TypeAlias = list[list[Trajectory]]
 Collect: TypeAlias = Callable[[int], Awaitable[Groups]]
 Update: TypeAlias = Callable[[Groups, int], dict[str, Any]]
+PlayEvaluation: TypeAlias = Callable[[], Awaitable[Mapping[str, JSON]]]
+"""Plays the held-out tasks, and returns metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,21 @@ class StepOrder(Protocol):
         """While the context is open, no rollout is played: the engine is free for an evaluation."""
         ...
 
+    async def evaluate(self, step: int, evaluate: PlayEvaluation | None, *, last: bool) -> Mapping[str, JSON]:
+        """Called after each step, with an evaluation if one is due. Returns the metrics of one that has ended."""
+        ...
+
     async def stop(self) -> None:
         """End the rollouts that are being played. Safe to call twice."""
         ...
+
+
+async def evaluate_between(order: StepOrder, evaluate: PlayEvaluation | None) -> Mapping[str, JSON]:
+    """Play an evaluation while no rollout is played."""
+    if evaluate is None:
+        return {}
+    async with order.paused():
+        return await evaluate()
 
 
 class InTurn:
@@ -95,6 +110,9 @@ class InTurn:
 
     def paused(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
+
+    async def evaluate(self, step: int, evaluate: PlayEvaluation | None, *, last: bool) -> Mapping[str, JSON]:
+        return await evaluate_between(self, evaluate)
 
     async def stop(self) -> None:
         pass

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -25,10 +25,11 @@ from agentrl.engine.base import TrainedEngine
 from agentrl.errors import ConfigError, EngineError
 from agentrl.train.config import TrainConfig
 from agentrl.train.handover import HandOver
-from agentrl.train.order import Collect, Played, StepEnd, Update
+from agentrl.train.order import Collect, Played, PlayEvaluation, StepEnd, Update, evaluate_between
 from agentrl.train.report import OverlapReport
 from agentrl.trajectory.spans import Span
 from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import JSON
 
 T = TypeVar("T")
 
@@ -45,8 +46,7 @@ class Overlap:
     ) -> None:
         self._staleness, self._steps = staleness, steps
         self._handover, self._collect, self._state = handover, collect, state
-        self._thread = ThreadPoolExecutor(1, "agentrl-learner")
-        """One thread for all updates. The event loop's own threads may all be busy with blocking Envs."""
+        self._thread = LearnerThread()
         self._next = 0
         """The step whose rollout is the next to begin; 0 before the first."""
         self._ready: deque[Played] = deque()
@@ -81,7 +81,7 @@ class Overlap:
         began = time.monotonic()
         await self._proceed()
         handed = time.monotonic()
-        metrics = await self._to_its_end(lambda: update(played.groups, played.step))
+        metrics = await self._thread.run(lambda: update(played.groups, played.step))
         now = time.monotonic()
         played.hand_over_s, played.train_s = handed - began, now - handed
         played.overlap.seconds = now - self._began
@@ -89,7 +89,7 @@ class Overlap:
 
     async def aside(self, function: Callable[[], None]) -> None:
         """Call it in the learner's thread: the event loop must not stand still while episodes are played."""
-        await self._to_its_end(function)
+        await self._thread.run(function)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
@@ -102,13 +102,16 @@ class Overlap:
         if self._idle_since is not None:
             self._idle_since += time.monotonic() - paused
 
+    async def evaluate(self, step: int, evaluate: PlayEvaluation | None, *, last: bool) -> Mapping[str, JSON]:
+        return await evaluate_between(self, evaluate)
+
     async def stop(self) -> None:
         if (task := self._playing) is not None:
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled():
                 task.exception()  # it has been seen
-        self._thread.shutdown(wait=False)
+        self._thread.close()
 
     async def _wait(self) -> None:
         """Wait until no rollout is played. Raises what ended it."""
@@ -144,8 +147,15 @@ class Overlap:
             if self._stopping or not self._may_begin():
                 return
 
-    async def _to_its_end(self, function: Callable[[], T]) -> T:
-        """Call a function in the learner's thread. A cancellation meanwhile comes at the next await after it."""
+
+class LearnerThread:
+    """One thread for all updates. The event loop's own threads may all be busy with blocking Envs."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "agentrl-learner")
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Call a function in the thread, to its end. A cancellation meanwhile comes at the next await after it."""
         running = asyncio.get_running_loop().run_in_executor(self._thread, function)
         cancelled = False
         while not running.done():
@@ -156,6 +166,9 @@ class Overlap:
         if cancelled and (task := asyncio.current_task()) is not None:
             task.cancel()
         return running.result()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float |
 
 def _held_out(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | None]) -> Sequence[tuple[int, float]]:
     """The steps with a held-out mean reward, and that reward."""
-    found = [(m["step"], m["eval_reward_mean"]) for m in metrics if "eval_reward_mean" in m]
+    found = [(m.get("eval_step", m["step"]), m["eval_reward_mean"]) for m in metrics if "eval_reward_mean" in m]
     if evals:
         found = [(0, evals.get("warm", evals["start"])), *found, (metrics[-1]["step"], evals["final"])]
     return [(step, reward) for step, reward in found if reward is not None]

@@ -6,9 +6,10 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.engine.base import TrainedEngine
+from agentrl.engine.pausable import PausableEngine
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine
 from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError, EngineError
@@ -43,8 +45,8 @@ from agentrl.train.handover import HandOver
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
 from agentrl.train.lora import AdapterReference
 from agentrl.train.memory_advice import memory_lines
-from agentrl.train.order import Groups, InTurn, StepEnd, StepOrder
-from agentrl.train.overlap import Overlap, check_own_weights, half_the_threads
+from agentrl.train.order import Groups, StepEnd
+from agentrl.train.overlap import check_own_weights, half_the_threads
 from agentrl.train.progress import Position, Progress
 from agentrl.train.records import RunRecords
 from agentrl.train.report import (
@@ -58,7 +60,8 @@ from agentrl.train.report import (
     nothing_learned,
     told_evaluation,
 )
-from agentrl.train.rows import buffer_of, drawer_of, normaliser, rows_to_learn
+from agentrl.train.rollouts import open_drawer, open_order
+from agentrl.train.rows import buffer_of, normaliser, rows_to_learn
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
 from agentrl.train.seats import run_opponents
 from agentrl.train.teacher import Teacher, open_teacher
@@ -70,6 +73,7 @@ from agentrl.train.warm_start import (
     warm_start_schedule,
 )
 from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import JSON
 
 
 class Trainer:
@@ -162,8 +166,11 @@ class Trainer:
             concurrency=config.concurrency,
             opponents=opponents,
         )
-        self.drawer = drawer_of(config, self.rollout, self.buffer, self._warn)
-        self.order = self._choose_order()
+        self.drawer, self.rollout = open_drawer(config, self.rollout, self.buffer, self._warn)
+        self._stack.push_async_callback(self.drawer.stop)
+        if config.staleness and self.learner.device.type == "cpu":
+            self._stack.enter_context(half_the_threads())
+        self.order = open_order(config, self.drawer, self.handover, self.collect, self._present_state)
         self._stack.push_async_callback(self.order.stop)
         if checkpoint is not None and state is not None:
             self._restore(checkpoint, state)
@@ -322,14 +329,16 @@ class Trainer:
     async def _finish_step(self, report: StepReport, progress: Progress) -> None:
         config, step, metrics = self.config, report.step, report.to_json()
         last = step == config.steps
+        due = config.eval_every and step % config.eval_every == 0 and self.eval_tasks and not last
         try:
-            if config.eval_every and step % config.eval_every == 0 and self.eval_tasks and not last:
-                async with self.order.paused():
-                    metrics |= held_out_metrics((await self.evaluate(step_name(step))).metrics)
+            metrics |= await self.order.evaluate(step, partial(self._held_out, step) if due else None, last=last)
         finally:  # the weights have changed, so the step is done, even if its evaluation was interrupted
             self._record(report, metrics, progress)
         if step % config.checkpoint_every == 0 or last:
             await self.order.aside(self.checkpoint)
+
+    async def _held_out(self, step: int) -> Mapping[str, JSON]:
+        return held_out_metrics((await self.evaluate(step_name(step))).metrics)
 
     def _record(self, report: StepReport, metrics: dict[str, Any], progress: Progress) -> None:
         step = report.step
@@ -434,16 +443,7 @@ class Trainer:
             raise ConfigError(f"engine {config.engine} cannot take the trained weights: use local or sglang")
         if config.staleness:
             check_own_weights(engine, config)
-        return engine
-
-    def _choose_order(self) -> StepOrder:
-        """Rollouts and updates in turn, or with `staleness` beside each other."""
-        config = self.config
-        if not config.staleness:
-            return InTurn(self.handover, self.collect)
-        if self.learner.device.type == "cpu":
-            self._stack.enter_context(half_the_threads())
-        return Overlap(config.staleness, config.steps, self.handover, self.collect, self._present_state)
+        return PausableEngine(engine, at_once=config.at_once.generate) if config.fully_async else engine
 
     def _load(self, source: str) -> Any:
         config = self.config

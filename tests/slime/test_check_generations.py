@@ -59,6 +59,21 @@ def args(*flags):
 
 
 EVALUATION = "--eval-interval 20 --eval-prompt-data held_out ${DATA}/held_out.jsonl"
+OWN = ("slime.rollout.fully_async_rollout.generate_rollout_fully_async", "agentrl.slime.generate_rollout_fully_async")
+
+
+def test_agentrls_own_fully_async_rollout_evaluates_before_0_4(launch):
+    script = Path(SCRIPT)
+    script.write_text(script.read_text().replace(*args(EVALUATION)[1:]))
+    assert launch("before 0.4", SCRIPT, *OWN) == []
+
+
+def test_agentrls_own_fully_async_rollout_is_refused_from_0_4_on(launch):
+    (found,) = launch("0.4", SCRIPT, *OWN)
+    assert found[0] == "error"
+    assert "it is for slime before 0.4" in found[1]
+
+
 MISTAKES = {
     "before 0.4": [
         ((SCRIPT, "PROGRAM=train_async.py", "PROGRAM=train.py"), "warning", "start train_async.py"),

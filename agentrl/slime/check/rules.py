@@ -213,6 +213,11 @@ def fully_async(setup: Setup) -> Iterator[LaunchFinding]:
         if program == "train.py":
             yield warning("fully-async rollout under train.py waits for every training step; start train_async.py")
         yield from _evaluation_before_0_4(setup)
+    elif (args.rollout_function_path or "").startswith("agentrl."):
+        yield error(
+            f"remove --rollout-function-path {args.rollout_function_path}: it is for slime before 0.4, whose queues do "
+            "the same; name slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+        )
     elif args.eval_interval and args.eval_function_path:
         yield error(
             f"remove --eval-function-path {args.eval_function_path}: this slime evaluates on the event loop of its "
@@ -222,7 +227,8 @@ def fully_async(setup: Setup) -> Iterator[LaunchFinding]:
 
 def _evaluation_before_0_4(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
-    if not args.eval_interval:
+    own = (args.rollout_function_path or "").startswith("agentrl.") and not args.eval_function_path
+    if not args.eval_interval or own:
         return
     if is_fully_async(args.eval_function_path or args.rollout_function_path):
         yield error(

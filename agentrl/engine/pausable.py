@@ -1,0 +1,118 @@
+"""An engine whose weights can change while episodes are played: their generations are cut, and then continued."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agentrl._util.concurrency import uncounted
+from agentrl.engine.base import AsyncClosing, TrainedEngine, asked_with, forget
+from agentrl.image import Image
+from agentrl.types import Generation, SamplingParams
+
+_AGAIN_S = 1.0
+"""Seconds until running requests are aborted once more: the first abort may have come before one had arrived."""
+
+
+class PausableEngine(AsyncClosing):
+    """Keeps the promise of `TrainedEngine.update`, that no request runs, while other tasks generate.
+
+    At an update the running requests are aborted. Each returns its tokens so far, from the old weights, and new ones
+    wait. An episode whose `EpisodeHooks.aborted` is not set then continues its turn with the new weights, so each
+    generation has one weight version. Its prefix is computed anew, because no engine keeps prefixes over an update.
+
+    `engine` is closed with this one. It has no lockstep: the waves of episodes that come and go cannot repeat.
+    """
+
+    own_weights = True
+
+    def __init__(self, engine: TrainedEngine, *, at_once: int | None = None) -> None:
+        """`at_once` bounds the requests that run."""
+        self.engine = engine
+        self._slots = None if at_once is None else asyncio.Semaphore(at_once)
+        self.requests = 0
+        """Requests that are running."""
+        self._open, self._idle = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._idle.set()
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        session_id: str = "",
+        rid: str = "",
+        images: Sequence[Image] = (),
+    ) -> Generation:
+        """Continue `input_ids`; see `Engine.generate`. Waits while the weights change."""
+        with uncounted():
+            await self._enter()
+        try:
+            return await self.engine.generate(
+                input_ids, sampling_params, session_id=session_id, rid=rid, **asked_with(images)
+            )
+        finally:
+            self.requests -= 1
+            if not self.requests:
+                self._idle.set()
+            if self._slots is not None:
+                self._slots.release()
+
+    async def _enter(self) -> None:
+        """Wait for a slot, and until the weights do not change."""
+        if self._slots is not None:
+            await self._slots.acquire()
+        try:
+            while not self._open.is_set():
+                await self._open.wait()
+        except asyncio.CancelledError:
+            if self._slots is not None:
+                self._slots.release()
+            raise
+        self.requests += 1
+        self._idle.clear()
+
+    @property
+    def takes_images(self) -> bool:
+        return getattr(self.engine, "takes_images", False)
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """While the context is open, no request runs. Raises EngineError if the engine cannot abort."""
+        self._open.clear()
+        try:
+            while self.requests:
+                await self.engine.abort()
+                try:
+                    async with asyncio.timeout(_AGAIN_S):
+                        await self._idle.wait()
+                except TimeoutError:
+                    continue
+            yield
+        finally:
+            self._open.set()
+
+    async def update(self, model: Any, version: str) -> None:
+        async with self.paused():
+            await self.engine.update(model, version)
+
+    async def abort(self, rid: str | None = None) -> None:
+        await self.engine.abort(rid)
+
+    def forget(self, session_id: str) -> None:
+        forget(self.engine, session_id)
+
+    async def context_length(self) -> int:
+        return await self.engine.context_length()
+
+    async def sleep(self) -> None:
+        """Does nothing: episodes are played at any time."""
+
+    async def wake(self) -> None:
+        await self.engine.wake()
+
+    async def close(self) -> None:
+        await self.engine.close()

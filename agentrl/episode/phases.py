@@ -1,0 +1,29 @@
+"""How many episodes may be in one phase at once: reset, step or score."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Literal, TypeAlias
+
+Phase: TypeAlias = Literal["reset", "step", "score"]
+
+
+class PhaseSlots:
+    """Slots for the phases that have a bound; the others have none.
+
+    An episode waits for its slot outside of the phase's own deadline, such as `Limits.step_s`. Use it in one event
+    loop.
+    """
+
+    def __init__(self, at_once: Mapping[Phase, int]) -> None:
+        self._slots = {phase: asyncio.Semaphore(count) for phase, count in at_once.items()}
+
+    def of(self, phase: Phase) -> AbstractAsyncContextManager[None]:
+        return self._slots.get(phase) or nullcontext()
+
+
+def slot(slots: PhaseSlots | None, phase: Phase) -> AbstractAsyncContextManager[None]:
+    """A slot of a phase, if there is a bound."""
+    return nullcontext() if slots is None else slots.of(phase)

@@ -1,0 +1,60 @@
+"""What becomes of an episode whose environment failed, as a value: fail fast, retry with backoff, smallest group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from agentrl.errors import InfraError
+from agentrl.trajectory.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailurePolicy:
+    """A failed episode has no reward. So the baseline of a group is the mean of its valid ones, whatever the policy."""
+
+    again: int = 1
+    """How often the episode is played once more, each time with a fresh Env."""
+    wait_s: float = 0.0
+    """Seconds before it is played again. They double each time."""
+    least: int = 0
+    """A group with fewer valid episodes is dropped as `env_failure`, and another task takes its place."""
+    ends_run: bool = False
+    """Raise InfraError for the first episode that fails for good."""
+
+
+RETRY = FailurePolicy()
+FAIL_FAST = FailurePolicy(again=0, ends_run=True)
+
+
+def smallest_group(least: int, *, again: int = 1, wait_s: float = 0.0) -> FailurePolicy:
+    """Train groups that have at least so many valid episodes, and drop the others."""
+    return FailurePolicy(again=again, wait_s=wait_s, least=least)
+
+
+async def with_retries(
+    policy: FailurePolicy, play: Callable[[int], Awaitable[Trajectory]], again: Callable[[], None] = lambda: None
+) -> Trajectory:
+    """Play an episode by `play(attempt)`, and again by the policy. `again` is called before each further attempt.
+
+    Raises InfraError if the policy ends the run.
+    """
+    wait = policy.wait_s
+    trajectory = await play(0)
+    for attempt in range(1, policy.again + 1):
+        if trajectory.failure is None:
+            break
+        again()
+        if wait:
+            await asyncio.sleep(wait)
+            wait *= 2
+        trajectory = await play(attempt)
+    if policy.ends_run and (failure := trajectory.failure) is not None:
+        raise InfraError(f"episode {trajectory.session_id} failed in {failure.boundary}: {failure.error}")
+    return trajectory
+
+
+def too_few(policy: FailurePolicy, group: Sequence[Trajectory]) -> bool:
+    """Whether a group has too few valid episodes."""
+    return sum(trajectory.is_valid for trajectory in group) < policy.least

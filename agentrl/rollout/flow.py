@@ -1,0 +1,82 @@
+"""How a rollout flows: throughput, queues, ages, where the time goes, stragglers, and what was dropped."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import JSON
+
+_STRAGGLES = 5
+"""An episode straggles if it has been in flight for so many times the median."""
+
+
+@dataclass(slots=True)
+class Flow:
+    """Counts the episodes of a rollout from one report to the next."""
+
+    resumed: int = 0
+    """Aborted episodes that continued."""
+    _flying: dict[str, float] = field(default_factory=dict)
+    _ended: list[float] = field(default_factory=list)
+    """Seconds that episodes took which have ended since the last report."""
+    _usual: float = 0.0
+    _since: float = field(default_factory=time.monotonic)
+
+    @contextmanager
+    def episode(self, name: str) -> Iterator[None]:
+        """Count an episode while the block plays it."""
+        began = self._flying[name] = time.monotonic()
+        try:
+            yield
+        finally:
+            self._flying.pop(name, None)
+            self._ended.append(time.monotonic() - began)
+
+    def stragglers(self) -> list[str]:
+        """The names of the episodes in flight that take several times as long as others."""
+        now = time.monotonic()
+        return [name for name, began in self._flying.items() if self._usual and now - began > _STRAGGLES * self._usual]
+
+    def report(
+        self,
+        groups: Sequence[Sequence[Trajectory]],
+        *,
+        group_ages: Mapping[int, int],
+        dropped: Mapping[str, int],
+        queues: Mapping[str, int],
+    ) -> dict[str, JSON]:
+        """The metrics of a step, whose groups these are, and begin again. Seconds of phases are summed over episodes.
+
+        `group_ages` is the histogram of staleness, in groups; `queues` are the depths of the queues now.
+        """
+        now, ended = time.monotonic(), self._ended
+        self._usual = median(ended) if ended else self._usual
+        turns = [turn for group in groups for trajectory in group for turn in trajectory.turns]
+        prompted = sum(turn.prompt_tokens for turn in turns)
+        found: dict[str, JSON] = {
+            "episodes_per_second": len(ended) / max(now - self._since, 1e-9),
+            "episode_s_median": self._usual,
+            "episode_s_max": max(ended, default=0.0),
+            "episodes_in_flight": len(self._flying),
+            "stragglers": len(self.stragglers()),
+            "resumed_episodes": self.resumed,
+            "generate_s": sum(turn.generate_s for turn in turns),
+            "env_s": sum(turn.env_s for turn in turns),
+            "prefix_hit_rate": sum(turn.cached_tokens for turn in turns) / max(prompted, 1),
+            "group_ages": {str(age): count for age, count in group_ages.items()},
+            "dropped_groups": dict(dropped),
+            "queues": dict(queues),
+        }
+        self._since, self._ended, self.resumed = now, [], 0
+        return found
+
+
+def counted_since(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """What was counted since then."""
+    return dict(Counter(now) - Counter(before))

@@ -1,0 +1,294 @@
+"""The rollout loop: plays groups of episodes, ahead of a trainer (fully-async) or until it has enough (sync).
+
+    source ──take──▶ playing ──▶ ready ──take──▶ the trainer
+       ▲                │           │
+       └──── put_back ──┴── stale ──┘
+
+It is one implementation for every host: a host gives it a source of groups and a way to play one. Everything happens
+when something has happened: an episode or a group has ended, the trainer took groups, the weights changed. Nothing is
+polled. Fully-async is the rollout of AReaL (arXiv 2505.24298); sync with over-sampling and an abort of the rest is
+that of slime, with the dynamic sampling of DAPO (arXiv 2503.14476).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
+
+from agentrl.errors import ConfigError
+
+Stale: TypeAlias = Literal["drop", "retry", "mask"]
+"""What becomes of a group that was begun with weights that are too old: it is dropped, played again from the beginning
+and dropped the second time, or trained without the tokens that are too old."""
+
+
+class LoopGroup(Protocol):
+    """What the loop must know of a group. `PendingGroup` is one."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def born(self) -> int:
+        """The version of the oldest weights that may have sampled one of its tokens."""
+        ...
+
+
+G = TypeVar("G", bound=LoopGroup)
+
+
+class GroupSource(Protocol[G]):
+    """Where groups come from, and where they go that are not trained. It counts what it drops."""
+
+    def take(self, version: int) -> G | None:
+        """The next group, to be played with weights of this version. None at the end of the data."""
+        ...
+
+    def put_back(self, group: G, *, anew: bool) -> None:
+        """The group was not played to its end. `anew`: nothing of it is kept."""
+        ...
+
+    def drop(self, group: G, reason: str) -> None: ...
+
+
+PlayGroup: TypeAlias = Callable[[G], Awaitable[str | None]]
+"""Plays what is missing of a group. Returns None if all of its episodes have ended, else why not: `aborted` puts it
+back, any other reason drops it."""
+ABORTED = "aborted"
+
+
+class GroupLoop(Generic[G]):
+    """Keeps groups in flight, and holds those that have ended until the trainer takes them.
+
+    Fully-async: `begin`, then `take` in each step, and `advance` after each change of the weights. Sync: `collect`,
+    then `abort`. `hungry` says whether another group may begin; call `fill` when that changes. The exception of a group
+    ends all others, and is raised by the trainer's next call. Use it from one event loop.
+    """
+
+    def __init__(
+        self,
+        source: GroupSource[G],
+        play: PlayGroup[G],
+        *,
+        groups: int,
+        staleness: int = 0,
+        stale: Stale = "drop",
+        hungry: Callable[[], bool] = lambda: True,
+        wanted: Callable[[G], str | None] = lambda group: None,
+        steps: int | None = None,
+    ) -> None:
+        """`groups` is what the trainer takes in a step. `wanted` returns the reason to drop a group that has ended.
+        No group is begun for a step after `steps`."""
+        self.source, self.groups, self.staleness, self.stale = source, groups, staleness, stale
+        self._play, self._hungry, self._wanted, self.steps = play, hungry, wanted, steps
+        self.version = 0
+        """That of the weights which sample."""
+        self.step = 0
+        """The last step whose groups the trainer took."""
+        self.stopping = False
+        """The abort flag of the episodes."""
+        self._tasks: dict[int, tuple[G, asyncio.Task[str | None]]] = {}
+        self._left: set[asyncio.Task[str | None]] = set()
+        """Groups that were dropped while they were played, until they have ended."""
+        self._ready: dict[int, G] = {}
+        self._retried: set[int] = set()
+        """Groups that were too old once."""
+        self._running, self._most = False, 0
+        self._failed: BaseException | None = None
+        self._at_end = False
+        """Whether the data has ended."""
+        self._anew = False
+        """Whether groups that are aborted begin anew."""
+        self._changed = asyncio.Event()
+
+    @property
+    def playing(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    def fill(self) -> None:
+        """Begin groups while there is room and the bound on staleness allows it: never more than the trainer can take
+        before their tokens are too old."""
+        while self._running and not self._at_end and self._alive() < self._bound() and self._hungry():
+            group = self.source.take(self.version)
+            if group is None:
+                self._at_end = True
+                self._changed.set()
+                return
+            task = asyncio.create_task(self._started(group))
+            self._tasks[group.number] = group, task
+            task.add_done_callback(partial(self._ended, group))
+
+    def begin(self, version: int, step: int) -> None:
+        """Play ahead of the trainer, which has learned from `step` steps, with weights of this version."""
+        self.version, self.step = max(self.version, version), max(self.step, step)
+        if not self._running:
+            self._running, self.stopping, self._at_end = True, False, False
+        self.fill()
+
+    def advance(self, version: int) -> None:
+        """The engine has new weights."""
+        self.version = version
+        self.fill()
+
+    async def take(self, step: int) -> list[G]:
+        """Wait for the groups of a step: those that were begun first, in the order of their numbers.
+
+        Raises what ended an episode, and ConfigError at the end of the data.
+        """
+        self.step = step - 1
+        self.fill()
+        while True:
+            self._check()
+            if len(self._ready) >= self.groups:
+                break
+            if self._at_end and not self._tasks:
+                raise ConfigError(f"step {step}: the data has ended; give more epochs, or fewer steps")
+            await self._wait()
+        oldest = sorted(self._ready.values(), key=lambda group: (group.born, group.number))[: self.groups]
+        for group in oldest:
+            del self._ready[group.number]
+        self.step = step
+        self._drop_stale()
+        self.fill()
+        return sorted(oldest, key=lambda group: group.number)
+
+    async def collect(self, version: int, at_once: int) -> list[G]:
+        """A sync rollout: play `at_once` groups and more where some are dropped, until a step has its groups. Then the
+        rest is aborted and put back. The groups are in the order of their numbers.
+
+        Raises what ended an episode, and ConfigError at the end of the data.
+        """
+        self.version, self.stopping = version, False
+        self._running, self._at_end, self._most = True, False, at_once
+        try:
+            while len(self._ready) < self.groups:
+                self._check()
+                self.fill()
+                if not self._tasks:
+                    raise ConfigError("the data has ended before the step had its groups; give more epochs")
+                await self._wait()
+        finally:
+            self._running, self._most = False, 0
+        kept = sorted(self._ready.values(), key=lambda group: group.number)[: self.groups]
+        for group in kept:
+            del self._ready[group.number]
+        return kept
+
+    async def abort(self, cut: Callable[[], Awaitable[None]], *, partial_groups: bool = True) -> None:
+        """Have the episodes in flight stop where they are, and wait for that; `cut` ends the engine's requests.
+
+        With `partial_groups`, groups that are complete stay ready, and others are put back with what was played of
+        them. Without, all are put back to be played anew.
+        """
+        self._running, self.stopping, self._anew = False, True, not partial_groups
+        try:
+            if self._tasks:
+                await cut()
+            await self._until_empty()
+        finally:
+            self.stopping = self._anew = False
+        for group in [] if partial_groups else list(self._ready.values()):
+            del self._ready[group.number]
+            self.source.put_back(group, anew=True)
+        self._check()
+
+    def give_back(self) -> None:
+        """Put the groups that are ready back, whole, because no later call will take them."""
+        for group in list(self._ready.values()):
+            del self._ready[group.number]
+            self.source.put_back(group, anew=False)
+
+    async def stop(self) -> None:
+        """Cancel what is played, and wait for its end: no task is left. Groups in flight are put back. Safe to call
+        twice."""
+        self._running, self.stopping = False, True
+        for _, task in list(self._tasks.values()):
+            task.cancel()
+        await self._until_empty()
+
+    async def _until_empty(self) -> None:
+        while tasks := [*(task for _, task in self._tasks.values()), *self._left]:
+            await asyncio.wait(tasks)
+            await asyncio.sleep(0)  # their callbacks run now
+
+    def _bound(self) -> int:
+        """How many groups may be played or ready."""
+        if self._most:  # groups that are ready need no more others
+            return self._most
+        last = self.version + self.staleness + 1
+        return (last if self.steps is None else min(last, self.steps)) * self.groups - self.step * self.groups
+
+    def _alive(self) -> int:
+        """The groups that count: those that are too old already, and are kept for `mask`, keep no other group out."""
+        if self.stale != "mask" or self._most:
+            return len(self._tasks) + len(self._ready)
+        groups = [*self._ready.values(), *(group for group, _ in self._tasks.values())]
+        return sum(self.step - group.born <= self.staleness for group in groups)
+
+    async def _started(self, group: G) -> str | None:
+        return await self._play(group)
+
+    def _ended(self, group: G, task: asyncio.Task[str | None]) -> None:
+        """A group is not played any more."""
+        exc = None if task.cancelled() else task.exception()
+        _, present = self._tasks.get(group.number, (group, None))
+        if present is task:  # else it was dropped while it was played, and may be played again
+            del self._tasks[group.number]
+            self._settle(group, ABORTED if task.cancelled() or exc is not None else task.result())
+        if exc is not None:
+            self._fail(exc)
+        self._changed.set()
+        self.fill()
+
+    def _settle(self, group: G, reason: str | None) -> None:
+        reason = self._wanted(group) if reason is None else reason
+        if reason is None:
+            self._ready[group.number] = group
+            return
+        if reason == ABORTED:
+            self.source.put_back(group, anew=self._anew)
+        else:
+            self.source.drop(group, reason)
+
+    def _fail(self, exc: BaseException) -> None:
+        """The first exception ends all groups."""
+        self._failed, self._running, self.stopping = self._failed or exc, False, True
+        for _, task in self._tasks.values():
+            task.cancel()
+
+    def _drop_stale(self) -> None:
+        """Drop or put back the groups that will be too old in the next step. They would only keep others out."""
+        if self.stale == "mask" or (self.steps is not None and self.step >= self.steps):
+            return
+        for group in [*self._ready.values(), *(group for group, _ in self._tasks.values())]:
+            if self.step - group.born > self.staleness:
+                self._ready.pop(group.number, None)
+                if (playing := self._tasks.pop(group.number, None)) is not None:
+                    self._leave(playing[1])
+                if self.stale == "retry" and group.number not in self._retried:
+                    self._retried.add(group.number)
+                    self.source.put_back(group, anew=True)
+                else:
+                    self._retried.discard(group.number)
+                    self.source.drop(group, "stale")
+
+    def _leave(self, task: asyncio.Task[str | None]) -> None:
+        """Cancel a group that is dropped, and keep hold of it until it has ended."""
+        task.cancel()
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()

@@ -1,0 +1,130 @@
+"""The groups of each step from a rollout loop: fully-async, or sync with over-sampling. Compare GroupDrawer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from agentrl.rollout.buffer import GroupBuffer, PendingGroup
+from agentrl.rollout.drawing import Drawn, Group
+from agentrl.rollout.flow import counted_since
+from agentrl.rollout.groups import Rollout
+from agentrl.rollout.loop import GroupLoop, Stale
+from agentrl.rollout.player import GroupPlayer, group_ages
+from agentrl.rollout.slots import EpisodeSlots
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import SamplingParams
+
+EQUAL = "equal_rewards"
+"""The reason for which groups that teach nothing are dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """How a loop plays groups for a trainer."""
+
+    groups: int
+    """Groups of a step."""
+    seed: int = 0
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    teach: Callable[[Sequence[Group]], Sequence[bool]] | None = None
+    """For each group, whether there is anything to learn from it. None: no group is dropped for that."""
+    refill: int = 0
+    """How often in a step the groups that teach nothing are replaced, at most."""
+    over_sample: float = 1.0
+    """Sync: groups in flight at once, as a multiple of those that the step needs."""
+    staleness: int = 0
+    stale: Stale = "drop"
+    steps: int | None = None
+    """The last step of the run."""
+    keep_unscored: bool = False
+
+
+class LoopDrawer:
+    """Plays groups of a buffer in a loop, and hands each step its own.
+
+    `begin` makes it fully-async: groups are played ahead, as far as `staleness` allows. Without it each `draw` is a
+    sync rollout: over-sampled, filtered, and the rest is aborted and put back into the buffer.
+    """
+
+    def __init__(self, rollout: Rollout, buffer: GroupBuffer, settings: LoopSettings) -> None:
+        self.settings, self.buffer = settings, buffer
+        self.slots = EpisodeSlots(rollout.concurrency)
+        self.player = GroupPlayer(
+            rollout=rollout,
+            buffer=buffer,
+            slots=self.slots,
+            seed=settings.seed,
+            sampling_params=settings.sampling_params,
+            aborted=lambda: self.loop.stopping,
+            keep_unscored=settings.keep_unscored,
+        )
+        self.loop: GroupLoop[PendingGroup] = GroupLoop(
+            self.player,
+            self.player.play,
+            groups=settings.groups,
+            staleness=settings.staleness,
+            stale=settings.stale,
+            hungry=self.player.hungry,
+            wanted=self._unwanted,
+            steps=settings.steps,
+        )
+        self.slots.on_free = self.loop.fill
+        self.evaluating = replace(rollout, slot=lambda: self.slots.one("eval"))
+        """The rollout whose episodes take the slots of evaluation."""
+        self._ahead = False
+        self._replaced: list[Group] = []
+        self._dropped = dict(buffer.dropped)
+
+    def begin(self, version: int, step: int) -> None:
+        """Play ahead from now on, with weights of this version; `step` steps are done."""
+        self._ahead = True
+        self.loop.begin(version, step)
+
+    async def draw(self, step: int) -> Drawn:
+        """The groups of a step. Raises as `run_groups` does."""
+        if self._ahead:
+            pending = await self.loop.take(step)
+        else:
+            pending = await self._collect(step)
+        groups = [[member for member in group.members if isinstance(member, Trajectory)] for group in pending]
+        dropped = counted_since(self._dropped, self.buffer.dropped)
+        self._dropped = dict(self.buffer.dropped)
+        metrics = self.player.flow.report(
+            groups,
+            group_ages=group_ages(pending, step),
+            dropped=dropped,
+            queues={"playing": self.loop.playing, "ready": self.loop.ready},
+        )
+        replaced, self._replaced = self._replaced, []
+        metrics["replaced_groups"] = len(replaced)
+        return Drawn(groups, pending, replaced, {**metrics, **self.buffer.source.metrics()})
+
+    async def stop(self) -> None:
+        """End all episodes, and close the Envs of those that are parked. Groups that have ended stay ready."""
+        self._ahead = False
+        await self.loop.stop()
+        await self.player.close()
+
+    async def _collect(self, step: int) -> list[PendingGroup]:
+        at_once = max(round(self.settings.over_sample * self.settings.groups), self.settings.groups)
+        try:
+            taken = await self.loop.collect(step - 1, at_once)
+            await self.loop.abort(self.player.rollout.engine.abort, partial_groups=self.settings.staleness > 0)
+        except BaseException:
+            await asyncio.shield(self.loop.stop())
+            raise
+        return taken
+
+    def _unwanted(self, group: PendingGroup) -> str | None:
+        settings = self.settings
+        if settings.teach is None or len(self._replaced) >= settings.refill * settings.groups:
+            return None
+        members = [member for member in group.members if isinstance(member, Trajectory)]
+        if settings.teach([members])[0]:
+            return None
+        for trajectory in members:
+            trajectory.mask("replaced")
+        self._replaced.append(members)
+        return EQUAL

@@ -1,0 +1,167 @@
+"""Plays the groups of a buffer for a rollout loop: which episodes begin when, and what becomes of those that stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl._util.concurrency import gather
+from agentrl.env.env import close_env
+from agentrl.episode.gate import admission
+from agentrl.episode.options import EpisodeHooks
+from agentrl.episode.state import Parked
+from agentrl.rollout.buffer import GroupBuffer, PendingGroup
+from agentrl.rollout.failures import too_few
+from agentrl.rollout.flow import Flow
+from agentrl.rollout.groups import (
+    GroupReward,
+    Rollout,
+    play_episode,
+    refuse_unscored,
+    sampling_seed,
+    score_group,
+    settle_rewards,
+)
+from agentrl.rollout.in_flight import flying, note_turn
+from agentrl.rollout.loop import ABORTED
+from agentrl.rollout.pass_rates import pass_rate
+from agentrl.rollout.slots import EpisodeSlots
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import SamplingParams, StopReason
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupPlayer:
+    """The source of a GroupLoop, and what plays its groups: episodes of a `Rollout`, each in a slot.
+
+    A group begins when a slot is free that no episode waits for, so `slots.total` episodes are in flight at any time.
+    The sampling seed of an episode depends on (seed, group, member) alone: the same groups get the same tokens whatever
+    runs beside them, if the engine's answers depend on nothing else.
+    """
+
+    rollout: Rollout
+    buffer: GroupBuffer
+    slots: EpisodeSlots
+    seed: int
+    sampling_params: SamplingParams
+    aborted: Callable[[], bool] = lambda: False
+    """The flag that stops episodes: they are parked, and continue when their group is taken again."""
+    keep_unscored: bool = False
+    name: str = "train"
+    flow: Flow = field(default_factory=Flow)
+    _waiting_for_slot: dict[int, int] = field(default_factory=dict)
+    """Of each group that is played, the episodes that have no slot yet."""
+    _open: dict[tuple[int, int], Parked] = field(default_factory=dict)
+    """Parked episodes whose Env is kept open."""
+    _closing: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    # The source
+
+    def hungry(self) -> bool:
+        """Whether there is a free slot that no episode of a group is for."""
+        return self.slots.room("train") > sum(self._waiting_for_slot.values())
+
+    def take(self, version: int) -> PendingGroup | None:
+        group = self.buffer.take(version)
+        if group is not None:
+            self._waiting_for_slot[group.number] = sum(not isinstance(member, Trajectory) for member in group.members)
+        return group
+
+    def put_back(self, group: PendingGroup, *, anew: bool) -> None:
+        self._waiting_for_slot.pop(group.number, None)
+        if anew:
+            self._forget(group)
+        self.buffer.put_back(group, () if anew else list(group.members))
+
+    def drop(self, group: PendingGroup, reason: str) -> None:
+        self._waiting_for_slot.pop(group.number, None)
+        self._forget(group)
+        self.buffer.drop(group, reason)
+
+    # The play
+
+    async def play(self, group: PendingGroup) -> str | None:
+        """Play what is missing of a group; see `PlayGroup`. Raises as `run_groups` does."""
+        missing = [i for i, member in enumerate(group.members) if not isinstance(member, Trajectory)]
+        await gather([self._play_member(group, index) for index in missing])
+        self._waiting_for_slot.pop(group.number, None)
+        ended = [member for member in group.members if isinstance(member, Trajectory)]
+        if len(ended) < len(group.members):
+            return ABORTED
+        if too_few(self.rollout.failures, ended):
+            return "env_failure"
+        await self._score(ended)
+        self.buffer.finished(group, ended)
+        if (rate := pass_rate(ended)) is not None:
+            self.buffer.source.record(group.row, rate)
+        return None
+
+    async def _score(self, group: Sequence[Trajectory]) -> None:
+        rollout = self.rollout
+        if isinstance(rollout.reward, GroupReward):
+            await score_group(rollout.reward, group)
+        unscored = settle_rewards(rollout.envs, rollout.scored, group)
+        if unscored and not self.keep_unscored:
+            refuse_unscored(rollout.envs, unscored[0].task)
+
+    async def _play_member(self, group: PendingGroup, index: int) -> None:
+        async with self.slots.one():
+            if group.number in self._waiting_for_slot:
+                self._waiting_for_slot[group.number] -= 1
+            if self.aborted():
+                return
+            await admission()  # thousands that begin at once do not hold the loop up
+            session_id = f"{self.name}-{group.number:06d}-{index:03d}"
+            parked = group.members[index]
+            with flying(session_id, group.task.id), self.flow.episode(session_id):
+                await self._play_episode(group, index, session_id, parked if isinstance(parked, Parked) else None)
+
+    async def _play_episode(self, group: PendingGroup, index: int, session_id: str, parked: Parked | None) -> None:
+        params: SamplingParams = {
+            **self.rollout.options.sampling_params,
+            **self.sampling_params,
+            "sampling_seed": sampling_seed(self.name, self.seed, group.number, index),
+        }
+
+        async def park(episode: Parked) -> None:
+            self.buffer.keep(group, index, episode)
+            if episode.env is not None:
+                self._open[group.number, index] = episode
+
+        if parked is not None:
+            group.members[index] = None  # its Env has an owner now
+            self._open.pop((group.number, index), None)
+            self.flow.resumed += 1
+        hooks = EpisodeHooks(aborted=self.aborted, on_turn=note_turn, park=park)
+        trajectory = await play_episode(self.rollout, group.task, params, session_id, hooks=hooks, parked=parked)
+        if trajectory.stop is not StopReason.ABORTED:
+            self.buffer.keep(group, index, trajectory)
+
+    async def close(self) -> None:
+        """Close the Envs of parked episodes that are kept open."""
+        for place in list(self._open):
+            self._close(place)
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    def _forget(self, group: PendingGroup) -> None:
+        for place in [place for place in self._open if place[0] == group.number]:
+            self._close(place)
+
+    def _close(self, place: tuple[int, int]) -> None:
+        env = self._open.pop(place).env
+        assert env is not None
+        closing = asyncio.create_task(close_env(env))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+
+def group_ages(groups: Sequence[PendingGroup], step: int) -> Mapping[int, int]:
+    """How many groups have which age: the updates between the weights that began them and this step."""
+    found: dict[int, int] = {}
+    for group in groups:
+        age = max(step - 1 - group.born, 0)
+        found[age] = found.get(age, 0) + 1
+    return dict(sorted(found.items()))

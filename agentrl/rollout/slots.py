@@ -1,0 +1,92 @@
+"""Slots for episodes in flight: a fixed number, of which an evaluation may have a share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Literal, TypeAlias
+
+Use: TypeAlias = Literal["train", "eval"]
+
+
+class EpisodeSlots:
+    """At most `total` episodes are in flight. Those who wait for a slot get it in the order of their arrival.
+
+    While a share is reserved, evaluation has that many slots and training the others, and those that evaluation has no
+    use for. Without a share, each may have all. Nothing is taken from an episode in flight: a share that was reserved
+    is filled as episodes end. Use it from one event loop.
+    """
+
+    def __init__(self, total: int, on_free: Callable[[], None] = lambda: None) -> None:
+        self.total, self.on_free = total, on_free
+        """`on_free` is called when a training episode could begin and none waits."""
+        self.reserved = 0
+        self._taken: Counter[Use] = Counter()
+        self._waiting: dict[Use, deque[asyncio.Future[None]]] = {"train": deque(), "eval": deque()}
+
+    def taken(self, use: Use) -> int:
+        return self._taken[use]
+
+    def free(self, use: Use) -> int:
+        """How many episodes could begin now, beside those that wait."""
+        return self.room(use) - sum(not waiter.done() for waiter in self._waiting[use])
+
+    @asynccontextmanager
+    async def one(self, use: Use = "train") -> AsyncIterator[None]:
+        """Wait for a slot, and hold it."""
+        await self._take(use)
+        try:
+            yield
+        finally:
+            self._taken[use] -= 1
+            self._hand_out()
+
+    @contextmanager
+    def reserve(self, slots: int) -> Iterator[None]:
+        """Reserve slots for evaluation while the context is open. One at least is left for training; of a single slot
+        nothing is reserved."""
+        self.reserved = max(min(slots, self.total - 1), 0)
+        self._hand_out()
+        try:
+            yield
+        finally:
+            self.reserved = 0
+            self._hand_out()
+
+    def room(self, use: Use) -> int:
+        """Slots that nobody has. Those who wait have a claim to them."""
+        most = self.total
+        if self.reserved and use == "eval":
+            most = self.reserved
+        elif self.reserved and any(not waiter.done() for waiter in self._waiting["eval"]):
+            most = self.total - self.reserved
+        return min(most - self._taken[use], self.total - self._taken.total())
+
+    async def _take(self, use: Use) -> None:
+        if self.free(use) > 0:
+            self._taken[use] += 1
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting[use].append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():  # it got its slot in the same moment
+                self._taken[use] -= 1
+            elif waiter in self._waiting[use]:
+                self._waiting[use].remove(waiter)
+            self._hand_out()
+            raise
+
+    def _hand_out(self) -> None:
+        for use in ("eval", "train") if self.reserved else ("train", "eval"):
+            waiting = self._waiting[use]
+            while waiting and self.room(use) > 0:
+                waiter = waiting.popleft()
+                if not waiter.done():
+                    self._taken[use] += 1
+                    waiter.set_result(None)
+        if self.free("train") > 0:
+            self.on_free()

@@ -1,0 +1,222 @@
+"""--rollout-function-path: slime's sync and fully-async rollout, played by agentrl's loop.
+
+How a group is played stays slime's: its seeds, its slots, its reward models. The loop decides when groups begin, what
+becomes of those that are aborted, too old or filtered, and in which order they are trained. It runs on slime's own
+event loop, which evaluations use as well, so both go on beside each other.
+
+For slime before 0.4. From then on slime's queues do this, and agentrl only brings the Env.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import importlib
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl.rollout.loop import ABORTED, GroupLoop
+from agentrl.slime.config import SlimeConfig
+from agentrl.slime.fatal import check_played
+from agentrl.slime.host import PACKAGES, HostArgs, rollout_output
+from agentrl.slime.rollouts import flat_samples
+
+log = logging.getLogger("agentrl")
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """--rollout-function-path agentrl.slime.generate_rollout: the groups of one rollout, in the order of their prompts.
+
+    As slime's own, it plays --over-sampling-batch-size groups, drops those that --dynamic-sampling-filter-path refuses,
+    and aborts the rest when it has enough. Nothing is lost: with --partial-rollout what was played of the rest goes
+    back to the data source, and without it their prompts do. The exception of an episode ends the rollout.
+    """
+    host = _Host.here(args)
+    if evaluation:
+        return host.rollout.generate_rollout(args, rollout_id, data_source, evaluation=True)
+    return host.run(_sync(host, rollout_id, data_source))
+
+
+def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """--rollout-function-path agentrl.slime.generate_rollout_fully_async: the groups that are ready, the oldest first.
+
+    Groups are played all the time, as far ahead as `staleness` under `agentrl` allows, counted in rollouts. One that
+    was begun too long ago is dropped (`stale: drop`) or trained as it is (`mask`, with slime's own correction of
+    off-policy tokens). An evaluation is played beside them. Dynamic filters are called. The exception of an episode
+    ends the run.
+    """
+    host = _Host.here(args)
+    if evaluation:
+        return host.rollout.generate_rollout(args, rollout_id, data_source, evaluation=True)
+    return host.run(_ahead(host, rollout_id, data_source))
+
+
+@dataclass(eq=False, slots=True)
+class SampleGroup:
+    """One prompt's samples, as the data source gave them or as they are played."""
+
+    number: int
+    born: int
+    samples: list[Any]
+    fresh: list[Any] | None
+    """A copy of them as they were given; None where what was played of them is kept."""
+
+
+@dataclass(slots=True)
+class SampleSource:
+    """slime's data source, as a source of groups."""
+
+    data_source: Any
+    partial: bool
+    dropped: Counter[str] = field(default_factory=Counter)
+    taken: int = 0
+
+    def take(self, version: int) -> SampleGroup | None:
+        found = self.data_source.get_samples(1)
+        if not found:
+            return None
+        self.taken += 1
+        began = [s.metadata.get("start_rollout_id") for s in flat_samples(found[0]) if isinstance(s.metadata, dict)]
+        born = min([version, *(number for number in began if number is not None)])
+        return SampleGroup(self.taken, born, found[0], None if self.partial else copy.deepcopy(found[0]))
+
+    def put_back(self, group: SampleGroup, *, anew: bool) -> None:
+        if not anew:
+            for sample in flat_samples(group.samples):
+                if sample.response and "start_rollout_id" not in sample.metadata:
+                    sample.metadata["start_rollout_id"] = group.born
+        self.data_source.add_samples([group.fresh if anew and group.fresh is not None else group.samples])
+
+    def drop(self, group: SampleGroup, reason: str) -> None:
+        self.dropped[reason] += 1
+
+
+class _Host:
+    """slime's modules, and what they do for a rollout."""
+
+    def __init__(self, args: Any, package: str) -> None:
+        self.args, self.flags = args, HostArgs.of(args)
+        self.rollout = importlib.import_module(f"{package}.rollout.sglang_rollout")
+        self._run = importlib.import_module(f"{package}.utils.async_utils").run
+        self.http = importlib.import_module(f"{package}.utils.http_utils")
+        self.load = importlib.import_module(f"{package}.utils.misc").load_function
+        self.groups: int = args.rollout_batch_size
+
+    @classmethod
+    def here(cls, args: Any) -> _Host:
+        """Raises ConfigError outside of slime, and for slime from 0.4 on."""
+        package = next((name for name in PACKAGES if name in sys.modules), None)
+        if package is None:
+            raise ConfigError("agentrl.slime.generate_rollout is slime's: name it in slime's --rollout-function-path")
+        host = cls(args, package)
+        if hasattr(host.state, "cancellable_tasks"):
+            raise ConfigError(
+                "this slime has queues that do what agentrl's rollout functions do: leave out --rollout-function-path, "
+                "or name slime's own"
+            )
+        return host
+
+    @property
+    def state(self) -> Any:
+        return self.rollout.GenerateState(self.args)
+
+    def run(self, coroutine: Any) -> Any:
+        """Run it on slime's own event loop."""
+        return self._run(coroutine)
+
+    async def play(self, group: SampleGroup) -> str | None:
+        """slime's own play of a group. Raises ConfigError for episodes that could not be played."""
+        params = self.state.sampling_params.copy()
+        group.samples = await self.rollout.generate_and_rm_group(self.args, group.samples, params, evaluation=False)
+        samples = list(flat_samples(group.samples))
+        check_played(samples)
+        return ABORTED if any(sample.status == sample.Status.ABORTED for sample in samples) else None
+
+    def unwanted(self) -> Callable[[SampleGroup], str | None]:
+        """What --dynamic-sampling-filter-path says of a group: the reason to drop it."""
+        path = getattr(self.args, "dynamic_sampling_filter_path", None)
+        if not path:
+            return lambda group: None
+        wanted = self.load(path)
+
+        def reason(group: SampleGroup) -> str | None:
+            output = wanted(self.args, group.samples)
+            if getattr(output, "keep", output):
+                return None
+            return getattr(output, "reason", None) or "dynamic_filter"
+
+        return reason
+
+    def loop(self, source: SampleSource, **values: Any) -> GroupLoop[SampleGroup]:
+        return GroupLoop(source, self.play, groups=self.groups, wanted=self.unwanted(), **values)
+
+    async def cut(self, rollout_id: int) -> None:
+        """Have all of slime's servers abort. slime sets its flag, which stops the episodes; `state.reset` clears it."""
+        await self.rollout.abort(self.args, rollout_id)
+
+
+async def _sync(host: _Host, rollout_id: int, data_source: Any) -> Any:
+    began, source = time.monotonic(), SampleSource(data_source, partial=bool(host.args.partial_rollout))
+    at_once = max(getattr(host.args, "over_sampling_batch_size", None) or host.groups, host.groups)
+    loop = host.loop(source)
+    try:
+        taken = await loop.collect(rollout_id, at_once)
+        await loop.abort(lambda: host.cut(rollout_id), partial_groups=source.partial)
+        loop.give_back()
+    except BaseException:
+        await asyncio.shield(loop.stop())
+        raise
+    finally:
+        host.state.reset()
+    if path := getattr(host.args, "rollout_sample_filter_path", None):
+        host.load(path)(host.args, [group.samples for group in taken])
+    return _output(taken, source, {"rollout/agentrl/loop/seconds": time.monotonic() - began})
+
+
+_loops: dict[asyncio.AbstractEventLoop, tuple[GroupLoop[SampleGroup], SampleSource]] = {}
+"""The loop that plays ahead, of each event loop. slime has one, from its first rollout to the end of the process."""
+
+
+async def _ahead(host: _Host, rollout_id: int, data_source: Any) -> Any:
+    here = asyncio.get_running_loop()
+    if here not in _loops or _loops[here][1].data_source is not data_source:
+        if here in _loops:
+            await _loops[here][0].stop()
+        _loops[here] = _begin(host, data_source)
+    loop, source = _loops[here]
+    began = time.monotonic()
+    loop.begin(rollout_id, rollout_id)
+    loop.advance(rollout_id)
+    ready = loop.ready
+    taken = await loop.take(rollout_id + 1)
+    ages = [rollout_id - group.born for group in taken]
+    metrics = {
+        "waited_s": time.monotonic() - began,
+        "ready_before": ready,
+        "playing": loop.playing,
+        "ready": loop.ready,
+        "age_mean": sum(ages) / len(ages),
+        "age_max": max(ages),
+    }
+    return _output(taken, source, {f"rollout/agentrl/loop/{name}": value for name, value in metrics.items()})
+
+
+def _begin(host: _Host, data_source: Any) -> tuple[GroupLoop[SampleGroup], SampleSource]:
+    config, source = SlimeConfig.from_args(host.args), SampleSource(data_source, partial=True)
+    most = host.args.sglang_server_concurrency * host.http.get_rollout_num_engines(host.args)
+    loop: GroupLoop[SampleGroup]
+    loop = host.loop(source, staleness=config.staleness, stale=config.stale, hungry=lambda: loop.playing < most)
+    return loop, source
+
+
+def _output(taken: list[SampleGroup], source: SampleSource, metrics: dict[str, float]) -> Any:
+    dropped, source.dropped = source.dropped, Counter()
+    metrics |= {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in dropped.items()}
+    groups = sorted((group.samples for group in taken), key=lambda samples: next(flat_samples(samples)).index)
+    return rollout_output(groups, metrics)

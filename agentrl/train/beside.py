@@ -1,0 +1,111 @@
+"""The order of a run with `fully_async`: episodes never stop. Each step learns from the groups that are ready.
+
+    engine    ━━━━━━━━━━━━━┿━━━━━━━━━━┿━━━━━━━━   episodes go on over the updates of the weights (┿)
+    learner   waits│update 1│update 2 │update 3
+
+Compare overlap.py, which plays whole rollouts beside the updates: there the slowest episode of a rollout holds the
+next one up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agentrl.rollout.loop_drawer import LoopDrawer
+from agentrl.train.handover import HandOver
+from agentrl.train.order import Collect, Played, PlayEvaluation, Update
+from agentrl.train.overlap import LearnerThread, TokenAges
+from agentrl.train.report import OverlapReport
+from agentrl.types import JSON
+
+
+class FullyAsync:
+    """Lets a loop play groups while the learner learns, and gives the engine new weights after each update.
+
+    No token is trained at a greater age than `staleness`. An exception of an episode is raised by the next step.
+    """
+
+    def __init__(
+        self, staleness: int, drawer: LoopDrawer, handover: HandOver, collect: Collect, *, eval_share: float = 0.25
+    ) -> None:
+        self._staleness, self._drawer, self._handover, self._collect = staleness, drawer, handover, collect
+        self._eval_share, self._thread = eval_share, LearnerThread()
+        self._evaluating: tuple[int, asyncio.Task[Mapping[str, JSON]]] | None = None
+        self._began = 0.0
+
+    async def rollout(self, step: int) -> Played:
+        """Wait for the groups of this step. Tokens that are too old are masked."""
+        await asyncio.sleep(0)  # a cancellation during the last update comes here
+        self._began = time.monotonic()
+        await self._give()
+        given = time.monotonic()
+        self._drawer.begin(int(self._handover.given), step - 1)
+        groups = await self._collect(step)
+        report = OverlapReport(trainer_wait_s=time.monotonic() - given)
+        played = Played(step, groups, hand_over_s=given - self._began, overlap=report)
+        ages = TokenAges(step, self._staleness)
+        ages.mask_too_old(played.trajectories)
+        report.token_age_mean, report.token_age_max = ages.mean_and_most(played.trajectories)
+        return played
+
+    async def learn(self, played: Played, update: Update) -> dict[str, Any]:
+        """Update the weights, and give them to the engine at once."""
+        assert played.overlap is not None
+        began = time.monotonic()
+        metrics = await self._thread.run(lambda: update(played.groups, played.step))
+        handed = time.monotonic()
+        await self._give()
+        self._drawer.loop.advance(int(self._handover.given))
+        now = time.monotonic()
+        played.hand_over_s, played.train_s = played.hand_over_s + now - handed, handed - began
+        played.rollout_s = played.overlap.seconds = now - self._began
+        return metrics
+
+    async def aside(self, function: Callable[[], None]) -> None:
+        await self._thread.run(function)
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """End the episodes that are played. Their groups are played again."""
+        await self._drawer.stop()
+        self._handover.held = False
+        yield
+
+    async def evaluate(self, step: int, evaluate: PlayEvaluation | None, *, last: bool) -> Mapping[str, JSON]:
+        """Begin the evaluation of a step beside the episodes, and return the metrics of one that has ended meanwhile,
+        with its step as `eval_step`. The last step waits for it, and so does the next evaluation."""
+        found: Mapping[str, JSON] = {}
+        if self._evaluating is not None and (last or evaluate is not None or self._evaluating[1].done()):
+            of, task = self._evaluating
+            await asyncio.wait([task])  # unlike `await task`, this does not cancel it with its waiter
+            self._evaluating = None
+            found = {**task.result(), "eval_step": of}
+        if evaluate is not None:
+            self._evaluating = step, asyncio.create_task(self._evaluate(evaluate))
+        return found
+
+    async def _evaluate(self, evaluate: PlayEvaluation) -> Mapping[str, JSON]:
+        slots = self._drawer.slots
+        with slots.reserve(round(self._eval_share * slots.total) or 1):
+            return await evaluate()
+
+    async def _give(self) -> None:
+        """Give the engine the newest weights. Nobody else does while episodes are played."""
+        self._handover.held = False
+        await self._handover.give()
+        self._handover.held = True
+
+    async def stop(self) -> None:
+        if self._evaluating is not None:
+            _, task = self._evaluating
+            self._evaluating = None
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # it has been seen
+        await self._drawer.stop()
+        self._thread.close()

@@ -1,0 +1,67 @@
+"""Which rollout and which order of rollouts and updates a configuration means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from agentrl.episode.phases import PhaseSlots
+from agentrl.errors import ConfigError
+from agentrl.rollout.buffer import GroupBuffer
+from agentrl.rollout.drawing import GroupDrawer
+from agentrl.rollout.groups import Rollout
+from agentrl.rollout.loop_drawer import LoopDrawer, LoopSettings
+from agentrl.train.beside import FullyAsync
+from agentrl.train.config import TrainConfig
+from agentrl.train.handover import HandOver
+from agentrl.train.order import Collect, InTurn, StepEnd, StepOrder
+from agentrl.train.overlap import Overlap
+from agentrl.train.rows import drawer_of, teach
+from agentrl.types import SamplingParams
+
+Drawer: TypeAlias = GroupDrawer | LoopDrawer
+
+
+def open_drawer(
+    config: TrainConfig, rollout: Rollout, buffer: GroupBuffer, warn: Callable[[str], None]
+) -> tuple[Drawer, Rollout]:
+    """What plays the groups of each step, and the rollout for evaluations.
+
+    Whole rollouts in waves, which an engine with lockstep repeats to the bit, or a loop for `fully_async` and
+    `over_sample`.
+    """
+    bounds: dict[Any, int] = config.at_once.model_dump(exclude_none=True, exclude={"generate"})
+    rollout = replace(rollout, failures=config.failures.policy(), phases=PhaseSlots(bounds) if bounds else None)
+    if not config.fully_async and config.over_sample == 1:
+        return drawer_of(config, rollout, buffer, warn), rollout
+    if rollout.envs.cls.seats:
+        raise ConfigError(
+            f"{rollout.envs.cls.__name__} has seats, and fully_async and over_sample play single episodes: leave them out"
+        )
+    settings = LoopSettings(
+        groups=config.prompts_per_step,
+        seed=config.seed,
+        sampling_params=SamplingParams(temperature=config.temperature),
+        teach=lambda groups: teach(groups, config),
+        refill=config.refill,
+        over_sample=config.over_sample,
+        staleness=config.staleness,
+        stale=config.stale,
+        steps=config.steps,
+        keep_unscored=not config.learns_from_rewards,
+    )
+    drawer = LoopDrawer(rollout, buffer, settings)
+    return drawer, drawer.evaluating
+
+
+def open_order(
+    config: TrainConfig, drawer: Drawer, handover: HandOver, collect: Collect, state: Callable[[], StepEnd]
+) -> StepOrder:
+    """Rollouts and updates in turn, whole rollouts beside updates, or episodes that never stop."""
+    if config.fully_async:
+        assert isinstance(drawer, LoopDrawer)
+        return FullyAsync(config.staleness, drawer, handover, collect, eval_share=config.eval_share)
+    if config.staleness:
+        return Overlap(config.staleness, config.steps, handover, collect, state)
+    return InTurn(handover, collect)

@@ -1,0 +1,208 @@
+"""Groups of a buffer in a loop: the same tokens whatever the concurrency, aborted episodes that continue, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from agentrl import Env, EnvFactory, Generation, InfraError, StepResult, Task
+from agentrl.engine import ScriptedEngine
+from agentrl.engine.scripted import scripted_log_prob
+from agentrl.rollout import Rollout, TaskStream
+from agentrl.rollout.buffer import GroupBuffer
+from agentrl.rollout.failures import FAIL_FAST, smallest_group
+from agentrl.rollout.loop_drawer import LoopDrawer, LoopSettings
+
+
+class Sampled(ScriptedEngine):
+    """Samples each token by the sampling seed and its position, after a while that neither decides."""
+
+    def __init__(self, renderer, seconds=0.0):
+        super().__init__(lambda ids: "unused", renderer, seconds=seconds)
+        self.clock, self.running, self.most = random.Random(1), 0, 0
+
+    async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            for _ in range(self.clock.randrange(5)):
+                await asyncio.sleep(0)
+            said = self._sample(sampling_params["sampling_seed"], len(input_ids))
+            return await self._play(self._limit(said, sampling_params), rid)
+        finally:
+            self.running -= 1
+
+    def _sample(self, seed, position):
+        *digits, stop = self._renderer.encode({"role": "assistant", "content": "0123456789"})
+        tokens = []
+        while not tokens or tokens[-1] != stop:
+            draw = random.Random(seed + 7919 * (position + len(tokens)))
+            tokens.append(stop if draw.random() < 0.1 else draw.choice(digits))
+        return Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop")
+
+
+class Walk(Env):
+    """Three turns."""
+
+    closed = 0
+    opened = 0
+
+    async def reset(self, task):
+        type(self).opened += 1
+        self.turns = 0
+        return task.prompt
+
+    async def step(self, action):
+        self.turns += 1
+        return StepResult("Go on.", done=self.turns == 3)
+
+    async def score(self, trajectory):
+        if self.task.label == "broken":
+            raise InfraError("the grader is gone")
+        return float(trajectory.tokens[0] % 7)
+
+    async def close(self):
+        type(self).closed += 1
+
+
+class Replayed(Walk):
+    deterministic = True
+
+
+class Kept(Walk):
+    """Can only be kept open."""
+
+
+@pytest.fixture
+async def make(renderer):
+    made = []
+
+    def build(*, env=Walk, concurrency=8, n=40, seconds=0.0, labels=None, **values):
+        env.closed = env.opened = 0
+        tasks = [Task(prompt=f"task {i}", id=str(i), label=(labels or {}).get(i)) for i in range(n)]
+        rollout = Rollout(
+            envs=EnvFactory(env), engine=Sampled(renderer, seconds), renderer=renderer, concurrency=concurrency
+        )
+        for key in ("failures",):
+            if key in values:
+                object.__setattr__(rollout, key, values.pop(key))
+        drawer = LoopDrawer(rollout, GroupBuffer(TaskStream(tasks, 0), 4), LoopSettings(groups=3, **values))
+        made.append(drawer)
+        return drawer
+
+    yield build
+    for drawer in made:
+        await drawer.stop()
+    for drawer in made:
+        env = drawer.player.rollout.envs.cls
+        assert env.opened <= env.closed
+        assert drawer.player._open == {}
+
+
+def said(drawn):
+    return {
+        (group.number, i): member.tokens for group in drawn.pending for i, member in enumerate(group.members)
+    }  # fmt: skip
+
+
+async def steps(drawer, count, *, ahead=True):
+    """The tokens of the groups of some steps."""
+    found = {}
+    if ahead:
+        drawer.begin(0, 0)
+    for step in range(1, count + 1):
+        drawn = await drawer.draw(step)
+        found |= said(drawn)
+        drawer.buffer.trained(step, drawn.pending)
+        if ahead:
+            drawer.loop.advance(step)
+    return found
+
+
+async def test_the_same_tokens_whatever_the_concurrency(make):
+    found = [await steps(make(concurrency=c, staleness=s), 4) for c, s in ((1, 1), (7, 1), (500, 3))]
+    shared = set.intersection(*map(set, found))
+    assert len(shared) >= 3 * 3 * 4
+    for place in shared:
+        assert found[0][place] == found[1][place] == found[2][place]
+    assert len({tuple(tokens) for tokens in found[0].values()}) > 40
+
+
+async def test_another_seed_gives_other_tokens(make):
+    one, other = [await steps(make(seed=seed, staleness=1), 1) for seed in (0, 1)]
+    assert one.keys() == other.keys()
+    assert all(one[place] != other[place] for place in one)
+
+
+async def test_a_sync_rollout_repeats(make):
+    one, other = [await steps(make(concurrency=c), 3, ahead=False) for c in (2, 100)]
+    assert one == other
+
+
+@pytest.mark.parametrize("concurrency", [3, 10])
+async def test_the_slots_are_full_and_no_group_begins_without_one(make, concurrency):
+    drawer = make(concurrency=concurrency, staleness=5, seconds=0.005)
+    drawer.begin(0, 0)
+    for step in (1, 2, 3):
+        drawn = await drawer.draw(step)
+        drawer.loop.advance(step)
+        assert drawn.metrics["queues"]["playing"] <= concurrency
+        assert drawn.metrics["episodes_in_flight"] <= concurrency
+    assert drawer.player.rollout.engine.most == concurrency
+
+
+@pytest.mark.parametrize("env", [Replayed, Kept])
+async def test_aborted_episodes_continue_where_they_stopped(make, env):
+    straight = await steps(make(env=env, concurrency=200, n=12), 4, ahead=False)
+    drawer = make(env=env, concurrency=200, n=12, over_sample=3.0, staleness=5, seconds=0.01)
+    found = await steps(drawer, 4, ahead=False)
+    shared = found.keys() & straight.keys()
+    assert len(shared) > 30
+    assert all(found[place] == straight[place] for place in shared), "an abort changes no token"
+
+
+async def test_what_was_aborted_is_counted(make):
+    drawer = make(env=Replayed, concurrency=5, n=12, over_sample=3.0, staleness=5, seconds=0.005)
+    resumed = 0
+    for step in range(1, 5):
+        drawn = await drawer.draw(step)
+        resumed += drawn.metrics["resumed_episodes"]
+        drawer.buffer.trained(step, drawn.pending)
+    assert resumed > 0
+
+
+async def test_envs_that_are_kept_open_are_closed_at_the_end(make):
+    drawer = make(env=Kept, concurrency=6, over_sample=3.0, staleness=5, seconds=0.005)
+    await drawer.draw(1)
+    await drawer.stop()
+    assert drawer.player._open == {}
+    assert Kept.opened == Kept.closed > 12
+
+
+async def test_groups_that_lost_too_many_episodes_are_dropped(make):
+    drawer = make(labels={1: "broken"}, failures=smallest_group(2, again=0), staleness=1)
+    found = await steps(drawer, 8)
+    assert drawer.buffer.dropped["env_failure"] > 0
+    dropped = drawer.buffer.dropped["env_failure"]
+    assert len(found) == 8 * 3 * 4
+    assert dropped <= 3
+
+
+async def test_fail_fast_ends_the_rollout(make):
+    drawer = make(labels=dict.fromkeys(range(40), "broken"), failures=FAIL_FAST, staleness=1)
+    drawer.begin(0, 0)
+    with pytest.raises(InfraError, match=r"train-\d+-\d+ failed in score: .*the grader is gone"):
+        await drawer.draw(1)
+
+
+async def test_flow_reports_queues_ages_and_time(make):
+    drawer = make(staleness=2, concurrency=200, seconds=0.001)
+    drawer.begin(0, 0)
+    found = (await drawer.draw(1)).metrics
+    assert found["group_ages"] == {"0": 3}
+    assert found["queues"].keys() == {"playing", "ready"}
+    assert found["generate_s"] > 0
+    assert found["episodes_per_second"] > 0
+    assert found["episode_s_max"] >= found["episode_s_median"] > 0

@@ -1,0 +1,192 @@
+"""Episodes that never stop: weights that change in the middle of their turns, evaluation beside them, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from agentrl.engine import LocalEngine
+from agentrl.errors import ConfigError, EngineLostError
+from agentrl.rollout import BugError
+from agentrl.train import TrainConfig, Trainer, train
+from agentrl.trajectory.trajectory import Trajectory
+
+COPIED = __file__.replace("test_fully_async.py", "copied_engine.py")
+TOY = __file__.replace("test_fully_async.py", "toy_env.py")
+
+
+def quiet():
+    return Console(file=io.StringIO(), width=1000)
+
+
+@pytest.fixture
+def flowing(make_config):
+    def make(**values):
+        given = {"fully_async": True, "staleness": 2, "engine": f"{COPIED}:CopiedEngine", "steps": 4, "concurrency": 8}
+        return make_config(**{**given, **values})
+
+    return make
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def played(folder):
+    return [
+        [Trajectory.from_json(json.loads(line)) for line in file.read_text().splitlines()]
+        for file in sorted((folder / "trajectories").glob("step_*.jsonl"))
+    ]
+
+
+def own_tasks():
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+def test_a_run_trains_every_group_once_and_no_token_that_is_too_old(flowing, tmp_path):
+    summary = train(flowing(steps=6), console=quiet())
+    assert summary.steps == 6
+    found = metrics(tmp_path / "run")
+    names = [trajectory.session_id for step in played(tmp_path / "run") for trajectory in step]
+    assert len(set(names)) == len(names) == 6 * 3 * 4
+    for line, step in zip(found, played(tmp_path / "run"), strict=True):
+        assert line["token_age_max"] <= 2
+        assert sum(line["group_ages"].values()) == 3
+        versions = {int(v) for trajectory in step for v in trajectory.weight_versions}
+        assert versions <= set(range(line["step"]))
+        assert line["sampled_tokens"] == line["trained_tokens"] + sum(line["masked_tokens"].values())
+    assert found[0]["group_ages"] == {"0": 3}
+    assert any(line["token_age_max"] > 0 for line in found)
+    assert {"episodes_per_second", "stragglers", "queues", "prefix_hit_rate", "generate_s", "env_s"} <= set(found[0])
+
+
+class Watched(Trainer):
+    """Looks for tasks that are left at the end."""
+
+    def noted(self, step):
+        pass
+
+    async def step(self, step):
+        report = await super().step(step)
+        self.noted(step)
+        return report
+
+    async def _close(self, exc):
+        await super()._close(exc)
+        self.left = [task for task in own_tasks() if "agentrl" in repr(task.get_coro())]
+
+
+async def test_nothing_is_left_at_the_end(flowing):
+    async with Watched(flowing(), console=quiet()) as trainer:
+        await trainer.run()
+    assert trainer.left == []
+    assert trainer.drawer.loop.playing == 0
+    assert trainer.engine.requests == 0
+
+
+async def test_an_evaluation_is_played_beside_the_episodes(flowing, tmp_path):
+    config = flowing(steps=5, eval_data=tmp_path / "tasks.jsonl", eval_every=2, eval_tasks=5)
+    async with Trainer(config, console=quiet()) as trainer:
+        await trainer.run()
+        assert trainer.drawer.slots.reserved == 0
+    found = metrics(tmp_path / "run")
+    assert [line["eval_step"] for line in found if "eval_step" in line] == [2, 4]
+    assert all(line["eval_reward_mean"] > 0 for line in found if "eval_step" in line)
+    assert set(trainer.position.evals) == {"start", "final"}
+
+
+async def test_a_bug_ends_the_run(flowing):
+    with pytest.raises(BugError, match="oops"):
+        async with Trainer(flowing(env=f"{TOY}:Buggy"), console=quiet()) as trainer:
+            await trainer.run()
+
+
+async def test_an_engine_that_dies_leaves_a_checkpoint(flowing, tmp_path, monkeypatch):
+    original = LocalEngine.generate
+
+    async def dies(self, *args, **kwargs):
+        if self.weight_version == "2":
+            raise EngineLostError("the engine is gone")
+        return await original(self, *args, **kwargs)
+
+    monkeypatch.setattr(LocalEngine, "generate", dies)
+    config = flowing(steps=9)
+    with pytest.raises(EngineLostError, match="gone"):
+        async with Trainer(config, console=quiet()) as trainer:
+            await trainer.run()
+    done = len(metrics(config.out))
+    assert 2 <= done < 9
+    assert (config.out / "checkpoints" / f"step_{done:06d}").exists()
+    monkeypatch.setattr(LocalEngine, "generate", original)
+    async with Trainer(config, resume=True, console=quiet()) as trainer:
+        await trainer.run()
+    assert [line["step"] for line in metrics(config.out)] == list(range(1, 10))
+    names = [trajectory.session_id for step in played(config.out) for trajectory in step]
+    assert len(set(names)) == len(names) == 9 * 3 * 4
+
+
+async def test_ctrl_c_ends_every_episode(flowing):
+    config = flowing(steps=50)
+
+    async def run():
+        async with Watched(config, console=quiet()) as trainer:
+            trainers.append(trainer)
+            trainer.noted = lambda step: second.set() if step == 2 else None
+            await trainer.run()
+
+    trainers, second = [], asyncio.Event()
+    running = asyncio.create_task(run())
+    await second.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert trainers[0].left == []
+    assert list((config.out / "checkpoints").glob("step_*"))
+
+
+def test_groups_that_teach_nothing_are_replaced(flowing, tmp_path):
+    train(flowing(env=f"{TOY}:Uneven", refill=3, steps=3), console=quiet())
+    for line, step in zip(metrics(tmp_path / "run"), played(tmp_path / "run"), strict=True):
+        assert line["dropped_groups"] == {"equal_rewards": line["replaced_groups"]} or not line["replaced_groups"]
+        if line["replaced_groups"] < 9:
+            assert all(int(trajectory.task.id) % 2 for trajectory in step)
+    assert sum(line["replaced_groups"] for line in metrics(tmp_path / "run")) > 0
+
+
+def test_groups_with_too_few_valid_episodes_are_dropped(flowing, tmp_path):
+    train(flowing(env=f"{TOY}:Flaky", failures={"again": 0, "least": 2}, steps=4), console=quiet())
+    assert all(trajectory.task.id != "1" for step in played(tmp_path / "run") for trajectory in step)
+    assert sum(line["dropped_groups"].get("env_failure", 0) for line in metrics(tmp_path / "run")) > 0
+
+
+def test_a_sync_rollout_that_is_over_sampled_aborts_the_rest(make_config, tmp_path):
+    summary = train(make_config(over_sample=2.0, steps=3, concurrency=6), console=quiet())
+    assert summary.steps == 3
+    for line, step in zip(metrics(tmp_path / "run"), played(tmp_path / "run"), strict=True):
+        assert len(step) == 12
+        assert {v for t in step for v in t.weight_versions} == {str(line["step"] - 1)}, "without staleness none is old"
+
+
+def test_over_sampled_rollouts_beside_updates_go_on_where_they_stopped(flowing, tmp_path):
+    config = flowing(fully_async=False, over_sample=2.0, staleness=2, steps=5, concurrency=6)
+    train(config, console=quiet())
+    found = metrics(config.out)
+    assert [line["step"] for line in found] == [1, 2, 3, 4, 5]
+    assert all(line["token_age_max"] <= 2 for line in found)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"fully_async": True}, "set staleness"),
+        ({"fully_async": True, "staleness": 1, "over_sample": 2}, "leave one out"),
+        ({"failures": {"least": 9}}, "exceeds group_size"),
+    ],
+)
+def test_settings_that_contradict_each_other(tmp_path, values, said):
+    with pytest.raises(ConfigError, match=said):
+        TrainConfig.make(env="x.py:X", out=tmp_path, **values)
