@@ -79,6 +79,8 @@ CONFIGS = {
         "agentrl.train.config:WarmStartConfig",
         "agentrl.train.config:ColumnsConfig",
         "agentrl.train.config:FiltersConfig",
+        "agentrl.train.rollout_config:AtOnceConfig",
+        "agentrl.train.rollout_config:FailureConfig",
         "agentrl.train.config:LoRAConfig",
         "agentrl.train.config:TeacherConfig",
         "agentrl.monitor.canaries:CanaryConfig",

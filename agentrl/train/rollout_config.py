@@ -17,7 +17,9 @@ class AtOnceConfig(BaseModel):
     reset: int | None = Field(default=None, gt=0)
     """Episodes that begin, which is when most environments start their sandbox."""
     step: int | None = Field(default=None, gt=0)
+    """Calls of `Env.step`, with the tools in them."""
     score: int | None = Field(default=None, gt=0)
+    """Episodes that are scored, by `Env.score` or the reward function."""
 
 
 class FailureConfig(BaseModel):

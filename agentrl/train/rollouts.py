@@ -37,7 +37,7 @@ def open_drawer(
         return drawer_of(config, rollout, buffer, warn), rollout
     if rollout.envs.cls.seats:
         raise ConfigError(
-            f"{rollout.envs.cls.__name__} has seats, and fully_async and over_sample play single episodes: leave them out"
+            f"{rollout.envs.cls.__name__} has seats, which fully_async and over_sample do not play: leave them out"
         )
     settings = LoopSettings(
         groups=config.prompts_per_step,
