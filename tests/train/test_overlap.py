@@ -228,7 +228,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_plays_again_what_was_in_flight(overlappe
     train(config, resume=True, console=quiet())
     train(overlapped(steps=5, out=tmp_path / "straight"), console=quiet())
     assert [line["step"] for line in lines(config.out)] == [1, 2, 3, 4, 5]
-    assert versions(config.out)[done] == {str(done)}, "the first rollout after a resume has the newest weights"
+    sampled_by = versions(config.out)[done]
+    assert sampled_by <= {str(done - 1), str(done)}, "what had ended is in the journal, the rest has the newest weights"
     assert max(line["token_age_max"] for line in lines(config.out)) == 1
     assert tasks(config.out) == tasks(tmp_path / "straight")
 
