@@ -29,6 +29,7 @@ SLOW = (
     "slime",
     "train",
     "view",
+    "workers",
 )
 """Folders whose tests load a model, start servers or processes, or wait for deadlines."""
 

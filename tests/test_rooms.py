@@ -17,7 +17,7 @@ ORDER = (
     ("slime", "check", "init", "view"),
     ("train", "rewards"),
     ("rollout", "gateway", "testing"),
-    ("chat", "episode"),
+    ("chat", "episode", "workers"),
     ("engine", "env", "monitor"),
     ("render", "models", "trajectory"),
     ("_util",),

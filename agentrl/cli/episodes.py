@@ -44,6 +44,8 @@ class PlayConfig:
     """As in `EpisodeOptions`."""
     opponents: Sequence[str] = ("policy",)
     """Who has the other seats of an Env with seats; see `TrainConfig.opponents`. policy is the player itself."""
+    workers: int = 0
+    """As in a training run."""
 
     @classmethod
     def parse(
@@ -53,6 +55,7 @@ class PlayConfig:
         *,
         with_engine: bool = False,
         with_reward: bool = False,
+        with_workers: bool = False,
     ) -> Self:
         """Read `--set` pairs over `defaults` ({"env_config", "limits", "reward"}). Raises ConfigError."""
         known = {"env_config": None, "limits": Limits, **({"engine_config": None} if with_engine else {})}
@@ -66,15 +69,20 @@ class PlayConfig:
         opponents = settings.pop("opponents", ["policy"])
         if not isinstance(opponents, list) or not opponents or not all(isinstance(name, str) for name in opponents):
             raise ConfigError(f"--set opponents={opponents}: give a list, as in --set opponents=[players.py:function]")
+        workers = settings.pop("workers", 0) if with_workers else 0
+        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
+            raise ConfigError(f"--set workers={workers}: give a number of processes, 0 or more")
         for key, value in settings.items():
             if key not in known:
-                others = {"special_tokens": None, "opponents": None, **({"reward": None} if with_reward else {})}
+                others = {"special_tokens": None, "opponents": None}
+                others |= {"reward": None} if with_reward else {}
+                others |= {"workers": None} if with_workers else {}
                 raise ConfigError(f"--set: {unknown([key], {**known, **others})} (as in --set limits.turns=4)")
             if not isinstance(value, Mapping):
                 raise ConfigError(f"--set {key}={value}: name a key of it, as in --set {key}.KEY=VALUE")
         limits = Limits.of(settings.get("limits", {}))
         env_config, engine_config = settings.get("env_config", {}), settings.get("engine_config", {})
-        return cls(env_config, limits, engine_config, reward, special, tuple(opponents))
+        return cls(env_config, limits, engine_config, reward, special, tuple(opponents), workers)
 
     def options(self, thinking: Thinking = "keep") -> EpisodeOptions:
         """The options of its episodes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -52,6 +52,8 @@ from agentrl.monitor.by_key import value_of
 from agentrl.train.files import only_writer
 
 if TYPE_CHECKING:
+    from agentrl.episode.options import EpisodeOptions
+    from agentrl.rollout.remote import EpisodeOrder
     from agentrl.trajectory.trajectory import Trajectory
     from agentrl.types import SamplingParams, Task
 
@@ -123,7 +125,9 @@ def evaluate(
             sampling_params={} if temperature is None else {"temperature": temperature},
             device=device,
             engine=engine,
-            config=PlayConfig.parse(settings or (), trained_with, with_engine=True, with_reward=True),
+            config=PlayConfig.parse(
+                settings or (), trained_with, with_engine=True, with_reward=True, with_workers=api is None
+            ),
             thinking=thinking,
             by=by,
         )
@@ -160,7 +164,11 @@ def _about(job: _EvaluateJob, envs: EnvFactory) -> Mapping[str, Any]:
         "model": job.model,
         "weights": weights_digest(job.model),
         "engine": job.engine,
-        "settings": {**asdict(job.config), "thinking": job.thinking, "sampling_params": job.sampling_params},
+        "settings": {
+            **asdict(replace(job.config, workers=0)),
+            "thinking": job.thinking,
+            "sampling_params": job.sampling_params,
+        },
     }
 
 
@@ -204,20 +212,20 @@ async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: R
     """Episodes by task. Those in `results` are not played again; the others are added to it one by one."""
     from agentrl.rollout import Rollout, run_groups
     from agentrl.rollout.opponents import open_opponents
+    from agentrl.rollout.remote import with_workers
 
     if isinstance(url := job.config.engine_config.get("url"), str):
         await refuse_silence(url, "engine_config.url")
     async with (
         open_model(job.model, job.device, job.engine, job.config.engine_config) as model,
-        envs,
         AsyncExitStack() as stack,
     ):
-        vocabulary = model.tokenizer.get_vocab()
-        rollout = Rollout(
+        options, vocabulary = job.config.options(job.thinking), model.tokenizer.get_vocab()
+        here = Rollout(
             envs=envs,
             engine=model.engine,
             renderer=model.renderer,
-            options=job.config.options(job.thinking),
+            options=options,
             reward=reward,
             opponents=open_opponents(job.config.opponents, stack, vocabulary, device="cpu", dtype="float32"),
         )
@@ -225,17 +233,33 @@ async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: R
         with progress("episodes", len(results.tasks) * job.samples) as on_episode:
             for episode in known.values():
                 on_episode(episode)
-            return await run_groups(
-                rollout,
-                results.tasks,
-                job.samples,
-                sampling_params=job.sampling_params,
-                name="eval",
-                on_episode=on_episode,
-                keep_unscored=True,
-                known=known,
-                keep=lambda episode, place: results.add(episode, (results.keys[place[0]], place[1])),
-            )
+            async with with_workers(job.config.workers, here, _order(job, options, model.tokenizer)) as rollout:
+                return await run_groups(
+                    rollout,
+                    results.tasks,
+                    job.samples,
+                    sampling_params=job.sampling_params,
+                    name="eval",
+                    on_episode=on_episode,
+                    keep_unscored=True,
+                    known=known,
+                    keep=lambda episode, place: results.add(episode, (results.keys[place[0]], place[1])),
+                )
+
+
+def _order(job: _EvaluateJob, options: EpisodeOptions, tokenizer: Any) -> EpisodeOrder:
+    """What workers need to play the episodes."""
+    from agentrl.rollout.remote import EpisodeOrder
+
+    return EpisodeOrder(
+        env=job.env,
+        env_config=job.config.env_config,
+        options=options,
+        tokenizer=tokenizer,
+        engine=job.engine,
+        engine_config=job.config.engine_config,
+        reward=job.config.reward,
+    )
 
 
 def _trained_with(model: str, env: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class BugError(AgentRLError):
     """An Env, a reward function or agentrl itself has a bug. The message ends with the traceback."""
 
     def __init__(self, failure: Failure, session_id: str) -> None:
-        self.failure = failure
+        self.failure, self.session_id = failure, session_id
         self.summary = f"{failure.error} (in {failure.boundary}, episode {session_id})"
         super().__init__(f"{self.summary}\n{failure.traceback}")
 
@@ -70,6 +70,14 @@ class GroupReward(Protocol):
     """A reward function that scores the finished episodes of a group together; see `agentrl.rewards.group`."""
 
     async def of_group(self, trajectories: Sequence[Trajectory]) -> Sequence[float | Reward]: ...
+
+
+class RemotePlayer(Protocol):
+    """Plays episodes elsewhere; see `agentrl.rollout.remote`."""
+
+    async def play(self, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
+        """As `play_episode`."""
+        ...
 
 
 @dataclass(slots=True)
@@ -100,6 +108,8 @@ class Rollout:
     """Bounds on how many episodes reset, step and score at once."""
     slot: Callable[[], AbstractAsyncContextManager[None]] | None = None
     """Gives each episode its slot, in place of `concurrency`."""
+    workers: RemotePlayer | None = None
+    """If given, they play the episodes. The Envs are then not entered here, and the engine's lockstep is not used."""
 
 
 async def run_groups(
@@ -174,7 +184,7 @@ async def _play_in_waves(
 ) -> list[T]:
     """What `play` returns for each seat; in waves if the engine has a lockstep."""
     engine, played = rollout.engine, list[T]()
-    if not isinstance(engine, LockstepEngine):
+    if not isinstance(engine, LockstepEngine) or rollout.workers is not None:
         return await gather([play(seat, _NoLockstep()) for seat in seats])
     for wave in batched(seats, rollout.concurrency):
         with engine.lockstep(len(wave)) as lockstep:
@@ -302,6 +312,11 @@ async def _play_with_retry(
     parked: Parked | None = None,
 ) -> Trajectory:
     """Play an episode; if its environment fails, play it again under other session ids."""
+    if rollout.workers is not None:
+        trajectory = await rollout.workers.play(task, params, session_id)
+        if not trajectory.is_valid:
+            trajectory.mask("env_failure" if trajectory.failure is not None else "host")
+        return trajectory
     hooks = replace(hooks or EpisodeHooks(on_turn=note_turn), slots=rollout.phases)
 
     async def play(attempt: int) -> Trajectory:

@@ -27,9 +27,13 @@ class Flight:
     waiting: str = "reset or first turn"
     trajectory: Trajectory | None = None
     """As soon as a turn has ended."""
+    reported: Mapping[str, JSON] = field(default_factory=dict)
+    """What the worker that plays it said of it last."""
 
     def to_json(self) -> dict[str, JSON]:
         """Its state. Called now and then, it notices a change of what the episode waits for."""
+        if self.reported:
+            return {**self.reported, "started": self.started}
         if (waiting := self._waiting()) != self.waiting:
             self.waiting, self.since = waiting, time.time()
         turns = len(self.trajectory.turns) if self.trajectory is not None else 0
@@ -69,6 +73,13 @@ def note_turn(trajectory: Trajectory, session_id: str = "") -> None:
     """An episode has ended a turn; for `EpisodeHooks.on_turn`. `session_id` is that of an episode with seats."""
     if (flight := _FLYING.get((session_id or trajectory.session_id).partition(AGAIN)[0])) is not None:
         flight.trajectory, flight.since = trajectory, time.time()
+
+
+def note_remote(status: Mapping[str, Mapping[str, JSON]]) -> None:
+    """Note what a worker says of its episodes, by session id."""
+    for session_id, reported in status.items():
+        if (flight := _FLYING.get(session_id)) is not None:
+            flight.reported = reported
 
 
 def in_flight() -> Mapping[str, Flight]:

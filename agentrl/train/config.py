@@ -185,6 +185,8 @@ class TrainConfig(EpisodeConfig):
     """Temperature of sampling and of the trained log-probs. Evaluation is greedy."""
     concurrency: int = Field(128, gt=0)
     """Episodes in flight at once, and sequences in the engine's batch. Their keys and values take memory."""
+    workers: int = Field(0, ge=0)
+    """Processes that play the episodes: 0 for the run's own, or one for each free core. See docs/training.md."""
     staleness: int = Field(0, ge=0)
     """How many steps old the weights may be that sampled a token, when it is trained. 0: rollouts and updates take
     turns. 1: the next rollout is played while the learner learns (one-step off-policy, as in AReaL, arXiv 2505.24298),
@@ -402,6 +404,14 @@ class TrainConfig(EpisodeConfig):
             raise ValueError("over_sample ends each rollout early, and with fully_async none ends: leave one out")
         if self.at_once.generate is not None and not self.fully_async:
             raise ValueError("at_once.generate is for fully_async: otherwise concurrency bounds the engine's requests")
+        own = (
+            self.fully_async,
+            self.over_sample != 1,
+            self.at_once != AtOnceConfig(),
+            self.failures != FailureConfig(),
+        )
+        if self.workers and any(own):
+            raise ValueError("workers play whole rollouts: leave out fully_async, over_sample, at_once and failures")
         if self.failures.least > self.group_size:
             raise ValueError(f"failures.least ({self.failures.least}) exceeds group_size ({self.group_size})")
         return self

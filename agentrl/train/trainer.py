@@ -32,6 +32,7 @@ from agentrl.rollout.drawing import Drawn
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout
 from agentrl.rollout.journal import Journal
+from agentrl.rollout.remote import EpisodeOrder, with_workers
 from agentrl.train import lora
 from agentrl.train.batch import Row
 from agentrl.train.bill import Bill, billed
@@ -131,8 +132,7 @@ class Trainer:
         begun = self.folder.begun_with().engine if self._resume else None
         config = self.config = with_engine_chosen(self.config, begun, self._say)
         check_wandb(config)
-        envs = EnvFactory(config.env, config.env_config)
-        reward = config.reward_function()
+        envs, reward = EnvFactory(config.env, config.env_config), config.reward_function()
         source, self.eval_tasks = training_tasks(config, envs), evaluation_tasks(config, envs)
         checkpoint = self._find_checkpoint() if self._resume else None
         journal = self._open_journal() if checkpoint is not None else None
@@ -157,8 +157,8 @@ class Trainer:
         self.engine = self._open_engine(renderer)
         self.handover = HandOver(self.engine, self.learner)
         opponents, self.eval_opponents = run_opponents(config, envs.cls, self.tokenizer, self._stack)
-        self.rollout = Rollout(
-            envs=await self._stack.enter_async_context(envs),
+        rollout = Rollout(
+            envs=envs,
             engine=self.engine,
             renderer=renderer,
             options=config.options(),
@@ -166,7 +166,9 @@ class Trainer:
             concurrency=config.concurrency,
             opponents=opponents,
         )
-        self.drawer, self.rollout = open_drawer(config, self.rollout, self.buffer, self._warn)
+        played = with_workers(config.workers, rollout, EpisodeOrder.of(config, self.tokenizer))
+        rollout = await self._stack.enter_async_context(played)
+        self.drawer, self.rollout = open_drawer(config, rollout, self.buffer, self._warn)
         self._stack.push_async_callback(self.drawer.stop)
         if config.staleness and self.learner.device.type == "cpu":
             self._stack.enter_context(half_the_threads())
@@ -364,8 +366,8 @@ class Trainer:
             self._save_model(path)
             warm = [optimizer.state_dict() for optimizer in self.warm_optimizers]
             torch.save({**self.learner.state_dict(), **self._noted.random_states, "warm": warm}, path / "optimizer.pt")
-            schedule = asdict(self.learner.schedule)
-            state = {"position": asdict(self.position), "data": self._noted.data, "schedule": schedule}
+            state = {"position": asdict(self.position), "data": self._noted.data}
+            state["schedule"] = asdict(self.learner.schedule)
             (path / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
 
         self.folder.save_checkpoint(self.position.step, write)

@@ -1,0 +1,75 @@
+"""The program of a worker that is a child process. Its arguments: an inherited socket, and the worker's number.
+
+It ends when the socket is closed, or when its parent is gone: then it closes its Envs, and waits for that a bounded
+time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+from agentrl.workers.messages import MessageStream
+from agentrl.workers.player import Player, answered
+
+_POLL_S = 1.0
+"""Seconds between two looks for the parent. Some program that it started may keep the socket open."""
+_CLOSE_S = 35.0
+"""Seconds for Envs to be closed, once the driver is gone. An Env has `limits.close_s`, 30 by default."""
+
+
+async def _serve(end: socket.socket) -> None:
+    stream, player, tasks = await MessageStream.over(end), Player(), set[asyncio.Task[None]]()
+    parent = os.getppid()
+
+    async def answer(number: int, method: str, given: Any) -> None:
+        outcome = await answered(player, method, given)
+        if number:
+            stream.send((number, outcome))
+
+    async def read() -> None:
+        with suppress(EOFError):
+            while True:
+                task = asyncio.create_task(answer(*await stream.receive()))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+
+    async def watch() -> None:
+        while os.getppid() == parent:  # noqa: ASYNC110 - no event tells of another process's end
+            await asyncio.sleep(_POLL_S)
+
+    await asyncio.wait([asyncio.create_task(read()), asyncio.create_task(watch())], return_when="FIRST_COMPLETED")
+    _be_silent()
+    await asyncio.wait([asyncio.create_task(player.close())], timeout=_CLOSE_S)
+
+
+def _be_silent() -> None:
+    """Nobody reads what this process prints any more: a print that fails must not disturb the closing of Envs."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they are for the driver, which closes its workers
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    status = 1
+    try:
+        asyncio.run(_serve(socket.socket(fileno=descriptor)))
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # the driver prints it
+        raise
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # threads of hooks that hang must not keep the process

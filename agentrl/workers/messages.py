@@ -1,0 +1,48 @@
+"""Messages over a socket: each is a pickled value after its length in 8 bytes. Both ends are our own processes."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+from contextlib import suppress
+from typing import Any
+
+_SIZE = 8
+
+
+class MessageStream:
+    """One end of the connection between a driver and a worker, in an event loop.
+
+    Writing never waits: a driver and a worker that both write large messages would wait for each other.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> MessageStream:
+        return cls(*await asyncio.open_connection(sock=end, limit=1 << 20))
+
+    def send(self, message: Any) -> None:
+        """Send a message. Nothing happens if the other end is closed: the reader learns that."""
+        if self._writer.is_closing():
+            return
+        written = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        self._writer.writelines((len(written).to_bytes(_SIZE), written))
+
+    async def receive(self) -> Any:
+        """The next message. Raises EOFError if the other end is closed."""
+        try:
+            length = int.from_bytes(await self._reader.readexactly(_SIZE))
+            return pickle.loads(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, OSError) as exc:
+            raise EOFError("the other end is closed") from exc
+
+    async def drained(self) -> None:
+        """Wait until what was sent has left this process."""
+        with suppress(OSError):
+            await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()

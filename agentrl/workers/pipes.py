@@ -1,0 +1,198 @@
+"""Workers as processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import agentrl
+from agentrl.workers.base import WorkerLostError
+from agentrl.workers.messages import MessageStream
+from agentrl.workers.player import result_of
+
+log = logging.getLogger("agentrl")
+
+_PROGRAM = "from agentrl.workers.child import main; main()"
+_END_S = 5.0
+"""Seconds for a process to end by itself. Then it is killed."""
+_LINES = 60
+"""How many of a worker's last lines are kept for an error message."""
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""Workers compute little: a pool of threads in each would only disturb the others."""
+
+
+class PipeTransport:
+    """Starts workers as child processes.
+
+    They end with this process, even if it is killed. Ctrl-C does not reach them: this process closes them. What they
+    print appears on this process's stderr, each line with the worker's number.
+    """
+
+    async def check(self, count: int) -> None:
+        cores = os.cpu_count() or count
+        if count > cores:
+            log.warning("%d workers on %d cores: each needs a core of its own", count, cores)
+
+    async def open(self, number: int) -> PipeLink:
+        """Start a process. Raises OSError if the machine cannot."""
+        process = WorkerProcess(number)
+        try:
+            return PipeLink(process, await MessageStream.over(process.socket))
+        except BaseException:
+            process.kill()
+            raise
+
+
+class WorkerProcess:
+    """The child process, the thread that prints its lines, and the thread that waits for its end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.socket, theirs = socket.socketpair()
+        descriptor = theirs.fileno()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, str(descriptor), str(number)],
+            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(descriptor,),
+            start_new_session=True,  # Ctrl-C is for the driver, which closes its workers
+        )
+        theirs.close()
+        self.lines: deque[str] = deque(maxlen=_LINES)
+        self.ended: Future[int] = Future()
+        """The exit status, as soon as the process has ended. Its last lines are known by then."""
+        self._printer = self._thread(self._print)
+        self._thread(self._wait)
+
+    def __str__(self) -> str:
+        return f"worker {self.number} (process {self.pid})"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def _thread(self, target: Any) -> threading.Thread:
+        thread = threading.Thread(target=target, name=f"agentrl-worker-{self.number}", daemon=True)
+        thread.start()
+        return thread
+
+    def _print(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as printed:
+            for raw in printed:
+                line = raw.decode(errors="replace").rstrip("\n")
+                self.lines.append(line)
+                with suppress(OSError, ValueError):  # a closed terminal must not stop the worker
+                    sys.stderr.write(f"worker {self.number}: {line}\n")
+
+    def _wait(self) -> None:
+        status = self._process.wait()
+        self._printer.join(1.0)  # a program that the worker has started may keep its stderr open
+        self.ended.set_result(status)
+
+
+class PipeLink:
+    """The connection to a worker in a child process."""
+
+    def __init__(self, process: WorkerProcess, stream: MessageStream) -> None:
+        self._process, self._stream = process, stream
+        self._numbers = count(1)
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._lost: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read())
+        self._watching = asyncio.create_task(self._watch())
+
+    @property
+    def lost(self) -> asyncio.Future[WorkerLostError]:
+        return self._lost
+
+    def name(self) -> str:
+        return str(self._process)
+
+    async def ask(self, method: str, *given: Any) -> Any:
+        if self._lost.done():
+            raise self._lost.result()
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._stream.send((number, method, given))
+        try:
+            return result_of(await answer, self.name())
+        finally:
+            self._asked.pop(number, None)
+
+    def tell(self, method: str, *given: Any) -> None:
+        self._stream.send((0, method, given))
+
+    def last_words(self) -> str:
+        return "\n".join(self._process.lines)
+
+    async def end(self) -> None:
+        """Close the connection, after which the process ends by itself; if it does not, kill it."""
+        self._stream.close()
+        await self._ended_soon()
+        await asyncio.wait([self._reading, self._watching])
+
+    async def _read(self) -> None:
+        """Settle the answers, until the connection ends."""
+        with suppress(EOFError):
+            while True:
+                number, outcome = await self._stream.receive()
+                answer = self._asked.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result(outcome)
+
+    async def _watch(self) -> None:
+        """Note the end of the process. Its connection alone does not tell: what it has started may keep it open."""
+        ended = asyncio.wrap_future(self._process.ended)
+        waited: list[asyncio.Future[Any]] = [ended, self._reading]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        self._lose(await self._ended_soon())
+
+    async def _ended_soon(self) -> int:
+        """The exit status of a process that cannot be heard any more: it ends by itself, or is killed."""
+        ended = asyncio.wrap_future(self._process.ended)
+        await asyncio.wait([ended], timeout=_END_S)
+        if not ended.done():
+            self._process.kill()
+        return await ended
+
+    def _lose(self, status: int) -> None:
+        lost = WorkerLostError(f"{self._process} ended {_how(status)}")
+        if not self._lost.done():
+            self._lost.set_result(lost)
+        self._stream.close()
+        for answer in list(self._asked.values()):
+            if not answer.done():
+                answer.set_exception(lost)
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"with status {status}"
+    try:
+        return f"by signal {signal.Signals(-status).name}"
+    except ValueError:
+        return f"by signal {-status}"
+
+
+def _python_path() -> str:
+    """Where the process finds this agentrl, and what else this process finds."""
+    own = str(Path(agentrl.__file__).parent.parent)
+    return os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH", ""))))

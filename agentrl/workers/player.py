@@ -1,0 +1,115 @@
+"""The worker's side: it opens the job, and answers requests of the driver. The same for each transport."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from agentrl import errors
+from agentrl._util.loading import load_object
+from agentrl.errors import AgentRLError
+from agentrl.workers.base import Job, JobOrder, encoded
+
+_GC_THRESHOLDS = (20_000, 50, 100)
+"""Live episodes are many objects that never die young. This process is ours, so it may collect less often."""
+
+Outcome = tuple[bytes | None, "tuple[str, str, str] | None"]
+"""A pickled result, or the error: its class, its text and its traceback."""
+
+
+class Player:
+    """Plays episodes for a driver. Each public method is one message of the driver; all run in one event loop."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._playing: dict[int, asyncio.Future[Any]] = {}
+        self._aborted = -1
+        """The last epoch that the driver has aborted."""
+        self._job: Job | None = None
+
+    async def begin(self, order: bytes, search_path: Sequence[str]) -> int:
+        """Open the job, and return the id of this process. Raises what opening it raises."""
+        sys.path.extend(folder for folder in search_path if folder not in sys.path)
+        said: JobOrder = pickle.loads(order)
+        opening = asyncio.ensure_future(self._stack.enter_async_context(load_object(said.opener)(said.config)))
+        self._job = await self._held(-1, opening)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLDS)
+        return os.getpid()
+
+    async def play(self, key: int, epoch: int, aborted: int, request: bytes) -> Any:
+        """The job's answer to a request of an epoch. `aborted` is the last epoch that the driver has aborted."""
+        assert self._job is not None, "the driver waits until this worker is ready"
+        self.abort(aborted)
+        playing = self._job.play(pickle.loads(request), lambda: epoch <= self._aborted)
+        return await self._held(key, asyncio.ensure_future(playing))
+
+    async def _held(self, key: int, task: asyncio.Future[Any]) -> Any:
+        self._playing[key] = task
+        try:
+            return await task
+        finally:
+            del self._playing[key]
+
+    def cancel(self, key: int) -> None:
+        """Nobody waits for this answer any more. The Env is closed."""
+        if (task := self._playing.get(key)) is not None:
+            task.cancel()
+
+    def abort(self, epoch: int) -> None:
+        """Abort the episodes of this epoch and of those before it. Later episodes are not touched."""
+        self._aborted = max(self._aborted, epoch)
+
+    async def status(self) -> Any:
+        return None if self._job is None else self._job.status()
+
+    async def close(self) -> None:
+        """Cancel all episodes, which closes their Envs, and close the job."""
+        tasks = list(self._playing.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._stack.aclose()
+
+
+async def answered(player: Player, method: str, given: Sequence[Any]) -> Outcome:
+    """The outcome of a method of the player, ready to be sent."""
+    try:
+        found = getattr(player, method)(*given)
+        result = await found if asyncio.iscoroutine(found) else found
+        return encoded(result, "the answer of an episode"), None
+    except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the boundary of the process: the driver raises it
+        return None, _described(exc)
+
+
+def _described(exc: BaseException) -> tuple[str, str, str]:
+    import traceback
+
+    own = next((cls.__name__ for cls in type(exc).__mro__ if _is_own(cls)), "")
+    text = str(exc) if own else f"{type(exc).__name__}: {exc}"
+    return own, text, "".join(traceback.format_exception(exc))
+
+
+def _is_own(cls: type) -> bool:
+    return issubclass(cls, AgentRLError) and getattr(errors, cls.__name__, None) is cls
+
+
+def result_of(outcome: Outcome, worker: str) -> Any:
+    """The result that a worker sent. Raises the error that it sent: agentrl's own as what it was, others as
+    RuntimeError with the worker's traceback."""
+    result, error = outcome
+    if error is not None:
+        name, text, traceback = error
+        if name:
+            raise getattr(errors, name)(text)
+        raise RuntimeError(f"{worker}: {text}\n{traceback}")
+    assert result is not None
+    return pickle.loads(result)

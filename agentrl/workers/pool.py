@@ -1,0 +1,247 @@
+"""The driver's side: sends each request to the least busy worker, and replaces workers that end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Self
+
+from agentrl._util.concurrency import is_cancelled
+from agentrl.errors import ConfigError, InfraError
+from agentrl.workers.base import START_S, JobOrder, Transport, WorkerLink, WorkerLostError
+
+log = logging.getLogger("agentrl")
+
+_STARTS = 2
+"""A worker that ends so often in a row before it is ready ends the run."""
+_FRUITLESS = 5
+"""A worker that ends so often in a row without having finished an episode ends the run."""
+_CLOSE_S = 35.0
+"""Seconds for a worker to close its Envs. An Env has `limits.close_s`, 30 by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswer:
+    """A worker's answer to a request."""
+
+    result: Any
+    worker: str
+    """The process that gave it: `home` of a later request that needs its memory."""
+    lost: Sequence[str] = ()
+    """Why workers ended that played it before."""
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """The place of one worker: its present process, and what came before."""
+
+    number: int
+    link: WorkerLink | None = None
+    ready: bool = False
+    pending: int = 0
+    starts: int = 0
+    """How often in a row it ended before it was ready."""
+    fruitless: int = 0
+    """How often in a row it ended without having finished an episode."""
+    lives: int = 0
+
+    @property
+    def home(self) -> str:
+        """The name of the present process."""
+        return f"{self.number}.{self.lives}"
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerPool:
+    """`size` workers that run one job. Use it in one event loop.
+
+    A request goes to the ready worker with the fewest pending ones. If the worker ends, the request is sent once to
+    another one, and the cause is logged and returned. If that one ends, too, WorkerLostError is raised. A worker that
+    has ended is replaced. If it ends twice in a row before it is ready, or again and again without finishing an
+    episode, each request raises ConfigError with the worker's last words. Whether a worker has ended is judged by its
+    process alone: a slow one is not dead.
+    """
+
+    transport: Transport
+    order: JobOrder
+    size: int
+    epoch: int = 0
+    """The number of the rollout that requests are sent for. An abort concerns this one and those before it."""
+    _aborted: int = -1
+    _order: bytes = b""
+    _seats: list[_Seat] = field(default_factory=list)
+    _keepers: list[asyncio.Task[None]] = field(default_factory=list)
+    _keys: count[int] = field(default_factory=count)
+    _changed: asyncio.Future[None] = field(init=False)
+    _fatal: Exception | None = None
+    _asking: set[asyncio.Future[Any]] = field(default_factory=set)
+
+    async def __aenter__(self) -> Self:
+        """Start the workers, and wait until all are ready. Raises ConfigError."""
+        self._order, self._changed = self.order.encoded(), asyncio.get_running_loop().create_future()
+        await self.transport.check(self.size)
+        self._seats = [_Seat(number) for number in range(self.size)]
+        self._keepers = [asyncio.create_task(self._keep(seat)) for seat in self._seats]
+        try:
+            await self._until(lambda: all(seat.ready for seat in self._seats))
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def play(self, request: bytes, *, home: str = "") -> WorkerAnswer:
+        """The answer to an encoded request. `home` is the worker that should play it, if it still lives."""
+        lost: list[str] = []
+        while True:
+            seat = await self._chosen(home)
+            try:
+                result = await self._played(seat, request)
+            except WorkerLostError as exc:
+                lost.append(str(exc))
+                if len(lost) > 1:
+                    raise WorkerLostError(f"two workers ended while they played it: {'; '.join(lost)}") from exc
+                log.warning("an episode restarts in another worker: %s", exc)
+                home = ""
+                continue
+            return WorkerAnswer(result, seat.home, tuple(lost))
+
+    async def _played(self, seat: _Seat, request: bytes) -> Any:
+        link, key = seat.link, next(self._keys)
+        assert link is not None
+        seat.pending += 1
+        asking = asyncio.ensure_future(link.ask("play", key, self.epoch, self._aborted, request))
+        self._asking.add(asking)
+        try:
+            result = await asking
+        except asyncio.CancelledError:
+            link.tell("cancel", key)
+            if self._fatal is not None and not is_cancelled():
+                raise self._fatal from None
+            raise
+        finally:
+            self._asking.discard(asking)
+            seat.pending -= 1
+        seat.fruitless = 0
+        return result
+
+    async def _chosen(self, home: str) -> _Seat:
+        """The worker named `home`, or the ready one with the fewest pending requests."""
+        if self._fatal is None and home:
+            for seat in self._seats:
+                if seat.ready and seat.home == home:
+                    return seat
+        await self._until(lambda: any(seat.ready for seat in self._seats))
+        return min((seat for seat in self._seats if seat.ready), key=lambda seat: seat.pending)
+
+    async def _until(self, condition: Any) -> None:
+        """Wait for a change of the workers. Raises what ended the pool."""
+        while self._fatal is None and not condition():
+            await asyncio.shield(self._changed)
+        if self._fatal is not None:
+            raise self._fatal
+
+    def abort(self) -> None:
+        """Abort the episodes of the present epoch, wherever they are."""
+        self._aborted = self.epoch
+        for seat in self._seats:
+            if seat.link is not None:
+                seat.link.tell("abort", self.epoch)
+
+    def next_epoch(self) -> None:
+        """The next rollout begins: what aborted the last one does not concern it."""
+        self.epoch += 1
+
+    async def status(self) -> list[Any]:
+        """What the episodes of each ready worker are doing."""
+        links = [seat.link for seat in self._seats if seat.ready and seat.link is not None]
+        asked = await asyncio.gather(*(link.ask("status") for link in links), return_exceptions=True)
+        return [found for found in asked if not isinstance(found, BaseException)]
+
+    async def close(self) -> None:
+        """Have each worker close its Envs, and end it, even if the caller is cancelled. Safe to call twice."""
+        await asyncio.shield(asyncio.ensure_future(self._close()))
+
+    async def _close(self) -> None:
+        keepers, self._keepers = self._keepers, []
+        for keeper in keepers:
+            keeper.cancel()
+        if keepers:
+            await asyncio.wait(keepers)
+        links = [seat.link for seat in self._seats if seat.link is not None]
+        for seat in self._seats:
+            seat.ready, seat.link = False, None
+        self.fail(InfraError("the workers have been closed"))
+        await asyncio.gather(*map(_closed, links))
+
+    async def _keep(self, seat: _Seat) -> None:
+        """Start a worker, and another one each time it has ended."""
+        try:
+            while True:
+                link = seat.link = await self.transport.open(seat.number)
+                try:
+                    async with asyncio.timeout(START_S):  # not wait_for, which may swallow a cancellation
+                        await link.ask("begin", self._order, sys.path)
+                    lost = await self._lived(seat, link)
+                except WorkerLostError as exc:
+                    seat.starts += 1
+                    lost = exc
+                self._judge(seat, link, lost)
+                await link.end()
+        except TimeoutError:
+            self.fail(
+                ConfigError(f"worker {seat.number} was not ready after {START_S:g} s; does the Env's share wait?")
+            )
+        except Exception as exc:  # noqa: BLE001 - whatever it is, each request raises it
+            self.fail(exc)
+
+    async def _lived(self, seat: _Seat, link: WorkerLink) -> WorkerLostError:
+        """The end of a worker that is ready."""
+        seat.lives, seat.starts = seat.lives + 1, 0
+        seat.ready = True
+        self._wake()
+        lost = await asyncio.shield(link.lost)
+        seat.ready = False
+        seat.fruitless += 1
+        return lost
+
+    def _judge(self, seat: _Seat, link: WorkerLink, lost: WorkerLostError) -> None:
+        """Raises ConfigError if no other worker should take the place of this one."""
+        often = ""
+        if seat.starts >= _STARTS:
+            often = "ended again before it was ready"
+        elif seat.fruitless >= _FRUITLESS:
+            often = f"ended {seat.fruitless} times without finishing an episode"
+        if often:
+            words = link.last_words()
+            raise ConfigError(f"{lost}; worker {seat.number} {often}" + (f". It said last:\n{words}" if words else ""))
+        log.warning("%s; another one takes its place", lost)
+
+    def fail(self, exc: Exception) -> None:
+        """End the pool: each request, present and later, raises this error."""
+        self._fatal = self._fatal or exc
+        for asking in list(self._asking):
+            asking.cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have those who wait for a worker look again."""
+        changed, self._changed = self._changed, asyncio.get_running_loop().create_future()
+        if not changed.done():
+            changed.set_result(None)
+
+
+async def _closed(link: WorkerLink) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await link.ask("close")
+    except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the other workers must be closed, too
+        if not isinstance(exc, WorkerLostError):
+            log.warning("%s did not close its Envs: %s", link.name(), exc)
+    await link.end()

@@ -1,0 +1,68 @@
+# ruff: noqa: ASYNC110, ASYNC240 - files and polls are how processes tell a test what they do
+"""Envs that workers find by their path, and their script."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from agentrl import Env, StepResult, tool
+
+
+class Adder(Env):
+    """Adds numbers by a tool. `share` notes the process."""
+
+    config: dict[str, Any]
+
+    @classmethod
+    def share(cls, config):
+        if config.get("folder"):
+            with (Path(config["folder"]) / "shared").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    @tool
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: one
+            b: the other
+        """
+        return a + b
+
+    async def score(self, trajectory):
+        return float(str(self.task.label) in trajectory.answer)
+
+
+class Unruly(Env):
+    """Does what its task says."""
+
+    async def step(self, action):
+        name = self.task.metadata["does"]
+        if name == "bug":
+            return {}["zebra"]
+        if name == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name == "die once":
+            mark = Path(self.task.metadata["mark"])
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        if name == "wait":
+            while not Path(self.task.metadata["mark"]).exists():
+                await asyncio.sleep(0.01)
+        return StepResult(done=True, reward=1.0)
+
+
+def script(ids):
+    """A call of `add` until the prompt is long, then an answer."""
+    if len(ids) < 100:
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": len(ids) % 7}}}
+            ],
+        }
+    return "the sum is 5"

@@ -1,0 +1,230 @@
+# ruff: noqa: ASYNC110, ASYNC220 - files and polls are how processes tell a test what they do
+"""Workers over pipes: real processes, a job that does what it is told."""
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ConfigError, EngineLostError, InfraError
+from agentrl.workers import JobOrder, WorkerLostError, WorkerPool
+from agentrl.workers.base import encoded
+from agentrl.workers.pipes import PipeTransport
+
+JOB = f"{Path(__file__).with_name('noisy_job.py')}:open_job"
+
+
+def workers(folder, size=2):
+    return WorkerPool(transport=PipeTransport(), order=JobOrder(JOB, str(folder)), size=size)
+
+
+def ask(pool, verb, said="x", **given):
+    return asyncio.ensure_future(pool.play(pickle.dumps((verb, said)), **given))
+
+
+async def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.01)
+    return found
+
+
+def pids(folder, name="opened"):
+    file = folder / name
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def lives(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_requests_go_to_the_least_busy_worker(tmp_path):
+    async with workers(tmp_path) as pool:
+        waiting = [ask(pool, "until", f"go{i}") for i in range(2)]
+        first, second = sorted(pids(tmp_path))
+        await until(lambda: [seat.pending for seat in pool._seats] == [1, 1])
+        third = ask(pool, "until", "go2")
+        (tmp_path / "go0").touch()
+        assert (await waiting[0]).result[1] in (first, second)
+        busy = {seat.pending for seat in pool._seats}
+        assert busy == {0, 2} or busy == {1}
+        for name in ("go1", "go2"):
+            (tmp_path / name).touch()
+        await asyncio.gather(*waiting, third)
+        assert [seat.pending for seat in pool._seats] == [0, 0]
+    assert sorted(pids(tmp_path, "closed")) == [first, second]
+    assert not lives(first)
+    assert not lives(second)
+
+
+async def test_an_error_keeps_its_class(tmp_path):
+    async with workers(tmp_path, 1) as pool:
+        with pytest.raises(ConfigError, match="no such task"):
+            await ask(pool, "refuse", "no such task")
+        with pytest.raises(EngineLostError, match="gone"):
+            await ask(pool, "lose", "gone")
+        with pytest.raises(RuntimeError, match=r"worker 0 \(process \d+\): KeyError: 'zebra'\n(.|\n)*noisy_job.py"):
+            await ask(pool, "bug", "zebra")
+        with pytest.raises(ConfigError, match="the answer of an episode cannot be sent to a worker"):
+            await ask(pool, "unsendable")
+        assert (await ask(pool, "echo", "still there")).result[0] == "still there"
+
+
+async def test_a_killed_worker_loses_no_request(tmp_path, caplog):
+    async with workers(tmp_path) as pool:
+        asked = [ask(pool, "until", "go") for _ in range(200)]
+        await until(lambda: [seat.pending for seat in pool._seats] == [100, 100])
+        victim = pids(tmp_path)[0]
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: len(pids(tmp_path)) == 3)
+        (tmp_path / "go").touch()
+        answers = await asyncio.gather(*asked)
+        assert len(answers) == 200
+        again = [answer for answer in answers if answer.lost]
+        assert len(again) == 100
+        assert {answer.lost for answer in again} == {
+            (f"worker {again[0].lost[0].split()[1]} (process {victim}) ended by signal SIGKILL",)
+        }
+        assert victim not in {answer.result[1] for answer in answers}
+    assert "another one takes its place" in caplog.text
+
+
+async def test_a_request_that_ends_two_workers_is_given_up(tmp_path):
+    async with workers(tmp_path) as pool:
+        with pytest.raises(WorkerLostError, match=r"two workers ended while they played it: .* SIGKILL; .* SIGKILL"):
+            await ask(pool, "kill")
+        answer = await ask(pool, "once", "a")
+        assert len(answer.lost) == 1
+
+
+async def test_a_job_that_cannot_be_opened_is_a_mistake_of_the_configuration(tmp_path):
+    (tmp_path / "refuse").touch()
+    with pytest.raises(ConfigError, match="share failed: no corpus"):
+        async with workers(tmp_path):
+            pass
+
+
+async def test_a_worker_that_ends_at_its_start_again_ends_the_run_with_its_own_words(tmp_path):
+    (tmp_path / "die").touch()
+    with pytest.raises(ConfigError, match=r"worker 0 ended again before it was ready. It said last:\ncannot allocate"):
+        async with workers(tmp_path, 1):
+            pass
+
+
+async def test_a_worker_that_cannot_be_replaced_ends_every_request(tmp_path):
+    async with workers(tmp_path, 1) as pool:
+        waiting = ask(pool, "until", "never")
+        await until(lambda: pool._seats[0].pending)
+        (tmp_path / "die").touch()
+        os.kill(pids(tmp_path)[0], signal.SIGKILL)
+        with pytest.raises(ConfigError, match="cannot allocate"):
+            await waiting
+        with pytest.raises(ConfigError, match="cannot allocate"):
+            await ask(pool, "echo")
+
+
+async def test_workers_that_end_again_and_again_end_the_run(tmp_path):
+    async with workers(tmp_path, 1) as pool:
+        with pytest.raises(ConfigError, match="ended 5 times without finishing an episode"):  # noqa: PT012
+            while True:
+                with pytest.raises(WorkerLostError):
+                    await ask(pool, "kill")
+
+
+async def test_an_abort_concerns_its_own_epoch_only(tmp_path):
+    async with workers(tmp_path) as pool:
+        old = [ask(pool, "wait", i) for i in range(4)]
+        await until(lambda: sum(seat.pending for seat in pool._seats) == 4)
+        late = pool.epoch
+        pool.abort()
+        assert [answer.result[1] for answer in await asyncio.gather(*old)] == ["aborted"] * 4
+        pool.next_epoch()
+        new = [ask(pool, "wait", i) for i in range(4)]
+        await until(lambda: sum(seat.pending for seat in pool._seats) == 4)
+        for seat in pool._seats:
+            seat.link.tell("abort", late)  # an abort of the last rollout that arrives now
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in new)
+        pool.abort()
+        await asyncio.gather(*new)
+
+
+async def test_a_cancelled_request_is_cancelled_in_its_worker(tmp_path):
+    async with workers(tmp_path, 1) as pool:
+        waiting = ask(pool, "until", "never")
+        await until(lambda: pool._seats[0].pending)
+        while "never" not in (await pool.status())[0]:
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await until((tmp_path / "never.cancelled").exists)
+        assert await pool.status() == [[]]
+
+
+async def test_closing_cancels_what_is_played(tmp_path):
+    async with workers(tmp_path) as pool:
+        waiting = ask(pool, "until", "never")
+        await until(lambda: any(seat.pending for seat in pool._seats))
+    assert (tmp_path / "never.cancelled").exists()
+    with pytest.raises(InfraError, match="closed"):
+        await waiting
+
+
+async def test_a_request_goes_home_if_its_worker_lives(tmp_path):
+    async with workers(tmp_path) as pool:
+        answer = await ask(pool, "echo")
+        for _ in range(3):
+            assert (await ask(pool, "echo", home=answer.worker)).result[1] == answer.result[1]
+        os.kill(answer.result[1], signal.SIGKILL)
+        await until(lambda: len(pids(tmp_path)) == 3)
+        assert (await ask(pool, "echo", home=answer.worker)).result[1] != answer.result[1]
+
+
+async def test_what_a_worker_prints_is_shown_with_its_number(tmp_path, capfd):
+    async with workers(tmp_path, 1) as pool:
+        await ask(pool, "print", "corpus loaded")
+        await until(lambda: any("corpus" in line for line in pool._seats[0].link.last_words().splitlines()))
+    assert "worker 0: corpus loaded\n" in capfd.readouterr().err
+
+
+def test_what_cannot_be_sent_is_named():
+    with pytest.raises(ConfigError, match="task 7 cannot be sent to a worker"):
+        encoded({"open": lambda: 0}, "task 7")
+
+
+DRIVER = """
+import asyncio, pickle, sys
+from agentrl.workers import JobOrder, WorkerPool
+from agentrl.workers.pipes import PipeTransport
+
+async def main():
+    order = JobOrder(sys.argv[1], sys.argv[2])
+    async with WorkerPool(transport=PipeTransport(), order=order, size=2) as pool:
+        await asyncio.gather(*(pool.play(pickle.dumps(("until", "never"))) for _ in range(20)))
+
+asyncio.run(main())
+"""
+
+
+async def test_workers_of_a_killed_driver_close_and_end(tmp_path):
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, JOB, str(tmp_path)], stderr=subprocess.DEVNULL)
+    await until(lambda: len(pids(tmp_path)) == 2)
+    await asyncio.sleep(0.2)
+    driver.kill()
+    driver.wait()
+    both = pids(tmp_path)
+    await until(lambda: not any(map(lives, both)))
+    assert sorted(pids(tmp_path, "closed")) == sorted(both)
+    assert (tmp_path / "never.cancelled").exists()
