@@ -1,30 +1,38 @@
 """What the glue itself costs: `agentrl.adapt` beside slime's search-R1 example and its OpenAI adapter.
 
-SLIME_SRC=/path/to/slime python -m benchmarks.adapt_cost        (without SLIME_SRC: agentrl alone)
+SLIME_SRC=/path/to/slime python -m benchmarks.adapt_cost        (without SLIME_SRC: without slime's)
+
+agentrl is played as it is, with every bridge rendered instead of taken from the memo, and with the fast BPE.
+`renderers` and miles-tito-tokenizers play in a bare loop (prompt, request, next prompt), if they can be imported.
 
 BENCH_TOKENIZER names the tokenizer of a Qwen model, by its folder. Without it, one that is here is taken, or a small
 one with three times as many tokens; the first line says which.
 
 One engine for all, in a separate process, answers every request at once with the same 25 tokens: a call, or at the
-last turn an answer. A tool result has 600 tokens and costs nothing. What is measured is the CPU time of this process,
-so neither the engine's nor a neighbour's load counts. Contenders are timed in turn, round by round; medians are shown.
+last turn an answer. A tool result has 600 tokens of fresh text and costs nothing. What is measured is the CPU time of
+this process, so neither the engine's nor a neighbour's load counts. Contenders are timed in turn, round by round;
+medians are shown.
 
 Not equal in all respects, each time in the others' favour: search-R1 sends text, which the engine would have to
-tokenise from the beginning in every turn; the OpenAI adapter's parsers are stood in for by two regular expressions.
+tokenise from the beginning in every turn; the OpenAI adapter's parsers are stood in for by two regular expressions;
+the bare loops parse little or nothing, make no sample and have no limits.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
+import importlib.util
 import json
 import multiprocessing
+import os
+import shutil
 import sys
 import time
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -35,16 +43,27 @@ from typing import Any
 from aiohttp import ClientSession, TCPConnector, web
 
 from agentrl import Env, adapt, tool
+from agentrl.render import fast_bpe, memo
 from benchmarks import peers
+from benchmarks.fresh_episodes import FreshText
 from benchmarks.peers import SLIME_SRC, TOOLS, load_tokenizer, save, slime_missing
 
 TURNS = (2, 8, 32)
 EPISODES = 16
 """At a time."""
-ROUNDS = 5
+ROUNDS = 3
 QUESTION = "Which river flows through the capital of France?"
 SEARCH = '<tool_call>\n{"name": "search", "arguments": {"query": "the river of the capital"}}\n</tool_call>'
-RESULT = "The river Seine flows through Paris, and past it. " * 54
+RESULT_TOKENS, RESULTS = 600, 512
+"""Tokens of a tool's result, and how many there are: enough that the tokenizer has forgotten the words of one before it
+comes again."""
+AGENTRL = {
+    "agentrl.adapt": {},
+    "agentrl.adapt, rendered": {memo.VARIABLE: "off"},
+    "agentrl.adapt, fast BPE": {fast_bpe.VARIABLE: "on"},
+}
+"""How agentrl is played, and the environment in which its renderer is loaded."""
+results: Iterator[str] = iter(())
 
 Play = Callable[[int], Awaitable[int]]
 """Plays one episode of so many turns; returns the tokens of its sample."""
@@ -56,7 +75,7 @@ class Search(Env):
     @tool
     async def search(self, query: str) -> str:
         """Search the encyclopedia."""
-        return RESULT
+        return next(results)
 
     def score(self, trajectory: Any) -> float:
         return float("Seine" in trajectory.answer)
@@ -146,7 +165,7 @@ def play_search_r1(args: SimpleNamespace, sample: Callable[[], Any]) -> Play:
     example = importlib.import_module("generate_with_search")
 
     async def search(query: str) -> str:
-        return RESULT
+        return next(results)
 
     example.search = search
 
@@ -188,15 +207,89 @@ def play_openai_adapter(
                 served.url, json=body, headers={"Authorization": f"Bearer {session}"}
             ) as said:
                 message = (await said.json())["choices"][0]["message"]
-            results = [
-                {"role": "tool", "tool_call_id": call["id"], "content": RESULT}
+            answers = [
+                {"role": "tool", "tool_call_id": call["id"], "content": next(results)}
                 for call in message.get("tool_calls") or ()
             ]
-            messages += [message, *results]
+            messages += [message, *answers]
         samples = await adapter.finish_session(session, base_sample=sample(), reward=1.0)
         return sum(len(part.tokens) for part in samples)
 
     return play, started
+
+
+def play_bare(tokenizer: Any, url: str, peer: str) -> tuple[Play, Callable[[], AbstractAsyncContextManager[None]]]:
+    """A loop that only makes prompts, with one of the libraries that continue tokens."""
+    served = SimpleNamespace(client=None)
+    follow = renderers_prompts(tokenizer) if peer == "renderers" else tito_prompts(tokenizer)
+    called = {"name": "search", "arguments": {"query": "the river of the capital"}}
+
+    @asynccontextmanager
+    async def started() -> AsyncIterator[None]:
+        async with ClientSession(connector=TCPConnector(limit=0)) as served.client:
+            yield
+
+    async def ask(tokens: list[int]) -> list[int]:
+        body = {"input_ids": tokens, "sampling_params": {"temperature": 1.0}, "return_logprob": True}
+        async with served.client.post(f"{url}/generate", json=body) as answer:
+            return [token for _, token, _ in (await answer.json())["meta_info"]["output_token_logprobs"]]
+
+    async def play(turns: int) -> int:
+        messages: list[Any] = [{"role": "user", "content": QUESTION}]
+        prompt = tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True, return_dict=False)
+        for number in range(turns - 1):
+            sampled = await ask(prompt)
+            call = {"id": f"call{number:05}", "type": "function", "function": called}
+            new = {"role": "tool", "tool_call_id": call["id"], "name": "search", "content": next(results)}
+            messages += [{"role": "assistant", "content": "", "tool_calls": [call]}, new]
+            prompt = follow(messages, prompt, sampled)
+        return len(prompt) + len(await ask(prompt))
+
+    return play, started
+
+
+Follow = Callable[[list[Any], list[int], list[int]], list[int]]
+"""The next prompt, from all messages, the prompt before the turn, and the turn."""
+
+
+def renderers_prompts(tokenizer: Any) -> Follow:
+    renderer = peers.make_renderers(tokenizer, known=True)
+
+    def follow(messages: list[Any], prompt: list[int], sampled: list[int]) -> list[int]:
+        renderer.parse_response(sampled, tools=TOOLS)
+        return list(renderer.bridge_to_next_turn(prompt, sampled, messages[-1:], tools=TOOLS).token_ids)
+
+    return follow
+
+
+def tito_prompts(tokenizer: Any) -> Follow:
+    library = importlib.import_module("miles_tito_tokenizers")
+    tito = library.get_tito_tokenizer(tokenizer, "qwen3", allowed_append_roles=["tool", "user"])
+
+    def follow(messages: list[Any], prompt: list[int], sampled: list[int]) -> list[int]:
+        return list(tito.merge_tokens(messages[:-1], messages, [*prompt, *sampled], tools=TOOLS))
+
+    return follow
+
+
+def bare_loops(tokenizer: Any, url: str) -> dict[str, tuple[Play, Callable[[], AbstractAsyncContextManager[None]]]]:
+    """The libraries that are here."""
+    modules = {"renderers": "renderers", "miles-tito": "miles_tito_tokenizers"}
+    return {
+        f"{name}, bare loop": play_bare(tokenizer, url, name)
+        for name, module in modules.items()
+        if importlib.util.find_spec(module)
+    }
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
 
 
 async def measure(contenders: Mapping[str, Play], turns: Any) -> list[dict[str, Any]]:
@@ -219,15 +312,17 @@ async def measure(contenders: Mapping[str, Play], turns: Any) -> list[dict[str, 
 
 
 def show(rows: list[dict[str, Any]]) -> None:
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"CPU time of the glue, median of {ROUNDS} rounds of {EPISODES} episodes at a time")
     print(f"{'turns':>5} {'tokens':>7}  {'':24} {'ms/episode':>10} {'ms/turn':>8} {'ratio':>6}")
     base = {row["turns"]: row["ms_per_episode"] for row in rows if row["name"] == "agentrl.adapt"}
     for row in rows:
         per_episode, ratio = row["ms_per_episode"], row["ms_per_episode"] / base[row["turns"]]
+        row["load"] = round(os.getloadavg()[0], 1)
         row["ms_per_turn"], row["ratio"] = round(per_episode / row["turns"], 3), round(ratio, 2)
         print(
             f"{row['turns']:>5} {row['tokens']:>7,}  {row['name']:24} {per_episode:>10.2f} {row['ms_per_turn']:>8.2f} "
-            f"{ratio:>5.1f}x"
+            f"{ratio:>5.2f}x"
         )
 
 
@@ -258,29 +353,40 @@ def make_args(port: int, model: Path, **more: Any) -> SimpleNamespace:
 
 
 async def run(ports: Mapping[str, int], turns: Any, tokenizer: Any, model: Path) -> list[dict[str, Any]]:
-    number = iter(range(1_000_000))
+    number, contenders = iter(range(1_000_000)), dict[str, Play]()
     config = {"env": f"{__name__}:Search", "limits": {"turns": max(TURNS)}}
-    ours = make_args(ports["agentrl.adapt"], model, agentrl=config)
-    if missing := slime_missing():
-        print(f"agentrl alone: {missing}")
+    missing = slime_missing()
+    if missing:
+        print(f"without slime: {missing}")
         from tests.slime.conftest import Sample
-
-        return await measure({"agentrl.adapt": play_agentrl(ours, lambda: Sample(prompt=QUESTION))}, turns)
-    from slime.utils.http_utils import init_http_client
-    from slime.utils.types import Sample as SlimeSample
+    else:
+        from slime.utils.types import Sample
 
     def sample() -> Any:
-        return SlimeSample(index=next(number), prompt=QUESTION)
+        return Sample(index=next(number), prompt=QUESTION)
 
-    stock = make_args(ports["slime search-r1"], model)
-    init_http_client(stock)
-    play, started = play_openai_adapter(tokenizer, f"http://127.0.0.1:{ports['slime OpenAI adapter']}", sample)
-    async with started():
-        contenders = {
-            "agentrl.adapt": play_agentrl(ours, sample),
-            "slime search-r1": play_search_r1(stock, sample),
-            "slime OpenAI adapter": play,
-        }
+    turns.value = TURNS[0]
+    async with AsyncExitStack() as stack:
+        for name, variables in AGENTRL.items():
+            if fast_bpe.VARIABLE in variables and not importlib.util.find_spec("fastokens"):
+                continue
+            own = Path(shutil.copytree(model, model.with_name(f"{model.name} {name}")))  # so a renderer of its own
+            play = play_agentrl(make_args(ports["agentrl.adapt"], own, agentrl=config), sample)
+            with environment(variables):
+                await play(TURNS[0])
+            contenders[name] = play
+        if not missing:
+            from slime.utils.http_utils import init_http_client
+
+            stock = make_args(ports["slime search-r1"], model)
+            init_http_client(stock)
+            url = f"http://127.0.0.1:{ports['slime OpenAI adapter']}"
+            adapter, started = play_openai_adapter(tokenizer, url, sample)
+            await stack.enter_async_context(started())
+            contenders |= {"slime search-r1": play_search_r1(stock, sample), "slime OpenAI adapter": adapter}
+        for name, (bare, opened) in bare_loops(tokenizer, f"http://127.0.0.1:{ports['agentrl.adapt']}").items():
+            await stack.enter_async_context(opened())
+            contenders[name] = bare
         return await measure(contenders, turns)
 
 
@@ -288,7 +394,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if SLIME_SRC:
         sys.path.append(SLIME_SRC)
+    global results
     tokenizer = load_tokenizer()
+    fresh = FreshText(tokenizer)
+    results = cycle([fresh.tokens(RESULT_TOKENS).replace("<", "(") for _ in range(RESULTS)])
     first = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], tools=TOOLS, return_dict=False)
     end_of_call = tokenizer.convert_tokens_to_ids("</tool_call>")
     called = Script(
@@ -299,10 +408,11 @@ def main() -> None:
     )
     searched = Script(b"</information>", "<search>the river of the capital</search>", "<answer>Seine</answer>")
     scripts = {"agentrl.adapt": called, "slime search-r1": searched, "slime OpenAI adapter": called}
-    with engines(scripts) as (ports, turns), TemporaryDirectory() as model:
+    with engines(scripts) as (ports, turns), TemporaryDirectory() as folder:
+        model = Path(folder, "model")
         tokenizer.save_pretrained(model)
-        Path(model, "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
-        rows = asyncio.run(run(ports, turns, tokenizer, Path(model)))
+        (model / "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
+        rows = asyncio.run(run(ports, turns, tokenizer, model))
     show(rows)
     save("adapt_cost", rows)
 
