@@ -25,6 +25,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import time
@@ -83,7 +84,7 @@ class Search(Env):
 
 @dataclass(frozen=True)
 class Script:
-    """What the engine says: `call` until `marker` was seen in the request once for each turn but the last."""
+    """What the engine says: `call` until the pattern `marker` was found once for each turn but the last."""
 
     marker: bytes
     call: str
@@ -112,7 +113,7 @@ def serve(scripts: Mapping[str, Script], turns: Any, ready: Connection) -> None:
         call, last = answer(script.call), answer(script.answer)
 
         async def generate(request: web.Request) -> web.Response:
-            seen = (await request.read()).count(script.marker) - script.before
+            seen = len(re.findall(script.marker, await request.read())) - script.before
             return web.Response(body=call if seen < turns.value - 1 else last, content_type="application/json")
 
         app = web.Application(client_max_size=1 << 30)
@@ -401,7 +402,7 @@ def main() -> None:
     first = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], tools=TOOLS, return_dict=False)
     end_of_call = tokenizer.convert_tokens_to_ids("</tool_call>")
     called = Script(
-        f", {end_of_call}".encode(),  # not the bare number, which a request's id may hold
+        rf", ?{end_of_call}\b".encode(),  # not the bare number, which a request's id may hold
         f"{SEARCH}<|im_end|>",
         "It is the Seine.<|im_end|>",
         first.count(end_of_call),

@@ -21,7 +21,7 @@ REASONS: dict[str, Reason] = {
     ),
     "off_policy": Reason(
         "Other weights than the present ones sampled these tokens, or another model wrote them.",
-        "--mask-offpolicy-in-partial-rollout under slime; a player's turns are always masked",
+        "--mask-offpolicy-in-partial-rollout (slime); stale: mask (fully_async); a player's turns are always masked",
     ),
     "env_failure": Reason(
         "The environment broke. The reward is no evidence about the model, so the whole episode is left out.",
@@ -45,7 +45,8 @@ REASONS: dict[str, Reason] = {
     ),
     "undelivered": Reason("The agent never received this reply.", "no option: the request was cut off"),
     "replaced": Reason(
-        "All episodes of the group got the same reward, and refill put another group in its place.", "refill (train)"
+        "The group taught nothing (equal rewards, failures) or a filter dropped it, and refill put another in its place.",
+        "refill, filters (train)",
     ),
     "removed": Reason("slime removes the whole sample from training (remove_sample).", "the rollout that set it"),
     "copied": Reason("A copy of an earlier trajectory, kept as context.", "no option: it was trained there"),
