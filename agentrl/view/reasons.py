@@ -45,7 +45,7 @@ REASONS: dict[str, Reason] = {
     ),
     "undelivered": Reason("The agent never received this reply.", "no option: the request was cut off"),
     "replaced": Reason(
-        "The group taught nothing (equal rewards, failures) or a filter dropped it, and refill put another in its place.",
+        "The group taught nothing (equal rewards, failures) or a filter dropped it; refill put another in its place.",
         "refill, filters (train)",
     ),
     "removed": Reason("slime removes the whole sample from training (remove_sample).", "the rollout that set it"),
