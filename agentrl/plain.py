@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import copyreg
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -27,6 +28,8 @@ MAX_VALUES = 100_000
 """How many values may be held in total; `range(10**12)` would take forever."""
 _MAX_BITS = 4096
 """The longest whole number, in bits. Python refuses to print much longer ones."""
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+"""Classes of values that cannot change. A subclass may."""
 _LARGEST = 3.4e38
 """About the largest number of a float32, in which rewards are trained on."""
 
@@ -53,6 +56,8 @@ def to_json_lossy(value: Any) -> JSON:
 
 def copied(value: T, what: str) -> T:
     """A copy that shares no mutable part with the value. Raises TypeError if no such copy can be made."""
+    if _is_flat(value):
+        return copy.copy(value)
     try:
         return copy.deepcopy(value)
     except RecursionError:  # no data set is nested so deeply, and records show only its upper part
@@ -61,6 +66,11 @@ def copied(value: T, what: str) -> T:
         at = f" at {found}" if (found := _uncopied(value)) else ""
         why = " ".join(str(exc).split())
         raise TypeError(f"{what} cannot be copied for each episode ({why}{at}); put only JSON into it") from exc
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether it is a dict of which no part can change, as most arguments of calls are."""
+    return type(value) is dict and _SCALARS.issuperset(map(type, chain(value, value.values())))
 
 
 def _view(held: dict[Any, Any]) -> MappingProxyType[Any, Any]:
@@ -136,6 +146,10 @@ _CONTAINERS = (dict, list, tuple, Mapping, Sequence)
 """Abstract classes are checked last, because that is slow. A tuple is checked faster than a union."""
 
 
+_SIZED: tuple[type, ...] = (type({}.items()), list, tuple)
+"""Classes whose length can be relied on."""
+
+
 @dataclass(slots=True)
 class _Conversion:
     """The state of one conversion."""
@@ -159,6 +173,8 @@ def _said(where: _Place) -> str:
 
 
 def _converted(value: Any, where: _Place, depth: int, walk: _Conversion) -> JSON:
+    if type(value) is str:  # the usual case first
+        return text(value)
     if isinstance(value, Enum):
         return _converted(value.value, where, depth, walk)
     if isinstance(value, str):
@@ -191,8 +207,15 @@ def _held(value: Mapping[Any, Any] | Sequence[Any], where: _Place, depth: int, w
     return [_converted(item, (where, i), depth, walk) for i, item in enumerate(_within(value, where, walk))]
 
 
-def _within(items: Iterable[T], where: _Place, walk: _Conversion) -> Iterator[T]:
+def _within(items: Collection[T], where: _Place, walk: _Conversion) -> Iterable[T]:
     """The items, up to the number that may be held."""
+    if type(items) in _SIZED and len(items) <= walk.left:
+        walk.left -= len(items)
+        return items
+    return _counted(items, where, walk)
+
+
+def _counted(items: Iterable[T], where: _Place, walk: _Conversion) -> Iterator[T]:
     for item in items:
         walk.left -= 1
         if walk.left < 0:

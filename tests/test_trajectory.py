@@ -254,6 +254,25 @@ class OnlyGrows(array):
         return super().__getitem__(at) if isinstance(at, slice) and at.start >= self.held else self._refuse()
 
 
+def test_spans_are_the_same_read_one_by_one_or_all_together():
+    """A masked turn, an aborted one, and one without an observation after it."""
+    t = Trajectory()
+    t.append_prompt(Rendered((1, 2), ()))
+    for turn in range(3):
+        t.append_model(Generation((10 + turn, 20 + turn), (-0.5, -0.5), "abort", weight_version="1"))
+        t.append_model(Generation((30 + turn,), (-0.5,), "stop", weight_version="2"))
+        t.append_action(Action("", ""))
+        if turn < 2:
+            t.append_observation(Rendered((3, 4), (RenderedSpan("close", 0, 1), RenderedSpan("observation", 1, 2))))
+    t.mask("off_policy", turn=1)
+    spans = t.segment.spans
+    assert list(spans) == [spans[i] for i in range(len(spans))]
+    assert list(spans)[-1].stop == t.response_length
+    assert [t.segment.tokens_of(turn) for turn in range(3)] == [[10, 20, 30], [11, 21, 31], [12, 22, 32]]
+    assert t.turn_tokens == [12, 22, 32]
+    assert t.segment.tokens_of(3) == []
+
+
 def test_an_append_touches_only_the_new_tokens():
     t = two_turns()
     t.append_observation(rendered(1, 2, 1))

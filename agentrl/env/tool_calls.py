@@ -122,6 +122,8 @@ def _error(call: ToolCall, text: str) -> tuple[Message, ToolResult]:
 
 def _images(content: Any) -> Any:
     """The parts of a tool's result, if one of them is an image: also MCP's, whose result has them under a key."""
+    if isinstance(content, str):
+        return None
     parts = content.get("content") if isinstance(content, Mapping) and not is_image(content) else content
     parts = [parts] if isinstance(parts, Image) or (isinstance(parts, Mapping) and is_image(parts)) else parts
     return parts if has_image(parts) else None
@@ -141,6 +143,8 @@ def _with_images(message: Message) -> Message:
 def _refuse_media(name: str, content: JSON) -> None:
     """Raises ValueError for a result with sound or video: as JSON it is base64, which a model reads as text. That is a
     bug in the Env, which the model must not see."""
+    if isinstance(content, str):
+        return
     parts = content.get("content", content) if isinstance(content, Mapping) else content
     for part in parts if isinstance(parts, list | tuple) else [parts]:
         kind = part.get("type") if isinstance(part, Mapping) else None

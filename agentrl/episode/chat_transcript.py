@@ -49,7 +49,7 @@ class ChatTranscript:
 
     def keep(self, trajectory: Trajectory) -> None:
         """Keep the last answer for later requests; its action has been appended."""
-        action = trajectory.last_action
+        action = trajectory.last_action if self._last is not None else None
         if self._last is not None and action is not None:
             cut = action.finish_reason != "stop"
             message = {"role": "assistant", "content": action.text} if cut else self._last.sent_back

@@ -62,10 +62,13 @@ class Markers:
     def count(self, value: Any) -> int:
         """How many special tokens are in the strings of a value, apart from the model's own markers."""
         if isinstance(value, str):
-            if not any(char in value for char in self._first):
+            for char in self._first:
+                if char in value:
+                    break
+            else:
                 return 0
             return sum(found not in self.own for found in self.pattern.findall(value))
-        if isinstance(value, Mapping):
+        if isinstance(value, (dict, Mapping)):  # checked faster than the abstract class alone
             return sum(self.count(key) + self.count(item) for key, item in value.items())
         return sum(map(self.count, value)) if isinstance(value, list | tuple) else 0
 

@@ -323,7 +323,7 @@ def name_of(tokenizer: Any) -> str:
 
 
 def _of_assistant(said: Any) -> bool:
-    return isinstance(said, Mapping) and said.get("role") == "assistant"
+    return isinstance(said, (dict, Mapping)) and said.get("role") == "assistant"
 
 
 def breaks(error: TemplateError) -> bool:

@@ -185,13 +185,10 @@ class Segment:
 
     def tokens_of(self, turn: int) -> list[int]:
         """Sampled tokens of one turn."""
-        found: list[int] = []
-        for span in reversed(self.spans):
-            if span.turn < turn:
-                break
-            if span.turn == turn and span.kind == "sampled":
-                found = self.ids[self.prompt_length + span.start : self.prompt_length + span.stop].tolist() + found
-        return found
+        first, found = self.prompt_length, array("i")
+        for start, stop in self.spans.sampled_in(turn):
+            found += self.ids[first + start : first + stop]
+        return found.tolist()
 
     @property
     def prefix_breaks(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, overload
 
@@ -108,6 +108,22 @@ class Spans(Sequence[Span]):
     def __getitem__(self, at: int | slice) -> Span | list[Span]:
         places = range(len(self))[at]
         return [self._span(place) for place in places] if isinstance(places, range) else self._span(places)
+
+    def __iter__(self) -> Iterator[Span]:
+        start, rows = 0, iter(self._rows)
+        for stop, turn, mark in zip(rows, rows, rows, strict=True):
+            yield Span(start, stop, turn, *self._marks[mark])
+            start = stop
+
+    def sampled_in(self, turn: int) -> list[tuple[int, int]]:
+        """Where each sampled span of a turn starts and stops. The last turn is found at once."""
+        rows, found = self._rows, list[tuple[int, int]]()
+        for at in range(len(rows) - 3, -1, -3):
+            if rows[at + 1] < turn:
+                break
+            if rows[at + 1] == turn and self._marks[rows[at + 2]][0] == "sampled":
+                found.append((rows[at - 3] if at else 0, rows[at]))
+        return found[::-1]
 
     def _span(self, place: int) -> Span:
         stop, turn, mark = self._rows[3 * place : 3 * place + 3]

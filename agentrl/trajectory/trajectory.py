@@ -188,7 +188,8 @@ class Trajectory:
     def final(self) -> Action | None:
         """The action that ends the last segment, without its tokens. Of an agent, the last one that it received."""
         for segment in reversed(self.segments):
-            lost = {span.turn for span in segment.spans if span.masked == "undelivered"}
+            masked = "undelivered" in segment.ledger.masked  # usually not, and then no span is read
+            lost = {span.turn for span in segment.spans if span.masked == "undelivered"} if masked else ()
             got = [action for turn, action in enumerate(segment.said) if turn not in lost]
             if said := got or segment.said:
                 return said[-1]
@@ -197,7 +198,8 @@ class Trajectory:
     @property
     def answer(self) -> str:
         """The content of the last action; "" before the first one. An agent's is that of its main line."""
-        return "" if self.final is None else self.final.content
+        final = self.final
+        return "" if final is None else final.content
 
     @property
     def step_rewards(self) -> list[float]:

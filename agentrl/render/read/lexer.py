@@ -12,6 +12,9 @@ from agentrl.render.template import Template
 _PIECE = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]|\w+|\s+|.", re.DOTALL)
 """The pieces of a marker: a tag, a word, whitespace, one other character."""
 
+_compiled = lru_cache(maxsize=4096)(re.compile)
+"""As `re.compile`, whose own cache takes four times as long."""
+
 BLANK = "\x00"
 
 ID, NUMBER, NAME, TYPE = "\ue000", "\ue001", "\ue002", "\ue003"
@@ -37,7 +40,7 @@ class Lexed:
         since, match = self._found.get(pattern, (len(self.syntax) + 1, None))
         if since <= at and (match is None or match.start() >= at):
             return match
-        match = re.compile(pattern).search(self.syntax, at)
+        match = _compiled(pattern).search(self.syntax, at)
         self.scanned += (match.end() if match else len(self.syntax)) - at
         self._found[pattern] = (at, match)
         return match
