@@ -10,7 +10,7 @@ from agentrl.errors import BadCallPolicy
 from agentrl.image import Image, has_image, normal_content
 from agentrl.plain import text, to_json
 from agentrl.render.media import as_messages
-from agentrl.types import Action, Message, Observation, Observed, Raw
+from agentrl.types import Action, Message, Observation, Observed, Raw, ToolCall
 
 
 def observed(observation: Observation, where: str) -> Observed:
@@ -29,6 +29,13 @@ def observed(observation: Observation, where: str) -> Observed:
     shown = [{**m, "content": normal_content(m["content"])} if has_image(m.get("content")) else m for m in found]
     messages: list[Message] = to_json(shown, where)
     return messages
+
+
+def with_calls(action: Action, calls: tuple[ToolCall, ...]) -> Action:
+    """The action with other calls. Each turn makes two, and `dataclasses.replace` takes twice as long."""
+    return Action(
+        action.text, action.content, action.reasoning, calls, action.finish_reason, action.matched, action.tokens
+    )
 
 
 def messages_of(observed: Observed) -> Sequence[Message]:

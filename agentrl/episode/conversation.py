@@ -22,7 +22,7 @@ from typing import NamedTuple
 from agentrl._util.boundary import at_boundary
 from agentrl._util.concurrency import Deadline
 from agentrl.engine.base import Engine, MessageEngine, asked_with, stop_strings
-from agentrl.episode.bad_calls import messages_of
+from agentrl.episode.bad_calls import messages_of, with_calls
 from agentrl.episode.chat_transcript import ChatTranscript, as_user, cut_to
 from agentrl.episode.gate import admission
 from agentrl.episode.images import check_images, check_takes_images, too_many_images, without_pads
@@ -348,7 +348,7 @@ class Conversation:
                 raise
             # The template cannot write what answers this turn, but its speaker reads it anyway.
             self.spoken.not_carried(self.trajectory, "the chat template refuses the answer to it")
-            plain_action = replace(action, calls=())
+            plain_action = with_calls(action, ())
             return self.renderer.bridge(self.trajectory.messages, plain_action, as_user(observed), budget=budget)
 
     def _read(self, rendered: Rendered) -> str:
@@ -395,7 +395,7 @@ def _check(generation: Generation) -> None:
 
 def _executable(action: Action) -> Action:
     """Mark calls as unreadable if JSON cannot hold their arguments."""
-    return replace(action, calls=tuple(map(_plain_call, action.calls))) if action.calls else action
+    return with_calls(action, tuple(map(_plain_call, action.calls))) if action.calls else action
 
 
 def _plain_call(call: ToolCall) -> ToolCall:

@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from agentrl._util.boundary import FailedError, at_boundary
@@ -14,7 +14,7 @@ from agentrl._util.concurrency import Deadline
 from agentrl._util.moved import renamed_keyword
 from agentrl.engine.base import Engine, forget
 from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, runtime
-from agentrl.episode.bad_calls import in_call_order, joined, observed, replies
+from agentrl.episode.bad_calls import in_call_order, joined, observed, replies, with_calls
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, ParkFn, RewardFn
 from agentrl.episode.parking import hand_over, save_state
@@ -304,7 +304,7 @@ class Episode:
         own = tuple(
             ToolCall(call.id, call.name, copied(call.arguments, "arguments"), call.raw, call.error) for call in calls
         )
-        seen = replace(action, calls=own)
+        seen = with_calls(action, own)
         result: StepResult = await runtime(env).hook(env.step, seen, timeout=self.talk.options.limits.step_s)
         if not isinstance(result, StepResult):
             raise TypeError(f"{type(env).__name__}.step returned {type(result).__name__}, not a StepResult")
