@@ -9,11 +9,13 @@ import pytest
 
 PLAYED = """
 import asyncio, gc, sys
+from types import SimpleNamespace
 from agentrl._util import garbage
 from agentrl.rollout import groups
 {claim}
 before = gc.get_threshold()
-asyncio.run(groups.run_groups(groups.Rollout(envs=None, engine=None, renderer=None, options=None), [], group_size=1))
+envs = SimpleNamespace(cls=SimpleNamespace(seats=()))
+asyncio.run(groups.run_groups(groups.Rollout(envs=envs, engine=None, renderer=None, options=None), [], group_size=1))
 changed, frozen = gc.get_threshold() != before, gc.get_freeze_count() > 0
 gc.set_threshold(7, 7, 7)
 garbage.settle()

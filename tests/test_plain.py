@@ -158,7 +158,7 @@ async def test_what_a_step_answers_is_written(renderer, result):
         ({"result": StepResult("so", reward=float("nan"))}, "step", "the reward of Answers.step is nan"),
         ({"result": StepResult("so", reward=1e39)}, "step", "the reward of Answers.step is 1e+39"),
         ({"result": StepResult([{"role": "user", "content": {1}}])}, "step", "Answers.step[0]['content'] is a set"),
-        ({"result": StepResult([{"content": "x"}])}, "step", "return text, a list of messages with a role each"),
+        ({"result": StepResult([{"content": "x"}])}, "step", "a list of messages with a role each"),
         ({"result": StepResult(7)}, "step", "Answers.step gave 7; return text"),
         ({"scored": 1e39}, "score", "the reward is 1e+39"),
         ({"scored": Reward(1.0, {"a": np.nan})}, "score", "part 'a' of the reward is nan"),

@@ -106,7 +106,7 @@ class _Host:
         self._run = importlib.import_module(f"{package}.utils.async_utils").run
         self.http = importlib.import_module(f"{package}.utils.http_utils")
         self.load = importlib.import_module(f"{package}.utils.misc").load_function
-        self.groups: int = args.rollout_batch_size
+        self.groups = self.flags.rollout_batch_size
 
     @classmethod
     def here(cls, args: Any) -> _Host:

@@ -362,7 +362,7 @@ async def test_integers_of_any_kind_are_token_ids(ids):
         for _ in range(2):
             await engine.generate(ids, {}, session_id="s")
     assert [body["input_ids"] for body in fake.bodies] == [[1, 2, 3]] * 2
-    assert all(raw.startswith('{"input_ids": [1, 2, 3], ') for raw in fake.raw)
+    assert all(raw.startswith('{"input_ids": [1,2,3], ') for raw in fake.raw)
 
 
 @pytest.mark.parametrize(

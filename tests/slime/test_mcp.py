@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentrl import adapt
-from tests.test_mcp import ENV, FAST, children, told
+from tests.test_mcp import ENV, FAST, children
 
 pytest.importorskip("mcp")
 PARAMS = {"temperature": 1.0, "max_new_tokens": 300}
@@ -19,7 +19,7 @@ async def test_samples_at_once(serve, make_args, Sample):
         samples = [Sample(prompt=f"the capital of {c}?", label="Paris", index=i) for i, c in enumerate(["France"] * 6)]
         played = await asyncio.gather(*(adapt(args, sample, dict(PARAMS)) for sample in samples))
     assert [(s.status, s.reward) for s in played] == [(Sample.Status.COMPLETED, 1.0)] * 6
-    assert {str(told(s.metadata["agentrl"].get("info", {}))) for s in played} == {"{}"}
+    assert {str(s.metadata["agentrl"].get("info", {})) for s in played} == {"{}"}
     assert children() == set()
 
 

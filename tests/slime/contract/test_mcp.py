@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_mcp import ENV, FAST, children, told
+from tests.test_mcp import ENV, FAST, children
 
 pytest.importorskip("mcp")
 
@@ -15,7 +15,7 @@ def test_a_rollout_and_an_evaluation_over_mcp_servers(host, start, rows):
     run = start(rows(), agentrl={"env": ENV, "env_config": FAST})
     samples, data, _ = run.train()
     assert {s.status for s in samples} == {host.Status.COMPLETED}
-    assert [told(s.metadata["agentrl"].get("info", {})) for s in samples] == [{}] * 8, "no error in closing"
+    assert [s.metadata["agentrl"].get("info", {}) for s in samples] == [{}] * 8, "no error in closing"
     assert data["raw_reward"] == [1.0] * 2 + [0.0] * 4 + [1.0] * 2, "this server knows France alone"
     assert all(sum(mask) for mask in data["loss_masks"])
     assert run.evaluate()["rewards"] == [1.0] * 2 + [0.0] * 4 + [1.0] * 2
