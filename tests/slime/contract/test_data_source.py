@@ -17,7 +17,7 @@ def restart(monkeypatch):
     opened = []
 
     def begin(host: Any, run: Any, folder: Any) -> DataSource:
-        monkeypatch.setattr("agentrl.slime.host._PACKAGES", (host.Sample.__module__.partition(".")[0],))
+        monkeypatch.setattr("agentrl.slime.host.PACKAGES", (host.Sample.__module__.partition(".")[0],))
         for source in opened:
             source.close()
         run.args.save = run.args.load = str(folder)
