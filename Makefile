@@ -17,8 +17,8 @@ BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
 
-self-play: $(STAMP)  ## Train a tiny model to play tic-tac-toe against itself, in both seats; play a random and a perfect player before and after (SEED).
-	$(BIN)/python examples/tictactoe/self_play.py $(if $(SEED),--seed $(SEED))
+self-play: $(STAMP)  ## Train a tiny model to play tic-tac-toe against itself, in both seats; play a random and a perfect player before and after (SEEDS="0 1 2").
+	$(BIN)/python examples/tictactoe/self_play.py $(if $(SEEDS),--seeds $(SEEDS))
 
 # A process of tests has one thread for each sum: several would wait for each other where all cores are busy. There is one
 # process more than there are cores, because tests wait for a fifth of their time. Compiled modules are kept, whatever

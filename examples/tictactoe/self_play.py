@@ -1,7 +1,7 @@
 """Self-play: a model made from a seed learns tic-tac-toe against itself, and is trained in both seats.
 
-It imitates games of two players that move at random, so that it knows how to move. Then it plays itself. Before and
-after, it plays a random and a perfect player, in each seat.
+It imitates games of two players that move at random, so that it knows how to move. Then it plays itself and a perfect
+player in turn. Before and after, it plays a random and a perfect player, in each seat.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from statistics import fmean
 
+import yaml
+
 HERE = Path(__file__).parent
 ENV, PLAYERS = f"{HERE / 'env.py'}:TicTacToe", HERE / "players.py"
 
@@ -21,16 +23,22 @@ ENV, PLAYERS = f"{HERE / 'env.py'}:TicTacToe", HERE / "players.py"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/self-play"), help="folder for games and run")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run for each; the games are the same")
     parser.add_argument("--set", action="append", default=[], help="as of agentrl train")
     args = parser.parse_args()
-    began, games, run = time.monotonic(), args.out / "games.jsonl", args.out / f"seed-{args.seed}"
+    began, games = time.monotonic(), args.out / "games.jsonl"
     args.out.mkdir(parents=True, exist_ok=True)
     agentrl("play", ENV, "--player", f"{PLAYERS}:random", "--episodes", 2000, "--out", games)
-    settings = ["env=" + ENV, f"eval_opponents=[{PLAYERS}:random, {PLAYERS}:perfect]", *args.set]
+    opponents = [f"opponents=[policy, {PLAYERS}:perfect]", f"eval_opponents=[{PLAYERS}:random, {PLAYERS}:perfect]"]
+    settings = [f"env={ENV}", *opponents, *args.set]
     given = [part for setting in settings for part in ("--set", setting)]
-    agentrl("train", "--config", HERE / "train.yaml", "--warm-start", games, "--seed", args.seed, "--out", run, *given)
-    print(table(run), f"\nin all {time.monotonic() - began:.0f} s")
+    given += ["--config", HERE / "train.yaml", "--warm-start", games]
+    runs = {seed: args.out / f"seed-{seed}" for seed in args.seeds}
+    for seed, run in runs.items():
+        agentrl("train", "--seed", seed, "--out", run, *given)
+    for seed, run in runs.items():
+        print(f"seed {seed}, {self_play_share(run):.0%} of the games in training were self-play\n{table(run)}")
+    print(f"in all {(time.monotonic() - began) / 60:.1f} minutes")
 
 
 def agentrl(*arguments: object) -> None:
@@ -38,6 +46,11 @@ def agentrl(*arguments: object) -> None:
     print("$ agentrl", *words[3:], flush=True)
     if code := subprocess.run(words, check=False).returncode:
         sys.exit(code)
+
+
+def self_play_share(run: Path) -> float:
+    opponents: list[str] = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["opponents"]
+    return opponents.count("policy") / len(opponents)
 
 
 def table(run: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from agentrl import EnvFactory, Task
@@ -18,9 +19,11 @@ from agentrl.engine import ScriptedEngine
 from agentrl.env.factory import load_env
 from agentrl.rollout import Rollout, run_groups
 from agentrl.rollout.opponents import FixedPlayer, Opponents
+from agentrl.train import TrainConfig
 
 FOLDER = Path(__file__).parents[2] / "examples" / "tictactoe"
 ENV = f"{FOLDER / 'env.py'}:TicTacToe"
+PLAYERS = ("random", "mediocre")
 
 
 def player(name):
@@ -90,3 +93,35 @@ def test_the_commands_play_it(tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert [json.loads(line)["seat"] for line in held.read_text().splitlines()] == ["x", "o"] * 2
+
+
+def test_the_mediocre_player_blocks_more_often_than_the_random_one():
+    board = [{"role": "user", "content": "me 5 you 12 free 346789"}]
+    assert {player("perfect")(board, [], Random(seed)) for seed in range(20)} == {"3"}
+    blocks = {name: sum(player(name)(board, [], Random(seed)) == "3" for seed in range(300)) for name in PLAYERS}
+    assert blocks["random"] < 90 < 130 < blocks["mediocre"] < 230
+
+
+def test_the_table_has_the_mean_reward_by_opponent_and_seat(tmp_path):
+    """Before: all lost. After: x won against the random player, o drew, and the perfect one won half of its games."""
+    after = {("random", "x"): [1, 1], ("random", "o"): [0, 0], ("perfect", "x"): [-1, 0], ("perfect", "o"): [-1, 0]}
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "config.yaml").write_text("opponents: [policy, players.py:random, policy, players.py:perfect]")
+    for name, rewards in (("warm", {key: [-1, -1] for key in after}), ("final", after)):
+        lines = [
+            json.dumps({"seat": seat, "reward": reward, "info": {"opponent": f"players.py:{opponent}"}})
+            for (opponent, seat), values in rewards.items()
+            for reward in values
+        ]
+        (tmp_path / "trajectories" / f"eval_{name}.jsonl").write_text("\n".join(lines))
+    before_row, after_row = load_object(f"{FOLDER / 'self_play.py'}:table")(tmp_path).splitlines()[1:]
+    assert load_object(f"{FOLDER / 'self_play.py'}:self_play_share")(tmp_path) == 0.5
+    assert before_row.split()[-4:] == ["-1.00"] * 4
+    assert after_row.split()[-4:] == ["1.00", "0.00", "-0.50", "-0.50"]
+
+
+def test_its_settings_train_both_seats():
+    given = yaml.safe_load((FOLDER / "train.yaml").read_text(encoding="utf-8"))
+    config = TrainConfig.model_validate({**given, "out": "run"})
+    assert "policy" in config.opponents
+    assert config.credit == "return"
