@@ -45,7 +45,7 @@ class Image:
     def __post_init__(self) -> None:
         media, data = _read_uri(self.uri)
         if media != _media_type(data):
-            raise ValueError(f"an image is {_media_type(data)}, but its data URI says {media}")
+            raise ValueError(f"an image is {_media_type(data)}, but its data URI names {media}")
         width, height = _png_size(data) if media == "image/png" else _jpeg_size(data)
         if not (width > 0 and height > 0):
             raise ValueError(f"an image is damaged: its header gives a size of {width} x {height}")

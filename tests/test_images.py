@@ -328,7 +328,7 @@ BAD = [
         {"type": "image", "data": base64.b64encode(b"GIF89a" + b"0" * 30).decode(), "mimeType": "image/gif"},
         "PNG or JPEG",
     ),
-    ({"type": "image", "data": A.uri.partition(",")[2], "mimeType": "image/jpeg"}, "data URI says"),
+    ({"type": "image", "data": A.uri.partition(",")[2], "mimeType": "image/jpeg"}, "data URI names"),
     ({"type": "image", "data": base64.b64encode(A.data[:20]).decode(), "mimeType": "image/png"}, "damaged"),
     ({"type": "input_image", "file_id": "file-1"}, "nothing is fetched"),
     ({"type": "video", "video": "x"}, "not 'video'"),

@@ -62,7 +62,7 @@ class Engine(Protocol):
 
 
 class ImageEngine(Engine, Protocol):
-    """An engine whose model reads images. Its class says `takes_images = True`."""
+    """An engine whose model reads images. Its class has `takes_images = True`."""
 
     async def generate(
         self,

@@ -135,7 +135,7 @@ def is_asked_for() -> bool:
 
 
 def counted(render: Callable[P, Rendered]) -> Callable[P, Rendered]:
-    """A method that renders; its result also says how many texts were encoded in both ways meanwhile."""
+    """A method that renders; its result also has how many texts were encoded in both ways meanwhile."""
 
     @functools.wraps(render)
     def rendered(*args: P.args, **kwargs: P.kwargs) -> Rendered:

@@ -132,7 +132,7 @@ async def run_groups(
     Those in `known` are not played again. `keep` gets each new one as soon as it has ended, and its place.
 
     Sampling seeds and session ids depend on (name, seed, step, group, member) alone. If the environment fails, the
-    episode is played again as `rollout.failures` says. If it fails for good, it is kept without a reward, and masked as
+    episode is played again by `rollout.failures`. If it fails for good, it is kept without a reward, and masked as
     `env_failure`, or as `host` if the engine aborted it. Rewards are settled by `settle_rewards`. Raises BugError for a
     bug, and, unless `keep_unscored`, ConfigError if nothing gave a reward. A bug cancels the other episodes.
 
@@ -294,7 +294,7 @@ async def play_episode(
     hooks: EpisodeHooks | None = None,
     parked: Parked | None = None,
 ) -> Trajectory:
-    """One episode. If its environment fails, it is played again as `rollout.failures` says.
+    """One episode. If its environment fails, it is played again by `rollout.failures`.
 
     `parked` is continued where it stopped, or played anew if it cannot be continued. Raises BugError for a bug,
     ConfigError, and InfraError if a failure ends the run.

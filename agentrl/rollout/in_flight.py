@@ -28,7 +28,7 @@ class Flight:
     trajectory: Trajectory | None = None
     """As soon as a turn has ended."""
     reported: Mapping[str, JSON] = field(default_factory=dict)
-    """What the worker that plays it said of it last."""
+    """The last report of the worker that plays it."""
 
     def to_json(self) -> dict[str, JSON]:
         """Its state. Called now and then, it notices a change of what the episode waits for."""
@@ -76,7 +76,7 @@ def note_turn(trajectory: Trajectory, session_id: str = "") -> None:
 
 
 def note_remote(status: Mapping[str, Mapping[str, JSON]]) -> None:
-    """Note what a worker says of its episodes, by session id."""
+    """Note what a worker reports about its episodes, by session id."""
     for session_id, reported in status.items():
         if (flight := _FLYING.get(session_id)) is not None:
             flight.reported = reported

@@ -63,7 +63,7 @@ class GroupLoop(Generic[G]):
     """Keeps groups in flight, and holds those that have ended until the trainer takes them.
 
     Fully-async: `begin`, then `take` in each step, and `advance` after each change of the weights. Sync: `collect`,
-    then `abort`. `hungry` says whether another group may begin; call `fill` when that changes. The exception of a group
+    then `abort`. `hungry` is whether another group may begin; call `fill` when that changes. The exception of a group
     ends all others, and is raised by the trainer's next call. Use it from one event loop.
     """
 

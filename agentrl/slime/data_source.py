@@ -33,7 +33,7 @@ _LIVING: weakref.WeakSet[DataSource] = weakref.WeakSet()
 class DataSource:
     """slime's data source. It is saved with slime's checkpoints, and knows which prompts are not trained yet.
 
-    The data stays on disk, and is read as slime's flags say (--prompt-data, --input-key, ...). Groups have slime's
+    The data stays on disk, and is read by slime's flags (--prompt-data, --input-key, ...). Groups have slime's
     numbers. `shipped` tells it which groups a rollout has given to the trainer: `agentrl.slime.log_rollout` calls it,
     and so do agentrl's rollout functions. What a checkpoint's rollouts have not shipped is handed out again after a
     restart: groups in flight, groups that waited with their tokens, and those of rollouts after the checkpoint. Without

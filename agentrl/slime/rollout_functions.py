@@ -139,7 +139,7 @@ class _Host:
         return ABORTED if any(sample.status == sample.Status.ABORTED for sample in samples) else None
 
     def unwanted(self) -> Callable[[SampleGroup], str | None]:
-        """What --dynamic-sampling-filter-path says of a group: the reason to drop it."""
+        """The verdict of --dynamic-sampling-filter-path on a group: the reason to drop it."""
         path = getattr(self.args, "dynamic_sampling_filter_path", None)
         if not path:
             return lambda group: None

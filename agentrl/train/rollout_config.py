@@ -1,4 +1,4 @@
-"""Parts of a training configuration that say how episodes are played beside each other."""
+"""Parts of a training configuration: how episodes are played beside each other."""
 
 from __future__ import annotations
 

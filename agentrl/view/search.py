@@ -91,7 +91,7 @@ class TextSearch:
 
 
 def text_of(episode: EpisodeRecord, texts: TokenTexts | None) -> str:
-    """All that was said in an episode: its tokens as text, or its messages if their tokenizer is not here."""
+    """The whole text of an episode: its tokens as text, or its messages if their tokenizer is not here."""
     if texts is not None and episode.sequences:
         return "\n".join(texts.decode(sequence.ids.tolist()) for sequence in episode.sequences)
     said = [text.text for text in episode.texts]
