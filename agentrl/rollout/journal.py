@@ -1,6 +1,6 @@
 """The journal of a buffer: an SQLite file with a line for each group, and the episodes of those that are not gone.
 
-The trainer's checkpoint has the groups that are not gone (`GroupBuffer.state`), so a run is exact without a journal. The
+The trainer's checkpoint has the groups that are not gone (`GroupBuffer.state`): a run is exact without a journal. The
 journal keeps their episodes through a crash, ended or parked, so that they are not played again. It also records what
 became of each group: one row in the table `groups`, for `sqlite3 journal.db` after the run.
 
