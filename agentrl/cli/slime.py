@@ -57,6 +57,9 @@ def init(
         Path, typer.Option(envvar="SLIME", help="The root of slime's source. Its scripts know the models' layouts.")
     ],
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where run.sh and agentrl.yaml go.")] = Path(),
+    workers: Annotated[
+        int, typer.Option(help="Processes that play episodes, with one CPU each; 0: slime's rollout manager.", min=0)
+    ] = 0,
 ) -> None:
     """Write a launch script and agentrl.yaml. GPUs, nodes and paths are variables of the script."""
     with one_line_errors():
@@ -68,7 +71,7 @@ def init(
         if file.endswith(".py"):  # slime runs elsewhere
             env = f"{Path(file).resolve()}{colon}{name}"
         found = model_file(model, slime)
-        for path in write(env, found, slime, folder):
+        for path in write(env, found, slime, folder, workers):
             typer.echo(f"wrote {path}")
         for step in next_steps(folder, found, slime):
             typer.echo(f"next: {step}")

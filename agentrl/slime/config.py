@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, Self, cast
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -37,6 +38,9 @@ class SlimeConfig(HostedConfig):
     """With `agentrl.slime.generate_rollout_fully_async`: how many rollouts ago a group may have been begun."""
     stale: Literal["drop", "mask"] = "drop"
     """What becomes of groups that were begun earlier: dropped and counted, or trained as they are."""
+    workers: int = Field(default=0, ge=0)
+    """Processes that play the episodes: 0 for slime's rollout manager. In a Ray cluster they are actors, with one CPU
+    each, on any node; without Ray, processes of this machine."""
     numerics: NumericsConfig = NumericsConfig()
     """When `agentrl.slime.watch_log_probs` warns, and when it stops the run."""
 
@@ -124,6 +128,12 @@ def _warn_of_other_engine(engine: str, router: str) -> None:
         engine,
         router,
     )
+
+
+def is_loopback(url: str | None) -> bool:
+    """Whether only programs of the same machine reach this URL."""
+    host = urlsplit(url or "").hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 _parsed: dict[tuple[type[SlimeConfig], str, str], SlimeConfig] = {}

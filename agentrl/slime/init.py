@@ -19,6 +19,9 @@ _CONFIG = """\
 agentrl:
   env: {env}   # a row's metadata["env"] wins
   limits: {{turns: 8}}
+{workers}"""
+_WORKERS = """\
+  workers: {workers}   # processes that play episodes: Ray actors with one CPU each
 """
 _SMALL = """\
 --tensor-model-parallel-size 1
@@ -82,9 +85,9 @@ def _copied(source: Path, text: str) -> Iterator[str]:
                     yield line
 
 
-def write(env: str, model: str, slime: Path, folder: Path) -> tuple[Path, Path]:
+def write(env: str, model: str, slime: Path, folder: Path, workers: int = 0) -> tuple[Path, Path]:
     """Write the script and the YAML file, and return their paths. Raises ConfigError, also where one of them exists."""
-    texts = {folder / SCRIPT: script(env, model, slime), folder / CONFIG: _CONFIG.format(env=env)}
+    texts = {folder / SCRIPT: script(env, model, slime), folder / CONFIG: _config(env, workers)}
     for file in texts:
         if file.exists():
             raise ConfigError(f"{file} exists; name another folder, or remove it first")
@@ -96,6 +99,10 @@ def write(env: str, model: str, slime: Path, folder: Path) -> tuple[Path, Path]:
         raise ConfigError(f"{folder} cannot be written to: {exc.strerror}; name another folder") from exc
     (folder / SCRIPT).chmod(0o755)
     return folder / SCRIPT, folder / CONFIG
+
+
+def _config(env: str, workers: int) -> str:
+    return _CONFIG.format(env=env, workers=_WORKERS.format(workers=workers) if workers else "")
 
 
 def next_steps(folder: Path, model: str, slime: Path) -> list[str]:

@@ -19,6 +19,8 @@ from agentrl.slime.sample import number_rollout
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason, Task
 
+NOT_IN_WORKERS = "workers play no Env with seats, as {} is"
+
 log = logging.getLogger("agentrl")
 
 

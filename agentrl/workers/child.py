@@ -7,6 +7,7 @@ time.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import signal
@@ -70,6 +71,7 @@ def main() -> None:
         sys.excepthook(*sys.exc_info())  # the driver prints it
         raise
     finally:
+        atexit._run_exitfuncs()  # temporary folders are removed
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)  # threads of hooks that hang must not keep the process

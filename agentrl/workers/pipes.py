@@ -17,7 +17,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import agentrl
 from agentrl.workers.base import WorkerLostError
 from agentrl.workers.messages import MessageStream
 from agentrl.workers.player import result_of
@@ -194,5 +193,5 @@ def _how(status: int) -> str:
 
 def _python_path() -> str:
     """Where the process finds this agentrl, and what else this process finds."""
-    own = str(Path(agentrl.__file__).parent.parent)
+    own = str(Path(__file__).parents[2])
     return os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH", ""))))

@@ -120,6 +120,9 @@ class WorkerPool:
         self._asking.add(asking)
         try:
             result = await asking
+        except WorkerLostError:
+            seat.ready = seat.ready and seat.link is not link  # its keeper may not know yet
+            raise
         except asyncio.CancelledError:
             link.tell("cancel", key)
             if self._fatal is not None and not is_cancelled():

@@ -197,7 +197,7 @@ async def test_a_bug_in_agentrl_or_the_engine_does_not_end_the_rollout(Sample, m
     async def run_episode(*args, **kwargs):
         raise agentrl.LedgerError("a log_prob is nan")
 
-    monkeypatch.setattr("agentrl.slime.adapt.run_episode", run_episode)
+    monkeypatch.setattr("agentrl.slime.playing.run_episode", run_episode)
     sample = await adapt(make_args(), question(Sample), PARAMS)
     assert sample.metadata["agentrl"]["failure"]["error"] == "LedgerError: a log_prob is nan"
     assert sample.remove_sample

@@ -174,7 +174,7 @@ async def test_slimes_reward_model_is_not_asked_for_each_segment_alone(Sample, s
 async def test_an_engine_that_does_not_return_what_is_to_be_replayed(
     Sample, serve, make_args, flags, message, monkeypatch
 ):
-    monkeypatch.setattr("agentrl.slime.adapt.request_fields", lambda flags: {})  # which this server would refuse
+    monkeypatch.setattr("agentrl.slime.playing.request_fields", lambda flags: {})  # which this server would refuse
     fields = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts")
     replayed = dataclasses.make_dataclass("Sample", [(name, object, None) for name in fields], bases=(Sample,))
     async with serve() as (_, url):

@@ -228,7 +228,7 @@ def test_an_eval_dataset_has_its_own_settings(renderer, tmp_path, monkeypatch):
         asked.append((options.limits, options.sampling_params))
         return trajectory
 
-    monkeypatch.setattr("agentrl.slime.adapt.run_episode", play)
+    monkeypatch.setattr("agentrl.slime.playing.run_episode", play)
     with hosts.imported("slime") as slime, starting(slime, tmp_path / "checkpoint", renderer, tmp_path) as start:
         own = {
             "temperature": 0.25,

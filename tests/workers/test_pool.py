@@ -1,5 +1,8 @@
 # ruff: noqa: ASYNC110, ASYNC220 - files and polls are how processes tell a test what they do
-"""Workers over pipes: real processes, a job that does what it is told."""
+"""Workers as child processes and as Ray actors: real processes, a job that does what it is told.
+
+Ray is not among the project's own needs: .ci/miles.sh FOLDER tests/workers runs these tests where it is.
+"""
 
 import asyncio
 import os
@@ -20,8 +23,24 @@ from agentrl.workers.pipes import PipeTransport
 JOB = f"{Path(__file__).with_name('noisy_job.py')}:open_job"
 
 
-def workers(folder, size=2):
-    return WorkerPool(transport=PipeTransport(), order=JobOrder(JOB, str(folder)), size=size)
+@pytest.fixture(scope="session")
+def cluster():
+    """A Ray cluster of this machine."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(params=["pipes", "ray"])
+def workers(request, tmp_path):
+    """`workers()` is a pool of two."""
+    if request.param == "ray":
+        request.getfixturevalue("cluster")
+        from agentrl.workers.actors import ActorTransport as Transport
+    else:
+        Transport = PipeTransport
+    return lambda size=2: WorkerPool(transport=Transport(), order=JobOrder(JOB, str(tmp_path)), size=size)
 
 
 def ask(pool, verb, said="x", **given):
@@ -49,8 +68,8 @@ def lives(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-async def test_requests_go_to_the_least_busy_worker(tmp_path):
-    async with workers(tmp_path) as pool:
+async def test_requests_go_to_the_least_busy_worker(workers, tmp_path):
+    async with workers() as pool:
         waiting = [ask(pool, "until", f"go{i}") for i in range(2)]
         first, second = sorted(pids(tmp_path))
         await until(lambda: [seat.pending for seat in pool._seats] == [1, 1])
@@ -64,25 +83,24 @@ async def test_requests_go_to_the_least_busy_worker(tmp_path):
         await asyncio.gather(*waiting, third)
         assert [seat.pending for seat in pool._seats] == [0, 0]
     assert sorted(pids(tmp_path, "closed")) == [first, second]
-    assert not lives(first)
-    assert not lives(second)
+    await until(lambda: not lives(first) and not lives(second))
 
 
-async def test_an_error_keeps_its_class(tmp_path):
-    async with workers(tmp_path, 1) as pool:
+async def test_an_error_keeps_its_class(workers, tmp_path):
+    async with workers(1) as pool:
         with pytest.raises(ConfigError, match="no such task"):
             await ask(pool, "refuse", "no such task")
         with pytest.raises(EngineLostError, match="gone"):
             await ask(pool, "lose", "gone")
-        with pytest.raises(RuntimeError, match=r"worker 0 \(process \d+\): KeyError: 'zebra'\n(.|\n)*noisy_job.py"):
+        with pytest.raises(RuntimeError, match=r"worker 0 \(process \d+.*\): KeyError: 'zebra'\n(.|\n)*noisy_job.py"):
             await ask(pool, "bug", "zebra")
         with pytest.raises(ConfigError, match="the answer of an episode cannot be sent to a worker"):
             await ask(pool, "unsendable")
         assert (await ask(pool, "echo", "still there")).result[0] == "still there"
 
 
-async def test_a_killed_worker_loses_no_request(tmp_path, caplog):
-    async with workers(tmp_path) as pool:
+async def test_a_killed_worker_loses_no_request(workers, tmp_path, caplog):
+    async with workers() as pool:
         asked = [ask(pool, "until", "go") for _ in range(200)]
         await until(lambda: [seat.pending for seat in pool._seats] == [100, 100])
         victim = pids(tmp_path)[0]
@@ -93,57 +111,58 @@ async def test_a_killed_worker_loses_no_request(tmp_path, caplog):
         assert len(answers) == 200
         again = [answer for answer in answers if answer.lost]
         assert len(again) == 100
-        assert {answer.lost for answer in again} == {
-            (f"worker {again[0].lost[0].split()[1]} (process {victim}) ended by signal SIGKILL",)
-        }
+        [lost] = {answer.lost for answer in again}
+        assert len(lost) == 1
+        assert f"process {victim}" in lost[0]
         assert victim not in {answer.result[1] for answer in answers}
     assert "another one takes its place" in caplog.text
 
 
-async def test_a_request_that_ends_two_workers_is_given_up(tmp_path):
-    async with workers(tmp_path) as pool:
-        with pytest.raises(WorkerLostError, match=r"two workers ended while they played it: .* SIGKILL; .* SIGKILL"):
+async def test_a_request_that_ends_two_workers_is_given_up(workers, tmp_path):
+    async with workers() as pool:
+        with pytest.raises(WorkerLostError, match=r"two workers ended while they played it: worker .*; worker "):
             await ask(pool, "kill")
         answer = await ask(pool, "once", "a")
         assert len(answer.lost) == 1
 
 
-async def test_a_job_that_cannot_be_opened_is_a_mistake_of_the_configuration(tmp_path):
+async def test_a_job_that_cannot_be_opened_is_a_mistake_of_the_configuration(workers, tmp_path):
     (tmp_path / "refuse").touch()
     with pytest.raises(ConfigError, match="share failed: no corpus"):
-        async with workers(tmp_path):
+        async with workers():
             pass
 
 
-async def test_a_worker_that_ends_at_its_start_again_ends_the_run_with_its_own_words(tmp_path):
+async def test_a_worker_that_ends_at_its_start_again_ends_the_run_with_its_own_words(workers, tmp_path, request):
     (tmp_path / "die").touch()
-    with pytest.raises(ConfigError, match=r"worker 0 ended again before it was ready. It said last:\ncannot allocate"):
-        async with workers(tmp_path, 1):
+    words = "" if "ray" in request.node.name else r"\. It said last:\ncannot allocate"  # Ray has printed them
+    with pytest.raises(ConfigError, match=f"worker 0 ended again before it was ready{words}"):
+        async with workers(1):
             pass
 
 
-async def test_a_worker_that_cannot_be_replaced_ends_every_request(tmp_path):
-    async with workers(tmp_path, 1) as pool:
+async def test_a_worker_that_cannot_be_replaced_ends_every_request(workers, tmp_path):
+    async with workers(1) as pool:
         waiting = ask(pool, "until", "never")
         await until(lambda: pool._seats[0].pending)
         (tmp_path / "die").touch()
         os.kill(pids(tmp_path)[0], signal.SIGKILL)
-        with pytest.raises(ConfigError, match="cannot allocate"):
+        with pytest.raises(ConfigError, match="ended again before it was ready"):
             await waiting
-        with pytest.raises(ConfigError, match="cannot allocate"):
+        with pytest.raises(ConfigError, match="ended again before it was ready"):
             await ask(pool, "echo")
 
 
-async def test_workers_that_end_again_and_again_end_the_run(tmp_path):
-    async with workers(tmp_path, 1) as pool:
+async def test_workers_that_end_again_and_again_end_the_run(workers, tmp_path):
+    async with workers(1) as pool:
         with pytest.raises(ConfigError, match="ended 5 times without finishing an episode"):  # noqa: PT012
             while True:
                 with pytest.raises(WorkerLostError):
                     await ask(pool, "kill")
 
 
-async def test_an_abort_concerns_its_own_epoch_only(tmp_path):
-    async with workers(tmp_path) as pool:
+async def test_an_abort_concerns_its_own_epoch_only(workers, tmp_path):
+    async with workers() as pool:
         old = [ask(pool, "wait", i) for i in range(4)]
         await until(lambda: sum(seat.pending for seat in pool._seats) == 4)
         late = pool.epoch
@@ -160,8 +179,8 @@ async def test_an_abort_concerns_its_own_epoch_only(tmp_path):
         await asyncio.gather(*new)
 
 
-async def test_a_cancelled_request_is_cancelled_in_its_worker(tmp_path):
-    async with workers(tmp_path, 1) as pool:
+async def test_a_cancelled_request_is_cancelled_in_its_worker(workers, tmp_path):
+    async with workers(1) as pool:
         waiting = ask(pool, "until", "never")
         await until(lambda: pool._seats[0].pending)
         while "never" not in (await pool.status())[0]:
@@ -173,8 +192,8 @@ async def test_a_cancelled_request_is_cancelled_in_its_worker(tmp_path):
         assert await pool.status() == [[]]
 
 
-async def test_closing_cancels_what_is_played(tmp_path):
-    async with workers(tmp_path) as pool:
+async def test_closing_cancels_what_is_played(workers, tmp_path):
+    async with workers() as pool:
         waiting = ask(pool, "until", "never")
         await until(lambda: any(seat.pending for seat in pool._seats))
     assert (tmp_path / "never.cancelled").exists()
@@ -182,8 +201,8 @@ async def test_closing_cancels_what_is_played(tmp_path):
         await waiting
 
 
-async def test_a_request_goes_home_if_its_worker_lives(tmp_path):
-    async with workers(tmp_path) as pool:
+async def test_a_request_goes_home_if_its_worker_lives(workers, tmp_path):
+    async with workers() as pool:
         answer = await ask(pool, "echo")
         for _ in range(3):
             assert (await ask(pool, "echo", home=answer.worker)).result[1] == answer.result[1]
@@ -192,8 +211,10 @@ async def test_a_request_goes_home_if_its_worker_lives(tmp_path):
         assert (await ask(pool, "echo", home=answer.worker)).result[1] != answer.result[1]
 
 
-async def test_what_a_worker_prints_is_shown_with_its_number(tmp_path, capfd):
-    async with workers(tmp_path, 1) as pool:
+async def test_what_a_worker_prints_is_shown_with_its_number(workers, request, capfd):
+    if "ray" in request.node.name:
+        pytest.skip("Ray prints it")
+    async with workers(1) as pool:
         await ask(pool, "print", "corpus loaded")
         await until(lambda: any("corpus" in line for line in pool._seats[0].link.last_words().splitlines()))
     assert "worker 0: corpus loaded\n" in capfd.readouterr().err

@@ -9,6 +9,7 @@ utils/dp_schedule.py at 624b824a8.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 
 from agentrl.episode.parking import resume_method
@@ -18,13 +19,16 @@ from agentrl.slime.check.evaluation import evaluation
 from agentrl.slime.check.finding import LaunchFinding, error, note, unchecked, warning
 from agentrl.slime.check.functions import functions
 from agentrl.slime.check.setup import GENERATE, Setup
-from agentrl.slime.config import fan_out_problems
+from agentrl.slime.config import fan_out_problems, is_loopback
 from agentrl.slime.host import BATCH_CENTRED, CENTRED, ESTIMATORS, is_fully_async
 from agentrl.slime.images import NOT_KNOWN
+from agentrl.slime.seats import NOT_IN_WORKERS
 
 POST_PROCESS = "agentrl.slime.post_process_rewards"
 REWARD = "agentrl.slime.reward"
 WATCH = "agentrl.slime.watch_log_probs"
+_SLIMES_CPUS = 2
+"""Its rollout manager and its lock."""
 LOG, LOG_EVAL = "agentrl.slime.log_rollout", "agentrl.slime.log_eval"
 
 
@@ -349,6 +353,25 @@ def saving(setup: Setup) -> Iterator[LaunchFinding]:
         yield warning("add --save FOLDER and --save-interval 20: without them nothing of the training is kept")
 
 
+def workers(setup: Setup) -> Iterator[LaunchFinding]:
+    args, count = setup.args, setup.config.workers if setup.config else 0
+    if not count:
+        return
+    if setup.env is not None and setup.env.seats:
+        yield error(f"{NOT_IN_WORKERS.format(setup.env.__name__)}; write workers: 0")
+    nodes = args.actor_num_nodes or 1
+    cores, own = nodes * (os.cpu_count() or 0), _SLIMES_CPUS
+    own += (setup.trainer_gpus or 0) + (0 if args.colocate else setup.gpus or 0)
+    if setup.here and cores and count > max(cores - own, 0):
+        yield error(
+            f"workers {count}: each needs a CPU of the Ray cluster, and slime takes {own} of {cores} (one for each "
+            f"GPU, and {_SLIMES_CPUS}); write workers: {max(cores - own, 0)}"
+        )
+    address = (setup.config.engine if setup.config else None) or f"http://{args.sglang_router_ip}"
+    if nodes > 1 and is_loopback(address):
+        yield error(f"{address}: workers on other nodes cannot reach that engine; give this node's address")
+
+
 def turns(setup: Setup) -> Iterator[LaunchFinding]:
     limit = setup.config.limits.get("turns") if setup.config else None
     if limit == 1 and setup.env is not None and setup.has_tools and setup.agent is None:
@@ -416,6 +439,7 @@ RULES: tuple[Callable[[Setup], Iterator[LaunchFinding]], ...] = (
     sampling,
     saving,
     turns,
+    workers,
     replay,
     evaluation,
     logging,

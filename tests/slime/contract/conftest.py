@@ -26,6 +26,8 @@ from tests.slime.player import Player
 
 REQUIRED = os.environ.get("AGENTRL_REQUIRE", "").split(",")
 """Hosts that must be there: absent ones fail."""
+WORKERS = int(os.environ.get("AGENTRL_CONTRACT_WORKERS", "0"))
+"""Workers that play the episodes of every scenario."""
 TABLE = Table()
 FULLY_ASYNC = "{}.rollout.fully_async_rollout.generate_rollout_fully_async"
 
@@ -130,7 +132,7 @@ def starting(host: hosts.Host, checkpoint: Path, renderer: Any, folder: Path) ->
                 "prompt_data": str(data),
                 "sglang_router_ip": ip,
                 "sglang_router_port": int(port),
-                "agentrl": {"env": f"{ENV_FILE}:Lookup", **(agentrl or {})},
+                "agentrl": {"env": f"{ENV_FILE}:Lookup", "workers": WORKERS, **(agentrl or {})},
                 "eval_datasets": [host.eval_dataset(name="held_out", path=str(data), **hosts.EVAL)],
             }
             args = SimpleNamespace(**{**hosts.ARGS, **given, **overrides})

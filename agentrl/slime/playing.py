@@ -1,0 +1,271 @@
+"""Plays the episode of a slime Sample: here, or in a worker. What it needs is data, and what it returns is data."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from agentrl._util.concurrency import is_cancelled
+from agentrl.engine.base import Engine
+from agentrl.env.env import Env, is_agent, tools_of
+from agentrl.env.factory import EnvFactory, load_env
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
+from agentrl.episode.resume import resume_episode
+from agentrl.episode.run import run_episode
+from agentrl.episode.shared import LoopResources, loop_resources
+from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
+from agentrl.render.base import ImageCounter, Renderer
+from agentrl.slime import distill, seats
+from agentrl.slime.config import SlimeConfig
+from agentrl.slime.host import HostArgs, queues_lists
+from agentrl.slime.images import check_media, check_replay
+from agentrl.slime.replay import IncrementalExperts, forget_old_experts, request_fields
+from agentrl.slime.resumption import Resumption, sample_name
+from agentrl.slime.trace import traced
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import JSON, Raw, StopReason, Task
+
+log = logging.getLogger("agentrl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """What the episode of a sample needs."""
+
+    flags: HostArgs
+    config: SlimeConfig
+    sample: Any
+    """The Sample. A worker gets only what `SentSample` keeps of it."""
+    task: Task
+    sampling_params: Mapping[str, Any]
+    template_kwargs: Mapping[str, Any]
+    evaluation: bool
+    holds_ended: bool
+    """Whether an episode that ends while slime aborts comes back as an aborted one, and is handed over next time."""
+    in_slime: bool
+    """Whether slime itself asks. It has already run the code in --hf-checkpoint."""
+
+    @property
+    def plays_agent(self) -> bool:
+        return is_agent(self.env)
+
+    @property
+    def has_seats(self) -> bool:
+        return bool(self.env.seats)
+
+    @property
+    def env(self) -> type[Env]:
+        return load_env(self.config.env_path(self.task.metadata))
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedSample:
+    """The episode of a sample, before it is written into the sample."""
+
+    trajectory: Trajectory
+    about: Mapping[str, JSON]
+    """For metadata["agentrl"]: resumes and restarts, and the ticket of an aborted episode."""
+    teacher_log_probs: Sequence[Sequence[float]]
+    """For each segment; see `distill.ask_teacher`."""
+    decode: Callable[[Sequence[int]], str]
+    """The text of response tokens."""
+    vision: ImageCounter | None
+    """What makes the pixels of its images. They are made where the Sample is: a worker sends the files only."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EpisodeSetup:
+    """The parts that a new or a resumed episode is played with."""
+
+    engine: Engine
+    renderer: Renderer
+    options: EpisodeOptions
+    reward: RewardFn | None
+    hooks: EpisodeHooks
+
+
+async def play_sample(request: SampleRequest, aborted: Callable[[], bool] | None) -> PlayedSample:
+    """Play the episode, or resume it. `aborted` is slime's flag; None outside of slime. Raises ConfigError."""
+    return await _SamplePlayer(request, aborted).play()
+
+
+async def play_seats(request: SampleRequest, aborted: Callable[[], bool] | None) -> dict[str, PlayedSample]:
+    """Play the episode of an Env with seats: what each seat that the policy has played. An aborted one restarts.
+
+    Raises ConfigError.
+    """
+    return await _SamplePlayer(request, aborted).play_seats()
+
+
+@dataclass(frozen=True, slots=True)
+class _SamplePlayer:
+    """One call of `play_sample` or `play_seats`."""
+
+    request: SampleRequest
+    aborted: Callable[[], bool] | None
+
+    async def play(self) -> PlayedSample:
+        request = self.request
+        flags, config, sample, evaluation = request.flags, request.config, request.sample, request.evaluation
+        here = loop_resources()
+        parking = here.parking(config.parking.folder, config.parking.dead_s)
+        session_id = "" if evaluation else getattr(sample, "session_id", None) or ""
+        resumption = Resumption(parking, config.parking, sample_name(sample), session_id)
+        parks = config.parking.keep_s > 0 and not evaluation
+        hooks = EpisodeHooks(
+            aborted=self.aborted,
+            on_turn=forget_old_experts if self._replays_experts else None,
+            park=resumption.park if parks and flags.sends_aborted_again else None,
+            save=resumption.save if parks and config.parking.every_turn else None,
+        )
+        async with self._opened(here, hooks) as setup:
+            try:
+                trajectory = await self._episode(here, resumption, setup)
+                if parks and request.holds_ended and self.aborted is not None and self.aborted():
+                    await resumption.hold(trajectory)
+                await resumption.ended(trajectory)
+            finally:
+                await resumption.give_back()
+        return await self._played(here, trajectory, setup.renderer, resumption.metadata())
+
+    async def play_seats(self) -> dict[str, PlayedSample]:
+        request, here = self.request, loop_resources()
+        task, sample, config = request.task, request.sample, request.config
+        async with self._opened(here, EpisodeHooks(aborted=self.aborted)) as setup:
+            envs = await here.envs(config.env_path(task.metadata), config)
+            _check_prompt(task, envs)
+            seating = seats.seating_of(config, envs, sample)
+            if not request.evaluation and len(seating.trained) > 1:
+                seats.check_seats(request.flags, envs, sample, queues_lists=queues_lists(sample))
+            played = await seats.play_seats(
+                envs,
+                task,
+                seating,
+                zlib.crc32(f"{getattr(sample, 'index', None)}".encode()),
+                engine=setup.engine,
+                renderer=setup.renderer,
+                options=setup.options,
+                reward=setup.reward,
+                session_id=getattr(sample, "session_id", None) or uuid4().hex,
+                hooks=setup.hooks,
+            )
+        return {seat: await self._played(here, trajectory, setup.renderer, {}) for seat, trajectory in played.items()}
+
+    @property
+    def _replays_experts(self) -> bool:
+        return self.request.flags.use_rollout_routing_replay and not self.request.evaluation
+
+    @asynccontextmanager
+    async def _opened(self, here: LoopResources, hooks: EpisodeHooks) -> AsyncIterator[_EpisodeSetup]:
+        """The parts to play with. Raises ConfigError for what they cannot play."""
+        request, flags, config = self.request, self.request.flags, self.request.config
+        renderer = await self._renderer(here)
+        check_media(request.sample, renderer)
+        check_replay(flags, renderer)
+        server = await here.engine(
+            config.engine_url(flags),
+            {} if request.evaluation else request_fields(flags),
+            model=flags.hf_checkpoint or "",
+            retry_s=config.engine_retry_s,
+            stopped=self.aborted,
+        )
+        engine: Engine = server
+        if self._replays_experts and not request.plays_agent:  # an agent's branch needs the experts of its beginning
+            engine = IncrementalExperts(server, flags.num_layers * flags.moe_router_topk)
+        options = config.slime_options(flags, request.sampling_params, evaluation=request.evaluation)
+        with traced(request.sample, engine) as engine:
+            yield _EpisodeSetup(engine, renderer, options, config.reward_function(), hooks)
+
+    async def _played(
+        self, here: LoopResources, trajectory: Trajectory, renderer: Renderer, about: Mapping[str, JSON]
+    ) -> PlayedSample:
+        flags, taught = self.request.flags, list[Sequence[float]]()
+        if not self.request.evaluation:
+            taught = await distill.ask_teacher(here, flags, trajectory, retry_s=self.request.config.engine_retry_s)
+        return PlayedSample(trajectory, about, taught, renderer.decode, renderer.vision)
+
+    async def _renderer(self, here: LoopResources) -> Renderer:
+        request = self.request
+        model, kwargs = request.config.model_path(request.flags), request.config.chat_template_kwargs
+        return await here.renderer(
+            model,
+            request.config.template_text(),
+            dict(request.template_kwargs) if kwargs is None else kwargs,
+            trust_remote_code=request.in_slime and model == request.flags.hf_checkpoint,
+            special_tokens=request.config.special_tokens,
+        )
+
+    async def _episode(self, here: LoopResources, resumption: Resumption, setup: _EpisodeSetup) -> Trajectory:
+        """Play or resume the episode. Errors outside of run_episode's boundaries become a failed Trajectory, too."""
+        request, task = self.request, self.request.task
+        session_id = getattr(request.sample, "session_id", None) or uuid4().hex
+        boundary: Boundary = "share"
+        try:
+            envs = await here.envs(request.config.env_path(task.metadata), request.config)
+            _check_prompt(task, envs)
+            boundary = "reset"
+            resumed = await self._resumed(resumption, envs, setup)
+            if resumed is not None:
+                return resumed
+            env = envs.make()
+            boundary = "engine"
+            return await run_episode(
+                env,
+                task,
+                engine=setup.engine,
+                renderer=setup.renderer,
+                options=setup.options,
+                reward=setup.reward,
+                session_id=session_id,
+                hooks=setup.hooks,
+            )
+        except ConfigError:
+            raise
+        except (Exception, asyncio.CancelledError) as exc:  # slime's boundary: an error would end its whole rollout
+            if isinstance(exc, asyncio.CancelledError) and is_cancelled():
+                raise
+            return failed_episode(task, session_id, exc, boundary)
+
+    async def _resumed(self, resumption: Resumption, envs: EnvFactory, setup: _EpisodeSetup) -> Trajectory | None:
+        """Resume the episode that slime aborted. None if it has to start over."""
+        parked = await resumption.take(self.request.flags, self.request.sample, self.aborted)
+        if parked is None:
+            return None
+        if parked.episode.trajectory.stop not in (None, StopReason.ABORTED):
+            return parked.episode.trajectory  # it had ended, in a process that died before slime had it
+        try:
+            return await resume_episode(
+                parked,
+                parked.env or envs.make(),
+                engine=setup.engine,
+                renderer=setup.renderer,
+                options=setup.options,
+                reward=setup.reward,
+                hooks=setup.hooks,
+            )
+        except ResumeError as exc:
+            resumption.cannot_resume(str(exc))
+            return None
+
+
+def failed_episode(task: Task, session_id: str, exc: BaseException, boundary: Boundary) -> Trajectory:
+    """An episode that an error ended outside of its own boundaries."""
+    log.warning("episode %s failed in %s", session_id, boundary, exc_info=exc)
+    trajectory = Trajectory(task, session_id=session_id)
+    trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, boundary)
+    return trajectory
+
+
+def _check_prompt(task: Task, envs: EnvFactory) -> None:
+    has_tools = bool(tools_of(envs.cls)) or envs.cls.tools is not Env.tools
+    if (has_tools or is_agent(envs.cls)) and isinstance(task.prompt, Raw):
+        raise ConfigError(
+            f"remove --apply-chat-template: it renders prompts before the tools of {envs.cls.__name__} are known, "
+            "so the model would never see them; agentrl renders prompts itself"
+        )

@@ -1,0 +1,231 @@
+"""Episodes of slime's samples in workers: what `adapt` sends, and what a worker does with it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+from uuid import uuid4
+
+from agentrl.episode.shared import loop_resources
+from agentrl.errors import ConfigError
+from agentrl.models.vision import Vision, load_vision
+from agentrl.slime.config import is_loopback
+from agentrl.slime.playing import PlayedSample, SampleRequest, failed_episode, play_sample
+from agentrl.slime.resumption import sample_name
+from agentrl.slime.sample import METADATA_KEY
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import JSON
+from agentrl.workers import JobOrder, WorkerAnswer, WorkerLostError, WorkerPool
+from agentrl.workers.base import Transport, encoded
+from agentrl.workers.threads import LoopThread
+
+_LOOK_S = 0.02
+"""Seconds between two looks at slime's abort flag, of whose changes nothing tells."""
+_HOMES = 100_000
+"""For how many parked episodes it is remembered which worker has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentSample:
+    """What playing needs of a Sample besides its task."""
+
+    session_id: str | None
+    index: int | None
+    metadata: Mapping[str, JSON]
+    """Only what agentrl has written about it."""
+    multimodal_inputs: Mapping[str, bool]
+    """Which media its prompt has. The task holds those that are shown."""
+    tokens: Sequence[int]
+    response_length: int
+    loss_mask: Sequence[int] | None
+
+    @classmethod
+    def of(cls, sample: Any) -> SentSample:
+        own = {METADATA_KEY: sample.metadata[METADATA_KEY]} if METADATA_KEY in sample.metadata else {}
+        media = getattr(sample, "multimodal_inputs", None) or {}
+        return cls(
+            getattr(sample, "session_id", None),
+            getattr(sample, "index", None),
+            own,
+            {kind: True for kind, given in media.items() if given is not None},
+            list(sample.tokens),
+            sample.response_length,
+            None if sample.loss_mask is None else list(sample.loss_mask),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _SentEpisode:
+    """A worker's answer."""
+
+    trajectory: Trajectory
+    about: Mapping[str, JSON]
+    teacher_log_probs: Sequence[Sequence[float]]
+    responses: Sequence[str]
+    """The text of each segment's response."""
+
+
+@asynccontextmanager
+async def open_job(config: None) -> AsyncIterator[SampleJob]:
+    """The job of a worker. Each request brings its configuration."""
+    try:
+        yield SampleJob()
+    finally:
+        await loop_resources().close()
+
+
+class SampleJob:
+    """Plays the episodes of samples in a worker."""
+
+    async def play(self, request: SampleRequest, aborted: Callable[[], bool]) -> _SentEpisode:
+        """Raises ConfigError."""
+        played = await play_sample(request, aborted if request.in_slime else None)
+        responses = [played.decode(segment.response) for segment in played.trajectory.segments]
+        return _SentEpisode(played.trajectory, played.about, played.teacher_log_probs, responses)
+
+    def status(self) -> None:
+        return None
+
+
+@dataclass(slots=True)
+class SampleWorkers:
+    """The workers of this process. slime's rollout and its evaluation ask them from different event loops."""
+
+    size: int
+    thread: LoopThread = field(default_factory=lambda: LoopThread("agentrl-workers"))
+    _pool: WorkerPool | None = None
+    _starting: asyncio.Lock | None = None
+    _aborted: Callable[[], bool] | None = None
+    _was_aborted: bool = False
+    _playing: int = 0
+    _watching: asyncio.Task[None] | None = None
+    _homes: OrderedDict[str, str] = field(default_factory=OrderedDict)
+
+    async def play(self, request: SampleRequest, aborted: Callable[[], bool] | None) -> PlayedSample:
+        """As `play_sample`, in a worker. If two workers end while they play it, the episode has failed.
+
+        Raises ConfigError.
+        """
+        refuse_loopback(request.config.engine_url(request.flags))
+        sent = replace(request, sample=SentSample.of(request.sample), flags=replace(request.flags, eval_datasets=()))
+        session_id = getattr(request.sample, "session_id", None) or uuid4().hex
+        written = encoded(sent, f"sample {sample_name(request.sample) or session_id}")
+        try:
+            answer = await self.thread.run(self._play(written, sample_name(request.sample), aborted))
+        except WorkerLostError as exc:
+            failed = failed_episode(request.task, session_id, exc, "run")
+            return PlayedSample(failed, {}, (), lambda ids: "", None)
+        found: _SentEpisode = answer.result
+        if answer.lost:
+            found.trajectory.info["workers_lost"] = list(answer.lost)
+        texts = {
+            tuple(segment.response): text
+            for segment, text in zip(found.trajectory.segments, found.responses, strict=True)
+        }
+        vision = None
+        if any(segment.media for segment in found.trajectory.segments):
+            vision = await asyncio.to_thread(_vision, request.config.model_path(request.flags))
+        return PlayedSample(
+            found.trajectory, found.about, found.teacher_log_probs, lambda ids: texts[tuple(ids)], vision
+        )
+
+    async def _play(self, request: bytes, name: str, aborted: Callable[[], bool] | None) -> WorkerAnswer:
+        """In the thread of the pool."""
+        pool = await self._started()
+        self._aborted = aborted
+        self._look(pool)
+        self._playing += 1
+        if aborted is not None and (self._watching is None or self._watching.done()):
+            self._watching = asyncio.create_task(self._watch(pool))
+        try:
+            answer = await pool.play(request, home=self._homes.pop(name, ""))
+        finally:
+            self._playing -= 1
+        if "resume" in answer.result.about and name:
+            self._homes[name] = answer.worker
+            while len(self._homes) > _HOMES:
+                self._homes.popitem(last=False)
+        return answer
+
+    async def _started(self) -> WorkerPool:
+        self._starting = self._starting or asyncio.Lock()
+        async with self._starting:
+            if self._pool is None:
+                pool = WorkerPool(transport=_transport(), order=JobOrder(f"{__name__}:open_job", None), size=self.size)
+                self._pool = await pool.__aenter__()
+        return self._pool
+
+    async def _watch(self, pool: WorkerPool) -> None:
+        """Tell the workers when slime aborts."""
+        while self._playing:
+            self._look(pool)
+            await asyncio.sleep(_LOOK_S)
+
+    def _look(self, pool: WorkerPool) -> None:
+        is_aborted = self._aborted is not None and self._aborted()
+        if is_aborted and not self._was_aborted:
+            pool.abort()
+        elif self._was_aborted and not is_aborted:
+            pool.next_epoch()
+        self._was_aborted = is_aborted
+
+    def close(self) -> None:
+        """End the workers, and wait for that."""
+        if self._pool is not None:
+            self.thread.run_here(self._pool.close())
+        self._pool = self._starting = self._watching = None
+        self.thread.stop()
+
+
+def _ray() -> Any:
+    """Ray's module, if this process is part of a cluster. Else None."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
+
+
+def _transport() -> Transport:
+    """Ray actors if this process is part of a Ray cluster, else child processes."""
+    if _ray() is not None:
+        from agentrl.workers.actors import ActorTransport
+
+        return ActorTransport()
+    from agentrl.workers.pipes import PipeTransport
+
+    return PipeTransport()
+
+
+@cache
+def _vision(model: str) -> Vision | None:
+    return load_vision(model)
+
+
+@cache
+def refuse_loopback(url: str) -> None:
+    """Raises ConfigError if workers on other nodes could not reach the engine at this URL."""
+    ray = _ray()
+    if ray is not None and is_loopback(url) and sum(node["Alive"] for node in ray.nodes()) > 1:
+        raise ConfigError(f"the engine {url} is out of reach for workers on other nodes; use this node's address")
+
+
+_opening = threading.Lock()
+
+
+def sample_workers(size: int) -> SampleWorkers:
+    """The workers of this process; they start at the first episode."""
+    with _opening:
+        return _workers(size)
+
+
+@cache
+def _workers(size: int) -> SampleWorkers:
+    workers = SampleWorkers(size)
+    atexit.register(workers.close)
+    return workers

@@ -1,0 +1,44 @@
+"""An event loop in a thread of its own, for a pool that several event loops use."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines in one daemon thread, started on first use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result. A cancelled caller cancels it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._started()))
+
+    def run_here(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The same for a caller without an event loop, which is blocked meanwhile."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._started()).result()
+
+    def stop(self) -> None:
+        """End the thread. Safe to call twice."""
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._loop = None
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
+                self._thread.start()
+        return self._loop
