@@ -12,7 +12,7 @@ INSTALL = set -o pipefail; $(BIN)/pip install --progress-bar off -c constraints.
 BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$2, $$3, $$4; fflush()} \
 	/^Installing collected/ {print "      installing " NF - 3 " packages"; fflush()}'
 
-.PHONY: demo self-play test quick soak crash soak-sandbox check bench bench-scale bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean
+.PHONY: demo self-play test quick soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -49,6 +49,9 @@ $(VENV)/.docs: $(STAMP)
 	@$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
 	@touch $@
 
+soak-workers: $(STAMP)  ## kill -9 of workers with 200 episodes in flight, and of their driver, 20 times each (with Ray: AGENTRL_SOAK=1 .ci/miles.sh FOLDER tests/workers).
+	AGENTRL_SOAK=1 $(BIN)/python -m pytest tests/workers/test_killed.py
+
 gateway-clients: $(STAMP)  ## Real agents against the gateway: every client of agentrl_envs/agents/versions.py, faults and long sessions; coding agents in Docker (Debian or Ubuntu, root; half an hour; 3 GB in .cache).
 	.ci/docker.sh -- .ci/clients.sh .cache/clients all
 
@@ -68,6 +71,9 @@ bench-thousands: $(STAMP)  ## 10,000 episodes of 11 turns, and what the garbage 
 
 bench-rollout: $(STAMP)  ## 2,000 episodes in flight, a long tail beside slime's own rollout (SLIME_SRC=/path/to/slime), evaluation beside training.
 	$(BIN)/python -m benchmarks.rollout
+
+bench-workers: $(STAMP)  ## CPU a turn in one and two workers beside one process, and the driver's CPU an episode.
+	$(BIN)/python -m benchmarks.workers
 
 bench-view: $(STAMP)  ## The viewer on 1 GB and on a million tokens, beside its bounds (needs chromium: .ci/browser.sh installs it; 2.3 GB of disk).
 	$(BIN)/python -m benchmarks.view

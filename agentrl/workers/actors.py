@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from agentrl.errors import ConfigError
-from agentrl.workers.base import WorkerLostError
+from agentrl.workers.base import NoPlaceError, WorkerLostError
 from agentrl.workers.player import Player, answered, result_of
 
 _AT_ONCE = 100_000
@@ -71,14 +71,14 @@ class ActorTransport:
             )
 
     async def open(self, number: int) -> ActorLink:
-        """Start an actor. Raises ConfigError if Ray has no place for it, and WorkerLostError if it ends at once."""
+        """Start an actor. Raises NoPlaceError if Ray has no place for it, and WorkerLostError if it ends at once."""
         actor = ray.remote(WorkerActor).options(name=None, **_OPTIONS).remote(number)
         try:
             async with asyncio.timeout(_PLACE_S):
                 where = await actor.where.remote()
         except TimeoutError:
             ray.kill(actor)
-            raise ConfigError(
+            raise NoPlaceError(
                 f"worker {number}: Ray has found no place for it in {_PLACE_S:g} s; the cluster needs one CPU for each "
                 "worker, beside those of slime"
             ) from None

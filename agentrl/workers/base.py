@@ -18,6 +18,10 @@ class WorkerLostError(InfraError):
     """The process of a worker has ended. The message gives the worker, and how it ended."""
 
 
+class NoPlaceError(ConfigError):
+    """No machine has room for a worker."""
+
+
 class Job(Protocol):
     """What a worker runs. Opened by the async context manager that `JobOrder.opener` names."""
 
@@ -94,5 +98,5 @@ class Transport(Protocol):
         ...
 
     async def open(self, number: int) -> WorkerLink:
-        """Start a worker. It is ready once `begin` has answered."""
+        """Start a worker. It is ready once `begin` has answered. Raises NoPlaceError."""
         ...

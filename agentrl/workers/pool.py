@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from agentrl._util.concurrency import is_cancelled
 from agentrl.errors import ConfigError, InfraError
-from agentrl.workers.base import START_S, JobOrder, Transport, WorkerLink, WorkerLostError
+from agentrl.workers.base import START_S, JobOrder, NoPlaceError, Transport, WorkerLink, WorkerLostError
 
 log = logging.getLogger("agentrl")
 
@@ -48,6 +48,8 @@ class _Seat:
     fruitless: int = 0
     """How often in a row it ended without having finished an episode."""
     lives: int = 0
+    pid: int | None = None
+    """The process id of a worker that is or was ready, on its node."""
 
     @property
     def home(self) -> str:
@@ -107,7 +109,7 @@ class WorkerPool:
                 lost.append(str(exc))
                 if len(lost) > 1:
                     raise WorkerLostError(f"two workers ended while they played it: {'; '.join(lost)}") from exc
-                log.warning("an episode restarts in another worker: %s", exc)
+                log.info("an episode restarts in another worker: %s", exc)
                 home = ""
                 continue
             return WorkerAnswer(result, seat.home, tuple(lost))
@@ -190,13 +192,17 @@ class WorkerPool:
                 link = seat.link = await self.transport.open(seat.number)
                 try:
                     async with asyncio.timeout(START_S):  # not wait_for, which may swallow a cancellation
-                        await link.ask("begin", self._order, sys.path)
+                        seat.pid = await link.ask("begin", self._order, sys.path)
                     lost = await self._lived(seat, link)
                 except WorkerLostError as exc:
                     seat.starts += 1
                     lost = exc
                 self._judge(seat, link, lost)
                 await link.end()
+        except NoPlaceError as exc:
+            if not any(other.ready for other in self._seats):
+                self.fail(exc)
+            log.warning("%s; %d workers are left", exc, sum(other.ready for other in self._seats))
         except TimeoutError:
             self.fail(
                 ConfigError(f"worker {seat.number} was not ready after {START_S:g} s; does the Env's share wait?")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -172,7 +173,7 @@ async def test_what_is_shared_is_down(Sample, serve, make_args, events, env_path
         samples = await asyncio.gather(*(adapt(args, question(Sample), PARAMS) for _ in range(4)))
         failures = [s.metadata["agentrl"]["failure"] for s in samples]
         told = {"kind": "environment", "boundary": "share", "error": "InfraError: the table is down"}
-        assert failures == [{**told, "at": "tests/slime/lookup_env.py:40 InfraError"}] * 4
+        assert failures == [{**told, "at": "tests/slime/lookup_env.py:102 InfraError"}] * 4
         assert all(s.remove_sample and s.response_length == 1 for s in samples)
         assert (await adapt(args, question(Sample), PARAMS)).reward == 1.0, "a failure is not remembered"
     assert events[0] == "share"
@@ -553,9 +554,9 @@ print(env.EVENTS, _loop_resources._loops)
 
 
 def test_the_loop_of_a_daemon_thread_is_closed_at_exit(env_path):
-    done = subprocess.run(
-        [sys.executable, "-c", DAEMON, env_path("Lookup")], capture_output=True, text=True, check=True, timeout=60
-    )
+    command = [sys.executable, "-c", DAEMON, env_path("Lookup")]
+    alone = {**os.environ, "AGENTRL_TEST_EVENTS": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=alone)
     assert done.stdout.strip() == "['share', 'unshare'] {}", done.stderr
 
 

@@ -1,4 +1,4 @@
-# ruff: noqa: ASYNC110, ASYNC220 - files and polls are how processes tell a test what they do
+# ruff: noqa: ASYNC110 - files and polls are how processes tell a test what they do
 """Workers as child processes and as Ray actors: real processes, a job that does what it is told.
 
 Ray is not among the project's own needs: .ci/miles.sh FOLDER tests/workers runs these tests where it is.
@@ -8,8 +8,6 @@ import asyncio
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +18,9 @@ from agentrl.workers import JobOrder, WorkerLostError, WorkerPool
 from agentrl.workers.base import encoded
 from agentrl.workers.pipes import PipeTransport
 
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+"""For programs that the tests start."""
 JOB = f"{Path(__file__).with_name('noisy_job.py')}:open_job"
 
 
@@ -27,7 +28,7 @@ JOB = f"{Path(__file__).with_name('noisy_job.py')}:open_job"
 def cluster():
     """A Ray cluster of this machine."""
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray
     ray.shutdown()
 
@@ -223,29 +224,3 @@ async def test_what_a_worker_prints_is_shown_with_its_number(workers, request, c
 def test_what_cannot_be_sent_is_named():
     with pytest.raises(ConfigError, match="task 7 cannot be sent to a worker"):
         encoded({"open": lambda: 0}, "task 7")
-
-
-DRIVER = """
-import asyncio, pickle, sys
-from agentrl.workers import JobOrder, WorkerPool
-from agentrl.workers.pipes import PipeTransport
-
-async def main():
-    order = JobOrder(sys.argv[1], sys.argv[2])
-    async with WorkerPool(transport=PipeTransport(), order=order, size=2) as pool:
-        await asyncio.gather(*(pool.play(pickle.dumps(("until", "never"))) for _ in range(20)))
-
-asyncio.run(main())
-"""
-
-
-async def test_workers_of_a_killed_driver_close_and_end(tmp_path):
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, JOB, str(tmp_path)], stderr=subprocess.DEVNULL)
-    await until(lambda: len(pids(tmp_path)) == 2)
-    await asyncio.sleep(0.2)
-    driver.kill()
-    driver.wait()
-    both = pids(tmp_path)
-    await until(lambda: not any(map(lives, both)))
-    assert sorted(pids(tmp_path, "closed")) == sorted(both)
-    assert (tmp_path / "never.cancelled").exists()
