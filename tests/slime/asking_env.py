@@ -7,13 +7,14 @@ from typing import Any
 
 from agentrl import AgentEnv, Endpoint, InfraError, Task, Trajectory
 from tests.gateway.agents import Adder, ask
+from tests.slime.event_log import EventLog
 
 CAPITALS = {"France": "Paris", "Spain": "Madrid"}
 LOOK = {
     "type": "function",
     "function": {"name": "capital", "parameters": {"type": "object", "properties": {"country": {"type": "string"}}}},
 }
-ENDED: list[str] = []
+ENDED = EventLog("AGENTRL_TEST_ENDED")
 """One entry for each `run` that ended, with how it ended."""
 
 

@@ -3,82 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import os
-import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from pydantic import BaseModel
 
 from agentrl import Env, InfraError, Reward, StepResult, Trajectory, tool
+from tests.slime.event_log import EventLog, Gate
 
 TABLE = {"France": "Paris", "Spain": "Madrid"}
-
-
-class EventLog(Sequence):
-    """A list of words that workers write to, too: a file, whose name they inherit."""
-
-    def __init__(self) -> None:
-        named = os.environ.get("AGENTRL_TEST_EVENTS", "")
-        self._file = Path(named or f"{tempfile.gettempdir()}/agentrl-events-{os.getpid()}")
-        if not named:
-            os.environ["AGENTRL_TEST_EVENTS"] = str(self._file)
-            atexit.register(self.clear)
-
-    def _words(self) -> list[str]:
-        return self._file.read_text().split() if self._file.exists() else []
-
-    def __getitem__(self, index):
-        return self._words()[index]
-
-    def __len__(self) -> int:
-        return len(self._words())
-
-    def __eq__(self, other: object) -> bool:
-        return self._words() == other
-
-    def __repr__(self) -> str:
-        return repr(self._words())
-
-    __hash__ = None
-
-    def append(self, word: str) -> None:
-        with self._file.open("a") as file:
-            file.write(f"{word}\n")
-
-    def clear(self) -> None:
-        self._file.unlink(missing_ok=True)
-
-
-EVENTS = EventLog()
+EVENTS = EventLog("AGENTRL_TEST_EVENTS")
 """What happened to shared resources and Envs, in order."""
 DOWN: list[str] = []
 """How often `share` is still to fail, and why."""
-
-
-class Gate:
-    """An event that workers see, too: a file, whose name they inherit."""
-
-    def __init__(self) -> None:
-        named = os.environ.get("AGENTRL_TEST_GATE", "")
-        self._file = Path(named or f"{tempfile.gettempdir()}/agentrl-gate-{os.getpid()}")
-        if not named:
-            os.environ["AGENTRL_TEST_GATE"] = str(self._file)
-            atexit.register(self.clear)
-
-    def is_set(self) -> bool:
-        return self._file.exists()
-
-    def set(self) -> None:
-        self._file.touch()
-
-    def clear(self) -> None:
-        self._file.unlink(missing_ok=True)
-
-
-GATE = Gate()
+GATE = Gate("AGENTRL_TEST_GATE")
 """Hooks named by metadata["held_in"] wait until it is set."""
 ERRORS = {"bug": KeyError, "world": InfraError, "cancel": asyncio.CancelledError}
 

@@ -173,7 +173,7 @@ async def test_what_is_shared_is_down(Sample, serve, make_args, events, env_path
         samples = await asyncio.gather(*(adapt(args, question(Sample), PARAMS) for _ in range(4)))
         failures = [s.metadata["agentrl"]["failure"] for s in samples]
         told = {"kind": "environment", "boundary": "share", "error": "InfraError: the table is down"}
-        assert failures == [{**told, "at": "tests/slime/lookup_env.py:102 InfraError"}] * 4
+        assert failures == [{**told, "at": "tests/slime/lookup_env.py:40 InfraError"}] * 4
         assert all(s.remove_sample and s.response_length == 1 for s in samples)
         assert (await adapt(args, question(Sample), PARAMS)).reward == 1.0, "a failure is not remembered"
     assert events[0] == "share"

@@ -31,16 +31,12 @@ REQUIRED = os.environ.get("AGENTRL_REQUIRE", "").split(",")
 WORKERS = int(os.environ.get("AGENTRL_CONTRACT_WORKERS", "0"))
 """Workers that play the episodes of every scenario, as processes, or with AGENTRL_CONTRACT_RAY as Ray actors."""
 NOT_IN_WORKERS = {
-    "test_group_reward": "its reward counts the calls of one process",
-    "test_all_hooks_in_one_rollout": "its reward counts the calls of one process",
-    "test_each_conversation_is_a_sample": "its agents note in their own process what they did",
-    "test_an_agent_goes_on_in_the_same_turn": "its agents note in their own process what they did",
-    "test_an_agent_that_waited_too_long_begins_anew": "its agents note in their own process what they did",
-    "test_fully_async_beside_evaluation": "it counts `share` by event loop; with workers it runs once in each worker",
+    "test_all_hooks_in_one_rollout": "its reward function counts the calls within one process",
     "test_slimes_request_metrics": "slime's trace spans are not written (docs/slime.md)",
-    "test_versions_that_change_in_an_answer_are_spans_of_the_ledger": "it looks at the episodes of its own process",
+    "test_versions_that_change_in_an_answer_are_spans_of_the_ledger": "its reward function keeps the trajectories here",
 }
 """Tests that do not hold for episodes in workers, and why."""
+ASKING_FILE = Path(__file__).parents[1] / "asking_env.py"
 TABLE = Table()
 FULLY_ASYNC = "{}.rollout.fully_async_rollout.generate_rollout_fully_async"
 
@@ -85,7 +81,8 @@ def host(request: pytest.FixtureRequest) -> Iterator[hosts.Host]:
         pytest.fail(why)
     with hosts.imported(request.param) as found, pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         if "AGENTRL_CONTRACT_RAY" in os.environ:
-            load_env(f"{ENV_FILE}:Lookup")  # names the files by which workers tell what they do
+            for file, name in ((ENV_FILE, "Lookup"), (ASKING_FILE, "Asking")):
+                load_env(f"{file}:{name}")  # names the files by which workers tell what they do
             found.ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="ERROR")
             stack.callback(found.ray.shutdown)
         if WORKERS:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from agentrl.env.factory import load_env
-from tests.slime.contract.conftest import FULLY_ASYNC
+from tests.slime.contract.conftest import ASKING_FILE, FULLY_ASYNC
 from tests.slime.contract.test_aborts import PARTIAL, Held, until
 
 ROOT = Path(__file__).parents[3]
-AGENT = {"env": f"{Path(__file__).parents[1] / 'asking_env.py'}:Asking", "parking": {"keep_s": 60}}
+AGENT = {"env": f"{ASKING_FILE}:Asking", "parking": {"keep_s": 60}}
 LISTS = {"custom_reward_post_process_path": "agentrl.slime.post_process_rewards"}
 REWARDS = [1.0] * 4 + [0.0] * 2 + [1.0] * 2
 
