@@ -90,9 +90,15 @@ class _EpisodeSetup:
     hooks: EpisodeHooks
 
 
-async def play_sample(request: SampleRequest, aborted: Callable[[], bool] | None) -> PlayedSample:
-    """Play the episode, or resume it. `aborted` is slime's flag; None outside of slime. Raises ConfigError."""
-    return await _SamplePlayer(request, aborted).play()
+async def play_sample(
+    request: SampleRequest, aborted: Callable[[], bool] | None, stopped: Callable[[], bool] | None = None
+) -> PlayedSample:
+    """Play the episode, or resume it. `aborted` is slime's flag; None outside of slime.
+
+    `stopped` is the flag for the engine, which all episodes share, if `aborted` is that of one rollout. Raises
+    ConfigError.
+    """
+    return await _SamplePlayer(request, aborted, stopped or aborted).play()
 
 
 async def play_seats(request: SampleRequest, aborted: Callable[[], bool] | None) -> dict[str, PlayedSample]:
@@ -100,7 +106,7 @@ async def play_seats(request: SampleRequest, aborted: Callable[[], bool] | None)
 
     Raises ConfigError.
     """
-    return await _SamplePlayer(request, aborted).play_seats()
+    return await _SamplePlayer(request, aborted, aborted).play_seats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,7 @@ class _SamplePlayer:
 
     request: SampleRequest
     aborted: Callable[[], bool] | None
+    stopped: Callable[[], bool] | None
 
     async def play(self) -> PlayedSample:
         request = self.request
@@ -173,7 +180,7 @@ class _SamplePlayer:
             {} if request.evaluation else request_fields(flags),
             model=flags.hf_checkpoint or "",
             retry_s=config.engine_retry_s,
-            stopped=self.aborted,
+            stopped=self.stopped,
         )
         engine: Engine = server
         if self._replays_experts and not request.plays_agent:  # an agent's branch needs the experts of its beginning

@@ -85,11 +85,20 @@ async def open_job(config: None) -> AsyncIterator[SampleJob]:
 class SampleJob:
     """Plays the episodes of samples in a worker."""
 
+    def __init__(self) -> None:
+        self._latest: Callable[[], bool] = lambda: False
+        """The flag of the rollout that sent the latest request."""
+
     async def play(self, request: SampleRequest, aborted: Callable[[], bool]) -> _SentEpisode:
         """Raises ConfigError."""
-        played = await play_sample(request, aborted if request.in_slime else None)
+        self._latest = aborted
+        flag = aborted if request.in_slime else None
+        played = await play_sample(request, flag, self._stopped if request.in_slime else None)
         responses = [played.decode(segment.response) for segment in played.trajectory.segments]
         return _SentEpisode(played.trajectory, played.about, played.teacher_log_probs, responses)
+
+    def _stopped(self) -> bool:
+        return self._latest()
 
     def status(self) -> None:
         return None

@@ -22,7 +22,7 @@ from agentrl.render import load_renderer
 from agentrl.slime.check import rules
 from agentrl.slime.config import SlimeConfig
 from agentrl.slime.init import CONFIG, write
-from agentrl.slime.remote import sample_workers
+from agentrl.slime.remote import SampleJob, sample_workers
 from tests import tiny_vlm
 from tests.slime.contract.conftest import served
 from tests.slime.picture_server import server
@@ -167,6 +167,22 @@ def test_init_writes_them(tmp_path):
     for workers in (0, 8):
         _, config = write("my_env.py:MyEnv", "qwen3-4B", tmp_path / "slime", tmp_path / str(workers), workers)
         assert SlimeConfig.parse(CONFIG, read_yaml(str(config), CONFIG)["agentrl"]).workers == workers
+
+
+async def test_the_engine_of_a_worker_follows_the_latest_rollout(monkeypatch):
+    """All rollouts share its client. With the flag of an aborted one, it would never wait for its server again."""
+    flags = []
+
+    async def play_sample(request, aborted, stopped):
+        flags.append(stopped)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("agentrl.slime.remote.play_sample", play_sample)
+    job = SampleJob()
+    for aborted in (True, False):
+        with pytest.raises(ConfigError, match="enough"):
+            await job.play(SimpleNamespace(in_slime=True), lambda aborted=aborted: aborted)
+    assert [flag() for flag in flags] == [False, False]
 
 
 async def test_what_cannot_be_sent_is_named(slime):
