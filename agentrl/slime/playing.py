@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from agentrl._util.concurrency import is_cancelled
-from agentrl.engine.base import Engine
+from agentrl.engine.base import Engine, EngineWrapper, asked_with
 from agentrl.env.env import Env, is_agent, tools_of
 from agentrl.env.factory import EnvFactory, load_env
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
@@ -20,6 +21,7 @@ from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode
 from agentrl.episode.shared import LoopResources, loop_resources
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
+from agentrl.image import Image
 from agentrl.render.base import ImageCounter, Renderer
 from agentrl.slime import distill, seats
 from agentrl.slime.config import SlimeConfig
@@ -29,9 +31,14 @@ from agentrl.slime.replay import IncrementalExperts, forget_old_experts, request
 from agentrl.slime.resumption import Resumption, sample_name
 from agentrl.slime.trace import traced
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import JSON, Raw, StopReason, Task
+from agentrl.types import JSON, Generation, Raw, SamplingParams, StopReason, Task
 
 log = logging.getLogger("agentrl")
+
+_FLAG_S = 0.5
+"""Seconds that an episode in a worker waits for slime's abort flag, once the engine has aborted its request."""
+_LOOK_S = 0.01
+"""Seconds between two looks at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +114,31 @@ async def play_seats(request: SampleRequest, aborted: Callable[[], bool] | None)
     Raises ConfigError.
     """
     return await _SamplePlayer(request, aborted, aborted).play_seats()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LateFlagEngine(EngineWrapper):
+    """The engine of an episode in a worker. slime sets its flag before it aborts the engine's requests, but a worker
+    may see the flag after that: it is waited for, else the turn would be asked for again and sampled to its end."""
+
+    aborted: Callable[[], bool]
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        session_id: str = "",
+        rid: str = "",
+        images: Sequence[Image] = (),
+    ) -> Generation:
+        said = await self.engine.generate(
+            input_ids, sampling_params, session_id=session_id, rid=rid, **asked_with(images)
+        )
+        give_up = time.monotonic() + _FLAG_S
+        while said.finish_reason == "abort" and not self.aborted() and time.monotonic() < give_up:  # noqa: ASYNC110 - a flag
+            await asyncio.sleep(_LOOK_S)
+        return said
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +217,8 @@ class _SamplePlayer:
         engine: Engine = server
         if self._replays_experts and not request.plays_agent:  # an agent's branch needs the experts of its beginning
             engine = IncrementalExperts(server, flags.num_layers * flags.moe_router_topk)
+        if self.stopped is not self.aborted and self.aborted is not None:
+            engine = _LateFlagEngine(engine, self.aborted)
         options = config.slime_options(flags, request.sampling_params, evaluation=request.evaluation)
         with traced(request.sample, engine) as engine:
             yield _EpisodeSetup(engine, renderer, options, config.reward_function(), hooks)
