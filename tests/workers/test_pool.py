@@ -24,9 +24,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 JOB = f"{Path(__file__).with_name('noisy_job.py')}:open_job"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster():
-    """A Ray cluster of this machine."""
+    """A Ray cluster of this machine. Ended with its module, because another one imports this fixture."""
     ray = pytest.importorskip("ray")
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray
