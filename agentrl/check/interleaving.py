@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Speak, play
 from agentrl.check.repeating import difference, first_change, global_random
-from agentrl.engine.base import EngineWrapper, asked_with
-from agentrl.image import Image
+from agentrl.engine.base import EngineWrapper, RequestFields, ask
 from agentrl.types import Generation, SamplingParams, Task
 
 _CHECK = "state"
@@ -97,15 +97,7 @@ class _PacedEngine(EngineWrapper):
     number: int
 
     async def generate(
-        self,
-        input_ids: Sequence[int],
-        sampling_params: SamplingParams,
-        *,
-        session_id: str = "",
-        rid: str = "",
-        images: Sequence[Image] = (),
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
         await self.rounds.take(self.number)
-        return await self.engine.generate(
-            input_ids, sampling_params, session_id=session_id, rid=rid, **asked_with(images)
-        )
+        return await ask(self.engine, input_ids, sampling_params, request)

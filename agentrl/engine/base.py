@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypedDict, runtime_checkable
 
 from agentrl.image import Image
 from agentrl.types import ChatReply, Generation, Message, SamplingParams, ToolSpec
@@ -18,9 +18,10 @@ __all__ = [
     "Generation",
     "ImageEngine",
     "MessageEngine",
+    "RequestFields",
     "SamplingParams",
     "TrainedEngine",
-    "asked_with",
+    "ask",
     "stop_strings",
 ]
 
@@ -77,9 +78,21 @@ class ImageEngine(Engine, Protocol):
         ...
 
 
-def asked_with(images: Sequence[Image]) -> dict[str, Any]:
-    """The keyword of `ImageEngine.generate`; empty without images, so that other engines need not know it."""
-    return {"images": images} if images else {}
+class RequestFields(TypedDict, total=False):
+    """The keywords of `generate`, which an engine around another one passes on. `images` only where there are any, so
+    that other engines need not know it."""
+
+    session_id: str
+    rid: str
+    images: Sequence[Image]
+
+
+async def ask(
+    engine: Any, input_ids: Sequence[int], sampling_params: SamplingParams, request: RequestFields
+) -> Generation:
+    """The engine's answer to a request; see `Engine.generate`."""
+    found: Generation = await engine.generate(input_ids, sampling_params, **request)
+    return found
 
 
 @runtime_checkable

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Unpack
 
 from agentrl._util.concurrency import uncounted
-from agentrl.engine.base import AsyncClosing, TrainedEngine, asked_with, forget
-from agentrl.image import Image
+from agentrl.engine.base import AsyncClosing, RequestFields, TrainedEngine, ask, forget
 from agentrl.types import Generation, SamplingParams
 
 _AGAIN_S = 1.0
@@ -39,21 +38,13 @@ class PausableEngine(AsyncClosing):
         self._idle.set()
 
     async def generate(
-        self,
-        input_ids: Sequence[int],
-        sampling_params: SamplingParams,
-        *,
-        session_id: str = "",
-        rid: str = "",
-        images: Sequence[Image] = (),
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
         """Continue `input_ids`; see `Engine.generate`. Waits while the weights change."""
         with uncounted():
             await self._enter()
         try:
-            return await self.engine.generate(
-                input_ids, sampling_params, session_id=session_id, rid=rid, **asked_with(images)
-            )
+            return await ask(self.engine, input_ids, sampling_params, request)
         finally:
             self.requests -= 1
             if not self.requests:

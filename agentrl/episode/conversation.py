@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from agentrl._util.boundary import at_boundary
 from agentrl._util.concurrency import Deadline
-from agentrl.engine.base import Engine, MessageEngine, asked_with, stop_strings
+from agentrl.engine.base import Engine, MessageEngine, RequestFields, ask, stop_strings
 from agentrl.episode.bad_calls import messages_of, with_calls
 from agentrl.episode.chat_transcript import ChatTranscript, as_user, cut_to
 from agentrl.episode.gate import admission
@@ -261,9 +261,10 @@ class Conversation:
     async def _asked(self, params: SamplingParams) -> Generation:
         """The engine's answer. Raises EngineError if it read the images as other tokens than the trainer will."""
         segment, session_id = self.trajectory.segment, self.trajectory.session_id
-        generation = await self.engine.generate(
-            segment.engine_ids, params, session_id=session_id, rid=self.rid, **asked_with(segment.images)
-        )
+        request: RequestFields = {"session_id": session_id, "rid": self.rid}
+        if segment.media:
+            request["images"] = segment.images
+        generation = await ask(self.engine, segment.engine_ids, params, request)
         if self.renderer.vision is not None:
             check_images(generation, segment, self.renderer.vision)
         return generation

@@ -9,11 +9,11 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 from uuid import uuid4
 
 from agentrl._util.concurrency import is_cancelled
-from agentrl.engine.base import Engine, EngineWrapper, asked_with
+from agentrl.engine.base import Engine, EngineWrapper, RequestFields, ask
 from agentrl.env.env import Env, is_agent, tools_of
 from agentrl.env.factory import EnvFactory, load_env
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
@@ -21,7 +21,6 @@ from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode
 from agentrl.episode.shared import LoopResources, loop_resources
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
-from agentrl.image import Image
 from agentrl.render.base import ImageCounter, Renderer
 from agentrl.slime import distill, seats
 from agentrl.slime.config import SlimeConfig
@@ -124,17 +123,9 @@ class _LateFlagEngine(EngineWrapper):
     aborted: Callable[[], bool]
 
     async def generate(
-        self,
-        input_ids: Sequence[int],
-        sampling_params: SamplingParams,
-        *,
-        session_id: str = "",
-        rid: str = "",
-        images: Sequence[Image] = (),
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
-        said = await self.engine.generate(
-            input_ids, sampling_params, session_id=session_id, rid=rid, **asked_with(images)
-        )
+        said = await ask(self.engine, input_ids, sampling_params, request)
         give_up = time.monotonic() + _FLAG_S
         while said.finish_reason == "abort" and not self.aborted() and time.monotonic() < give_up:  # noqa: ASYNC110 - a flag
             await asyncio.sleep(_LOOK_S)

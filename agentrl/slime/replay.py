@@ -12,11 +12,10 @@ import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from agentrl.engine.base import EngineWrapper, asked_with
+from agentrl.engine.base import EngineWrapper, RequestFields
 from agentrl.errors import ConfigError
-from agentrl.image import Image
 from agentrl.slime.host import HostArgs
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Trajectory
@@ -73,20 +72,12 @@ class IncrementalExperts(EngineWrapper):
     """The tokens of the last request and its answer. The experts of all but the last one are known."""
 
     async def generate(
-        self,
-        input_ids: Sequence[int],
-        sampling_params: SamplingParams,
-        *,
-        session_id: str = "",
-        rid: str = "",
-        images: Sequence[Image] = (),
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
         known = len(self._known)
         start = known - 1 if known and list(input_ids[:known]) == self._known else 0
         extra = {_START: start} if start else None
-        found = await self.engine.generate(
-            input_ids, sampling_params, session_id=session_id, rid=rid, extra=extra, **asked_with(images)
-        )
+        found = await self.engine.generate(input_ids, sampling_params, extra=extra, **request)
         experts = _ints(found.meta, _EXPERTS)
         if experts is None or not self.width:
             return found

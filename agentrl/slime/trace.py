@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from agentrl._util.boundary import watcher
-from agentrl.engine.base import Engine, EngineWrapper, asked_with
+from agentrl.engine.base import Engine, EngineWrapper, RequestFields, ask
 from agentrl.errors import Boundary
-from agentrl.image import Image
 from agentrl.slime.host import tracing
 from agentrl.types import Generation, SamplingParams
 
@@ -43,19 +42,11 @@ class _TracedEngine(EngineWrapper):
     attributes: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
 
     async def generate(
-        self,
-        input_ids: Sequence[int],
-        sampling_params: SamplingParams,
-        *,
-        session_id: str = "",
-        rid: str = "",
-        images: Sequence[Image] = (),
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
         asked = {"max_new_tokens": sampling_params.get("max_new_tokens"), "prompt_tokens": len(input_ids)}
         with self.span(self.sample, "sglang_generate", attrs=asked) as span:
-            generation = await self.engine.generate(
-                input_ids, sampling_params, session_id=session_id, rid=rid, **asked_with(images)
-            )
+            generation = await ask(self.engine, input_ids, sampling_params, request)
             if self.attributes is not None and hasattr(span, "update"):
                 span.update(self.attributes(generation.meta))
         return generation

@@ -7,16 +7,16 @@ from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 from agentrl._util.boundary import at_boundary
 from agentrl.chat.request import ChatRequest, RefusedError
 from agentrl.chat.tokens.writer import Writer, prove_for_agents
-from agentrl.engine.base import Engine, EngineWrapper, asked_with
+from agentrl.engine.base import Engine, EngineWrapper, RequestFields, ask
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, EngineError
 from agentrl.gateway.session.tree import Head, Node, Prompt
-from agentrl.image import Image
 from agentrl.render.base import Renderer
 from agentrl.render.long_text import aside, too_long
 from agentrl.render.markers import warn
@@ -262,17 +262,9 @@ class _CountingEngine(EngineWrapper):
     sampler: Sampler
 
     async def generate(
-        self,
-        input_ids: Sequence[int],
-        sampling_params: SamplingParams,
-        *,
-        session_id: str = "",
-        rid: str = "",
-        images: Sequence[Image] = (),
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
-        generation = await self.engine.generate(
-            input_ids, sampling_params, session_id=session_id, rid=rid, **asked_with(images)
-        )
+        generation = await ask(self.engine, input_ids, sampling_params, request)
         self.sampler.returned += len(generation.tokens)
         return generation
 

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 
-from agentrl.engine.base import AsyncClosing
+from agentrl.engine.base import AsyncClosing, RequestFields
 from agentrl.engine.sglang.client import SGLangEngine
 from agentrl.engine.sglang.training import weights
 from agentrl.engine.sglang.training.control import ServerControl
@@ -24,7 +24,6 @@ from agentrl.engine.sglang.training.served import TrainingServer
 from agentrl.engine.sglang.training.suitable import check_suitable
 from agentrl.engine.table import TrainingParts
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
-from agentrl.image import Image
 from agentrl.models import save_adapter
 from agentrl.types import Generation, SamplingParams
 
@@ -98,20 +97,14 @@ class TrainedSGLang(AsyncClosing):
     # Generating
 
     async def generate(
-        self,
-        input_ids: Sequence[int],
-        sampling_params: SamplingParams,
-        *,
-        session_id: str = "",
-        rid: str = "",
-        images: Sequence[Image] = (),
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
         """Continue `input_ids`; see `Engine.generate`. Raises EngineLostError if the server is gone for good."""
         server, client, version = self._server, self._client, self._version
         if server is None or client is None or version is None or self._asleep:
             raise EngineError("SGLang has no weights yet: a trainer wakes and updates it before episodes are played")
         try:
-            found = await client.generate(input_ids, sampling_params, session_id=session_id, rid=rid, images=images)
+            found = await client.generate(input_ids, sampling_params, **request)
         except RequestError as exc:
             if self._name and "lora" in str(exc).lower():
                 raise EngineLostError(f"the server no longer has this run's adapter: {exc}") from exc
