@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, astuple, dataclass, field, fields
 from enum import StrEnum
 from numbers import Real
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar
@@ -124,6 +125,24 @@ class RenderedImage:
 
 
 @dataclass(frozen=True, slots=True)
+class Checks:
+    """Comparisons that go on for as long as a process runs. They are counted by the names of their metrics."""
+
+    bridges_checked: int = 0
+    """Bridges that were rendered to compare them with the memo, about one in 64. One that the memo does not know yet
+    counts as equal, so that a run repeats exactly."""
+    bridges_different: int = 0
+    """Those that differed. The template's text was taken."""
+    encodes_checked: int = 0
+    """Texts that the fast BPE and the tokenizer both encoded."""
+    encodes_different: int = 0
+    """Those with other tokens. The tokenizer's were taken."""
+
+    def __add__(self, other: Checks) -> Checks:
+        return Checks(*map(operator.add, astuple(self), astuple(other)))
+
+
+@dataclass(frozen=True, slots=True)
 class Rendered:
     """New tokens, none of them sampled. `spans` partition `tokens`; empty spans are left out."""
 
@@ -135,14 +154,10 @@ class Rendered:
     """Observation tokens dropped to fit the budget."""
     special: int = 0
     """Special tokens in users' text, tools and documents. They are encoded as such, unless `as_text` was called."""
-    check: Literal["", "equal", "different"] = ""
-    """If the text was both made from a memo and rendered: whether the two were equal. The rendered one was taken."""
+    checks: Checks = Checks()
+    """What was compared while it was made."""
     media: tuple[RenderedImage, ...] = ()
     """The images among the tokens, in order."""
-    encodes_checked: int = 0
-    """Texts that the fast BPE and the tokenizer both encoded meanwhile."""
-    encodes_different: int = 0
-    """Those among them with other tokens. The tokenizer's were taken."""
 
 
 class SamplingParams(TypedDict, total=False):

@@ -279,3 +279,31 @@ async def test_what_a_step_tells_is_in_every_seats_record(renderer):
 
     played = await play(renderer, ["1"], [], env=Told())
     assert {t.info["end"] for t in played.values()} == {"early"}
+
+
+class Forgetful(ScriptedEngine):
+    """Notes the sessions that it is told have ended."""
+
+    def __init__(self, turns, renderer):
+        super().__init__(turns, renderer)
+        self.forgotten = []
+
+    def forget(self, session_id):
+        self.forgotten.append(session_id)
+
+
+async def test_every_seats_session_is_forgotten_at_the_end(renderer):
+    engine = Forgetful(["one", "two", "three"], renderer)
+    played = await run_seats(Duel(), Task(id="t"), engine=engine, renderer=renderer)
+    assert sorted(engine.forgotten) == sorted(trajectory.session_id for trajectory in played.values())
+
+
+async def test_an_episodes_session_is_forgotten_however_it_ends(renderer):
+    class Single(Env):
+        async def step(self, action):
+            raise InfraError("gone")
+
+    engine = Forgetful(["one"], renderer)
+    trajectory = await run_episode(Single(), Task(prompt="x"), engine=engine, renderer=renderer)
+    assert trajectory.failure is not None
+    assert engine.forgotten == [trajectory.session_id]

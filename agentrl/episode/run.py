@@ -120,12 +120,16 @@ class Episode:
                 "episode %s failed in %s: %s", trajectory.session_id, failed.failure.boundary, failed.failure.error
             )
         finally:
-            forget(self.talk.engine, trajectory.session_id)
+            self.forget()
             if not kept and (error := await close_env(self.env)):
                 trajectory.info["close_error"] = one_line(error)
         if errors := runtime(self.env).tool_errors:
             trajectory.info["tool_errors"] = dict(errors)
         return trajectory
+
+    def forget(self) -> None:
+        """Report the end of the episode to the engine."""
+        forget(self.talk.engine, self.state.trajectory.session_id)
 
     @property
     def whole(self) -> EpisodeState:

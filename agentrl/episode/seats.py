@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agentrl._util.boundary import at_boundary
-from agentrl.engine.base import Engine
+from agentrl.engine.base import Engine, forget
 from agentrl.env.env import Env, offered_tools, runtime
 from agentrl.episode.bad_calls import joined, observed
 from agentrl.episode.conversation import Conversation
@@ -117,6 +117,10 @@ class SeatedEpisode(Episode):
     def table(self) -> Table:
         assert self.state.table is not None
         return self.state.table
+
+    def forget(self) -> None:
+        for talk in self.talks.values():
+            forget(talk.engine, talk.trajectory.session_id)
 
     @property
     def whole(self) -> EpisodeState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Self
 
 from agentrl._util.loading import own_line
@@ -13,7 +13,7 @@ from agentrl.errors import Failure, LedgerError
 from agentrl.monitor.earned import rewards_of
 from agentrl.trajectory.spans import Ledger
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
-from agentrl.types import JSON, StopReason
+from agentrl.types import JSON, Checks, StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,7 @@ class EpisodeMetrics:
             failure=f"{failure.kind}/{failure.boundary}" if failure is not None else None,
             failed_at=failed_at(failure) if failure is not None else None,
             reward_parts=trajectory.reward_parts,
-            bridges_checked=trajectory.bridges_checked,
-            bridges_different=trajectory.bridges_different,
+            **asdict(trajectory.checks),
             **cls.said_in(trajectory.info),
         )
 
@@ -125,7 +124,7 @@ class RolloutMetrics:
     special_tokens: int = 0
     """Special tokens in users' text, tools and documents. Unless they are encoded as text, they can forge turns."""
     bridges_checked: int = 0
-    """Bridges that were made from the memo, and compared with the template's own text: about one in 64."""
+    """Bridges that were rendered to compare them with the memo: about one in 64."""
     bridges_different: int = 0
     """Bridges among them that differed. Anything but 0 is a bug; the memo is then off, and the right text was taken."""
     encodes_checked: int = 0
@@ -195,9 +194,9 @@ class RolloutMetrics:
 
 _PLACES = 10
 """The most common lines of failures that are kept."""
-_COUNTED = ("observation_tokens_cut", "special_tokens", "encodes_checked", "encodes_different")
+_COUNTED = ("observation_tokens_cut", "special_tokens")
 """Counts in an episode's `info`."""
-_SUMMED = ("resumes", "restarts", "bridges_checked", "bridges_different", *_COUNTED)
+_SUMMED = ("resumes", "restarts", *(one.name for one in fields(Checks)), *_COUNTED)
 """Metrics that are the sum of an episode's field of the same name."""
 
 

@@ -22,12 +22,12 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from agentrl.errors import ConfigError
 from agentrl.render.hard_texts import hard_texts
 from agentrl.render.raw import encoder_of
-from agentrl.types import Rendered
+from agentrl.types import Checks, Rendered
 
 VARIABLE = "AGENTRL_FAST_BPE"
 """The environment variable that is "on" when a renderer is loaded, if another BPE may encode."""
@@ -122,7 +122,7 @@ def fast_encoder_of(tokenizer: Any) -> Encode:
     with _loading:
         kept = _KEPT.get(tokenizer)
         if kept is None or kept.loaded != kept.size():
-            kept = _KEPT[tokenizer] = _loaded(tokenizer, own)
+            kept = _KEPT[tokenizer] = _loaded(tokenizer)
     return own if kept.off else kept.encode
 
 
@@ -143,13 +143,26 @@ def counted(render: Callable[P, Rendered]) -> Callable[P, Rendered]:
         made = render(*args, **kwargs)
         if _compared.texts == texts:
             return made
-        return replace(made, encodes_checked=_compared.texts - texts, encodes_different=_compared.different - different)
+        compared = Checks(encodes_checked=_compared.texts - texts, encodes_different=_compared.different - different)
+        return replace(made, checks=made.checks + compared)
 
     return rendered
 
 
-def _loaded(tokenizer: Any, own: Encode) -> FastBpe:
-    """The BPE of a tokenizer, compared with it. It is off if it cannot read the tokenizer."""
+def _loaded(tokenizer: Any) -> FastBpe:
+    """The BPE of a tokenizer, compared with it. It is off if it cannot read the tokenizer.
+
+    It holds the tokenizer weakly, since `_KEPT` would else keep both for ever: a template holds it.
+    """
+    held = ref(tokenizer)
+
+    def own(text: str) -> list[int]:
+        return encoder_of(held())(text)
+
+    def size() -> tuple[int, bool]:
+        found: Any = held()
+        return len(found), bool(found.split_special_tokens)
+
     try:
         from fastokens import Tokenizer
     except ImportError as exc:
@@ -157,8 +170,7 @@ def _loaded(tokenizer: Any, own: Encode) -> FastBpe:
             f"{VARIABLE} is on, but fastokens is not installed: pip install 'agentrl-sdk[fast]', or unset the variable"
         ) from exc
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-    bpe = FastBpe(name, own, own, lambda: (len(tokenizer), bool(tokenizer.split_special_tokens)), (0, False))
-    bpe.loaded = bpe.size()
+    bpe = FastBpe(name, own, own, size, size())
     if bpe.loaded[1]:
         bpe._switch_off("the tokenizer takes special tokens for text")
         return bpe

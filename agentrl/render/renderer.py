@@ -154,7 +154,7 @@ class TemplateRenderer:
             (*opened.tokens, *tokens),
             spans(*lengths, ("observation", len(tokens))),
             marks.left_open(raw.text, opened.thinking),
-            *(cut, special, opened.check),
+            *(cut, special, opened.checks),
         )
         return self._pictured(plain, ())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,7 +18,10 @@ from agentrl.render.read.lexer import is_tag, loose, pieces
 from agentrl.render.read.thinking import shared
 from agentrl.render.tail import Tail, tail
 from agentrl.render.template import Template, with_named_ids
-from agentrl.types import Action, Message, Raw, Rendered, RenderedSpan, SpanKind, ToolCall
+from agentrl.types import Action, Checks, Message, Raw, Rendered, RenderedSpan, SpanKind, ToolCall
+
+_NONE = Checks()
+_CHECKS: Mapping[Check, Checks] = {"": _NONE, "equal": Checks(1), "different": Checks(1, 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,16 @@ class Turns:
         """Whether the model itself ended the turn with a stop token."""
         return bool(action.tokens) and action.tokens[-1] in self.profile.stop_token_ids
 
-    def assemble(self, close: str, observation: str, prompt: str, *, after: str = "", check: Check = "") -> Rendered:
+    def assemble(
+        self, close: str, observation: str, prompt: str, *, after: str = "", checks: Checks = _NONE
+    ) -> Rendered:
         """The three texts encoded as one; a token that straddles two of them counts as observation."""
         encode = self.template.encode
         tokens = encode(close + observation + prompt, after=after)
         start = min(len(encode(close, after=after)), len(tokens))
         stop = max(start, len(tokens) - len(encode(prompt, after="" if close or observation else after)))
         parts = spans(("close", start), ("observation", stop - start), ("prompt", len(tokens) - stop))
-        return Rendered(tuple(tokens), parts, self.profile.thinking.left_open(prompt), check=check)
+        return Rendered(tuple(tokens), parts, self.profile.thinking.left_open(prompt), checks=checks)
 
     def shorten(self, text: str, tokens: Sequence[int], keep: int) -> tuple[str, int]:
         """The text's first `keep` tokens with a mark that shows how many were cut, and that number."""
@@ -173,7 +178,7 @@ class Turns:
         end, check = self._memoised(before, calls, new, bool(action.content))
         last = self.template.decode(action.tokens[-1:]) if self.closed(action) else ""
         close = self._unsampled_close(action, end, last)
-        return self.assemble(close, end.observation, end.prompt, after=last, check=check)
+        return self.assemble(close, end.observation, end.prompt, after=last, checks=_CHECKS[check])
 
     def _memoised(
         self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool

@@ -49,7 +49,7 @@ class Flight:
     def _waiting(self) -> str:
         if self.trajectory is None:
             return self.waiting
-        spans = self.trajectory.spans
+        spans = self.trajectory.segment.spans
         return "env" if spans and spans[-1].kind == "sampled" else "engine"
 
 

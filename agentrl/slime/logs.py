@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from agentrl.slime.rewards import rollout_rewards
 from agentrl.slime.rollouts import by_prompt, by_rollout, flat_samples
 from agentrl.slime.sample import episode_metadata
 from agentrl.trajectory.spans import Ledger
-from agentrl.types import JSON, StopReason
+from agentrl.types import JSON, Checks, StopReason
 
 log = logging.getLogger("agentrl")
 
@@ -95,8 +96,7 @@ def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:
         reward_parts=note.get("reward_parts", {}),
         resumes=note.get("resumes", 0),
         restarts=note.get("restarts", 0),
-        bridges_checked=note.get("bridges_checked", 0),
-        bridges_different=note.get("bridges_different", 0),
+        **{one.name: note.get(one.name, 0) for one in fields(Checks)},
         **EpisodeMetrics.said_in(note.get("info", {})),
     )
 

@@ -223,8 +223,7 @@ def _metadata(trajectory: Trajectory) -> dict[str, JSON]:
         "bad_calls": sum(turn.bad_call is not None for turn in trajectory.turns),
         "ledger": asdict(trajectory.ledger),
         "reward_parts": dict(trajectory.reward_parts),
-        "bridges_checked": trajectory.bridges_checked,
-        "bridges_different": trajectory.bridges_different,
+        **asdict(trajectory.checks),
     }
     if trajectory.info:
         metadata["info"] = to_json_lossy(trajectory.info)

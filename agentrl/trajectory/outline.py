@@ -5,6 +5,7 @@ The trainer writes it beside each file of trajectories, so that a reader need no
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -13,6 +14,8 @@ from typing import Self
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
 from agentrl.types import JSON
 
+_AGAIN = re.compile(r"-again\d*$")
+"""The end of a session id of a repeated episode."""
 _ANSWER = 60
 """Characters of the answer that are kept."""
 
@@ -68,7 +71,7 @@ class Outline:
         return cls(
             name=data["session_id"],
             task=data["task"]["id"],
-            **place_of(data["session_id"].removesuffix(f"-{data.get('seat')}"), training),
+            **place_of(data["session_id"], training, data.get("seat", "")),
             seat=data.get("seat", ""),
             reward=data["reward"],
             reward_parts=data["reward_parts"],
@@ -96,7 +99,7 @@ class Outline:
         return cls(
             name=trajectory.session_id,
             task=trajectory.task.id,
-            **place_of(trajectory.session_id.removesuffix(f"-{trajectory.seat}"), training),
+            **place_of(trajectory.session_id, training, trajectory.seat),
             seat=trajectory.seat,
             reward=trajectory.reward,
             reward_parts=dict(trajectory.reward_parts),
@@ -134,12 +137,14 @@ class Outline:
 _DEFAULTS = {each.name: None if each.default is MISSING else each.default for each in fields(Outline)}
 
 
-def place_of(session_id: str, training: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Step, group and member: from the record, or else from a session id such as `train-000001-0003-005`."""
+def place_of(session_id: str, training: Mapping[str, JSON], seat: str = "") -> dict[str, JSON]:
+    """Step, group and member: from the record, or else from a session id such as `train-000001-0003-005`, which may end
+    with the number of a repetition and with a seat."""
     names = ("step", "group", "member")
     if "group" in training:
         return {name: training.get(name) for name in names}
-    parts = session_id.removesuffix("-again").split("-")[1:]
+    name = session_id.removesuffix(f"-{seat}") if seat else session_id
+    parts = _AGAIN.sub("", name).split("-")[1:]
     if len(parts) != len(names) or not all(part.isdecimal() for part in parts):
         return dict.fromkeys(names)
     return dict(zip(names, map(int, parts), strict=True))

@@ -54,7 +54,7 @@ class TokenIds(_Ints):
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError("token ids that an engine may have been sent cannot be changed; append new ones")
 
-    __setitem__ = __delitem__ = __imul__ = insert = pop = remove = reverse = byteswap = _refuse
+    __setitem__ = __delitem__ = __imul__ = insert = pop = remove = reverse = byteswap = clear = _refuse
 
 
 class Segment:

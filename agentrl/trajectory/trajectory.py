@@ -22,7 +22,7 @@ from agentrl.image import images_in
 from agentrl.plain import to_json_lossy
 from agentrl.trajectory.segment import Segment, require
 from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, Turn
-from agentrl.types import JSON, Action, Generation, Message, Observed, Raw, Rendered, StopReason, Task, ToolSpec
+from agentrl.types import JSON, Action, Checks, Generation, Message, Observed, Raw, Rendered, StopReason, Task, ToolSpec
 
 __all__ = [
     "Ledger",
@@ -64,11 +64,9 @@ class Trajectory:
         self.stop: StopReason | None = None
         self.failure: Failure | None = None
         self.info: dict[str, JSON] = {}
-        self.bridges_checked = 0
-        """Bridges of the memo that were compared with the template's own text. A run that repeats may compare others,
-        if ids of processes are in its messages."""
-        self.bridges_different = 0
-        """Those among them that differed; the template's text was taken."""
+        self.checks = Checks()
+        """What was compared while its prompts and observations were made. A run that repeats may compare others, if ids
+        of processes are in its messages."""
         self.session: Mapping[str, JSON] | None = None
         """Of an agent that plays by itself: its replies as a tree, its requests, and where it rewrote a reply."""
         self.unread = 0
@@ -275,7 +273,7 @@ class Trajectory:
         self.segment.append_prompt(rendered)
         self.messages.extend(messages)
         self._count_special(rendered.special)
-        self._count(encodes_counted([rendered]))
+        self.checks += rendered.checks
 
     def append_model(self, generation: Generation, *, prompt_tokens: int | None = None, seconds: float = 0.0) -> None:
         """Sampled tokens, loss_mask 1. After an abort this extends the turn that is still open.
@@ -299,17 +297,7 @@ class Trajectory:
         if rendered.cut:
             self.info["observation_tokens_cut"] = self.info.get("observation_tokens_cut", 0) + rendered.cut
         self._count_special(rendered.special)
-        self.count_bridge(rendered)
-        self._count(encodes_counted([rendered]))
-
-    def count_bridge(self, rendered: Rendered) -> None:
-        """Count the tokens of a bridge in `bridges_checked`, if they were compared."""
-        self.bridges_checked += rendered.check != ""
-        self.bridges_different += rendered.check == "different"
-
-    def _count(self, counts: Mapping[str, int]) -> None:
-        for name, count in counts.items():
-            self.info[name] = self.info.get(name, 0) + count
+        self.checks += rendered.checks
 
     def _count_special(self, count: int) -> None:
         if count:
@@ -334,7 +322,7 @@ class Trajectory:
         self.segments.append(fresh)
         self.messages.extend(messages)
         self._count_special(rendered.special - self.info.get("special_tokens", 0))  # it holds all messages so far
-        self._count(encodes_counted([rendered]))
+        self.checks += rendered.checks
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
         """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
@@ -386,7 +374,7 @@ class Trajectory:
             "stop": self.stop,
             "failure": asdict(self.failure) if self.failure else None,
             "info": to_json_lossy(self.info),
-            "bridges": {"checked": self.bridges_checked, "different": self.bridges_different},
+            "checks": asdict(self.checks),
             **({} if self.session is None else {"session": to_json_lossy(self.session)}),
         }
 
@@ -415,23 +403,13 @@ class Trajectory:
         self.stop = StopReason(data["stop"]) if data["stop"] is not None else None
         self.failure = Failure(**data["failure"]) if data["failure"] else None
         self.info, self.session = dict(data["info"]), data.get("session")
-        bridges = data.get("bridges", {})
-        self.bridges_checked, self.bridges_different = bridges.get("checked", 0), bridges.get("different", 0)
+        self.checks = Checks(**data.get("checks", {}))
         return self
 
 
 def total_ledger(segments: Iterable[Segment | Trajectory]) -> Ledger:
     """The sum of the ledgers of many segments. For an episode: `total_ledger(trajectory.segments)`."""
     return sum((segment.ledger for segment in segments), Ledger())
-
-
-def encodes_counted(rendered: Sequence[Rendered]) -> dict[str, int]:
-    """How many texts the fast BPE and the tokenizer both encoded, and in how many they differed; without zeros."""
-    counts = {
-        "encodes_checked": sum(one.encodes_checked for one in rendered),
-        "encodes_different": sum(one.encodes_different for one in rendered),
-    }
-    return {name: count for name, count in counts.items() if count}
 
 
 def assistant_message(action: Action) -> Message:

@@ -163,8 +163,9 @@ class PageAnswers:
         source, sought = self._source(given), given.get("q", "")
         if not sought:
             raise ConfigError("give the text: q")
-        key = given.get("s", "0"), given.get("f", ""), sought
-        search = self._searches.setdefault(key, TextSearch(sought, given.get("f")))
+        only = given.get("f") or None
+        key = given.get("s", "0"), only or "", sought
+        search = self._searches.setdefault(key, TextSearch(sought, only))
         self._searches.move_to_end(key)
         while len(self._searches) > _SEARCHES:
             self._searches.popitem(last=False)

@@ -224,15 +224,19 @@ class JsonDocument:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._records: list[JSON] = []
+        self._read_at: tuple[int, int] | None = None
 
     def refresh(self) -> int:
         try:
+            about = self.path.stat()
+            if (changed := (about.st_mtime_ns, about.st_size)) == self._read_at:
+                return len(self._records)
             found = from_json(self.path.read_bytes())
         except OSError as exc:
             raise ConfigError(f"{self.path}: {exc.strerror}; {REMEDY}") from exc
         except ValueError as exc:
             raise ConfigError(f"{self.path}: not JSON ({exc}); {REMEDY}") from exc
-        self._records = found if isinstance(found, list) else [found]
+        self._records, self._read_at = found if isinstance(found, list) else [found], changed
         return len(self._records)
 
     def outline(self, number: int) -> Mapping[str, JSON]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from agentrl._util.texts import texts_in
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 from agentrl.view.files import EpisodeFile, NotKeptError
@@ -95,7 +96,7 @@ def text_of(episode: EpisodeRecord, texts: TokenTexts | None) -> str:
     if texts is not None and episode.sequences:
         return "\n".join(texts.decode(sequence.ids.tolist()) for sequence in episode.sequences)
     said = [text.text for text in episode.texts]
-    return "\n".join(said or [str(message.get("content") or "") for message in episode.messages])
+    return "\n".join(said or ["".join(texts_in(message.get("content"))) for message in episode.messages])
 
 
 def _found(text: str, sought: str) -> list[JSON] | None:

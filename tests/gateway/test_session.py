@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import ChatRequest, RefusedError
 from agentrl.errors import EngineLostError
 from agentrl.testing import call
+from agentrl.types import Checks
 from tests.gateway.client import ASK, FIND, SYSTEM, Entry, Talk, results, told
 
 
@@ -318,3 +320,22 @@ async def test_tokens_behind_a_stop_string_that_the_engine_missed_are_in_no_turn
     t = Trajectory()
     talk.session.write(t)
     assert t.ledger.sampled == one.usage.sampled < returned
+
+
+async def test_every_line_is_forgotten_when_the_session_closes(renderer):
+    talk = Talk(renderer, lambda ids: f"reply {len(ids)}")
+    forgotten = []
+    talk.engine.forget = forgotten.append
+    await talk.says(SYSTEM, ASK)
+    await talk.says(Entry("system", "Titles."), ASK, tools=())
+    talk.end()
+    assert sorted(forgotten) == ["s", "s.1"]
+
+
+async def test_what_was_compared_in_a_sessions_prompts_is_counted(renderer):
+    talk = Talk(renderer, [call("find", what="France"), "Paris"])
+    first = await talk.says(SYSTEM, ASK)
+    await talk.says(SYSTEM, ASK, told(first), *results(first, "It is Paris."))
+    for prompt in talk.session.tree.prompts:
+        prompt.rendered = replace(prompt.rendered, checks=Checks(bridges_checked=1, encodes_checked=2))
+    assert talk.end().checks == Checks(bridges_checked=2, encodes_checked=4)

@@ -13,7 +13,7 @@ from agentrl.chat.tokens.messages import plain_id
 from agentrl.chat.tokens.missing_words import first_message_not_in
 from agentrl.chat.tokens.writer import Writer
 from agentrl.render import Renderer, load_renderer
-from agentrl.types import Action
+from agentrl.types import Action, Checks
 from tests.render.conftest import LOOKUP, chatml_tokenizer
 from tests.render.markers import made_files, template_files, tokenizer_of
 
@@ -71,6 +71,16 @@ def test_a_bridge_in_pieces_ends_the_sampled_turn_first(writer: Writer) -> None:
     assert [span.kind for span in rendered.spans] == ["close", "observation", "prompt"]
     assert rendered.spans[0] == single.spans[0]
     assert "Got it.<|im_end|>\n<|im_start|>user\nGo on." in text(writer, rendered.tokens)
+
+
+def test_what_was_compared_is_counted_in_every_piece() -> None:
+    writer = Writer(load_renderer(chatml_tokenizer(), tools=[LOOKUP]))
+    writer.renderer._turns.memo.state.every = 1  # type: ignore[attr-defined]
+    action, _ = sampled(writer.renderer, "Let me see.", "x")
+    entries = [Entry("tool", "found", call_id="gw-1"), Entry("assistant", "Got it."), Entry("user", "Go on.")]
+    rendered = writer.bridge(writer.messages(HEAD, root=True), action, entries, ids={"gw-1": action.calls[0].id})
+    assert rendered.checks == Checks(bridges_checked=2)
+    assert writer.opened(rendered, "Well, ").checks == rendered.checks
 
 
 def test_a_turn_that_the_client_began(writer: Writer) -> None:

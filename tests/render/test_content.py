@@ -59,15 +59,26 @@ def test_a_bridge_joins_text_parts_and_counts_them(chatml: Renderer) -> None:
     assert cut.cut > 0
 
 
-@pytest.mark.parametrize("content", [IMAGE, [{"type": "text"}], [3], {"a": 1}, 3])
+@pytest.mark.parametrize("content", [[{"type": "text"}], [3], {"a": 1}, 3])
 def test_what_is_no_text_is_refused(chatml: Renderer, content: Any) -> None:
+    _refused(chatml, content, r"content .*text")
+
+
+def test_an_image_is_refused_where_the_model_reads_none(chatml: Renderer) -> None:
+    with pytest.raises(TemplateError, match="is not known to read images"):
+        chatml.prompt([user(IMAGE)])
+    with pytest.raises(TemplateError, match="may hold parts of text only, not 'image_url'"):
+        chatml.encode({"role": "assistant", "content": IMAGE})
+
+
+def _refused(chatml: Renderer, content: Any, why: str) -> None:
     for render in (
         lambda: chatml.prompt([user(content)]),
         lambda: chatml.encode({"role": "assistant", "content": content}),
         lambda: chatml.bridge([], asked(chatml), [result(content)]),
         lambda: chatml.bridge([], asked(chatml), [result(content)], budget=5),
     ):
-        with pytest.raises(TemplateError, match=r"content .*text|read images|image"):
+        with pytest.raises(TemplateError, match=why):
             render()
 
 

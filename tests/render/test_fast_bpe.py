@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import random
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +44,12 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fast_bpe._KEPT.update(kept)
 
 
+HELD: list[Any] = []
+"""Tokenizers of BPEs that a test keeps: a BPE does not hold its own."""
+
+
 def loaded(tokenizer: Any) -> FastBpe:
+    HELD.append(tokenizer)
     fast_encoder_of(tokenizer)
     return fast_bpe._KEPT[tokenizer]
 
@@ -221,3 +228,12 @@ def test_a_tokenizer_with_spaces_for_words_is_compared_too() -> None:
     bpe, encode = loaded(tokenizer), fast_encoder_of(tokenizer)
     for text in hard_texts(tokenizer):
         assert encode(text) == tokenizer.encode(text, add_special_tokens=False), (bpe.off, text)
+
+
+def test_a_tokenizer_that_nobody_holds_goes_with_its_bpe() -> None:
+    tokenizer = chatml_tokenizer(*TAGS)
+    assert fast_bpe.fast_encoder_of(tokenizer)("x y") == tokenizer.encode("x y", add_special_tokens=False)
+    held = weakref.ref(tokenizer)
+    del tokenizer
+    gc.collect()
+    assert held() is None

@@ -16,7 +16,7 @@ from agentrl.errors import TemplateError
 from agentrl.render import Rendered, Renderer, load_renderer, memo, symbols, trace
 from agentrl.render.memo import VARIABLE, Memo, MemoState
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Action, Generation, Message, ToolCall
+from agentrl.types import Action, Checks, Generation, Message, ToolCall
 from tests.render.checker import Judge
 from tests.render.markers import made_files, small_tokenizer, template_files, tokenizer_of
 from tests.render.memo import NEVER, _plain_tail
@@ -76,7 +76,7 @@ HISTORY: Sequence[Message] = (
 
 def made(renderer: Renderer, action: Action, new: Sequence[Message]) -> Rendered | str:
     try:
-        return replace(renderer.bridge(HISTORY, action, new), check="")
+        return replace(renderer.bridge(HISTORY, action, new), checks=Checks())
     except TemplateError as exc:
         return str(exc)
 
@@ -296,7 +296,7 @@ def test_a_difference_switches_the_memo_off_once_and_for_all(
     state.every = 3  # of the requests, which messages decide
     _no_guards(monkeypatch)
     with caplog.at_level(logging.WARNING, "agentrl"):
-        checks = [renderer.bridge(HISTORY, *given).check for given in requests(renderer)]
+        checks = [_verdict(renderer.bridge(HISTORY, *given).checks) for given in requests(renderer)]
     assert (checks.count("different"), len(caplog.records)) == (1, 1)
     assert "Report this" in caplog.text
     since = checks.index("different")
@@ -304,6 +304,10 @@ def test_a_difference_switches_the_memo_off_once_and_for_all(
     assert not any(checks[since + 1 :])
     assert differences_as_they_are(renderer, rendered) == []
     assert differences_as_they_are(renderer.bind(TOOLS[:1]), off(tokenizer, monkeypatch, tools=TOOLS[:1])) == []
+
+
+def _verdict(checks: Checks) -> str:
+    return "different" if checks.bridges_different else "equal" if checks.bridges_checked else ""
 
 
 def differences_as_they_are(ours: Renderer, rendered: Renderer) -> list[object]:
@@ -332,7 +336,7 @@ def _played(renderer: Renderer) -> tuple[int, int]:
         trajectory.append_action(action)
         new: list[Message] = [{"role": "user", "content": f"more {number}"}]
         trajectory.append_observation(renderer.bridge(trajectory.messages, action, new), new)
-    return trajectory.bridges_checked, trajectory.bridges_different
+    return trajectory.checks.bridges_checked, trajectory.checks.bridges_different
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,6 @@ def tracked(request, monkeypatch):
 def a_rollout(cls=Segment):
     """Two prompts of three episodes: one fans out, one has no news, one fails, one is masked by slime."""
     info = {"tool_errors": {"search:KeyError": 2}, "observation_tokens_cut": 7, "special_tokens": 3}
-    info |= {"encodes_checked": 9, "encodes_different": 1}
     samples = [
         *fan_out(0, 1.0, 3, cls),
         played(
@@ -54,6 +53,8 @@ def a_rollout(cls=Segment):
             info=info,
             stop="max_tokens",
             bridges_checked=5,
+            encodes_checked=9,
+            encodes_different=1,
         ),
         failed(0, cls),
         played(1, 0.5, cls, restarts=2, resumes=1, reward_parts={"right": 1.0, "short": 0.25}),

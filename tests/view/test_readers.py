@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.trajectory.outline import Outline
+from agentrl.trajectory.outline import Outline, place_of
 from agentrl.view.files import open_file
 from agentrl.view.readers import read_record
 from tests.view.conftest import ANSWER, DATA, NEXT, QUESTION, REPLY, RESULT, made, stripped
@@ -196,3 +196,11 @@ def test_an_outline_round_trips(record):
     outline = Outline.of(record)
     assert Outline.from_json(json.loads(json.dumps(outline.to_json()))) == outline
     assert len(json.dumps(outline.to_json())) < 400
+
+
+@pytest.mark.parametrize(
+    ("session_id", "seat"),
+    [("train-000001-0003-005", ""), ("train-000001-0003-005-again2", ""), ("train-000001-0003-005-again-x", "x")],
+)
+def test_the_place_of_an_episode_is_in_its_name(session_id, seat):
+    assert place_of(session_id, {}, seat) == {"step": 1, "group": 3, "member": 5}

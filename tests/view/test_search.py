@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl.models import load_tokenizer
 from agentrl.view import search as searching
 from agentrl.view.answers import PageAnswers
+from agentrl.view.files import JsonDocument
 from agentrl.view.search import TextSearch
 from agentrl.view.sources import open_source
 from tests.view.made_run import Writer, write_step
@@ -125,3 +127,19 @@ def test_the_page_asks_for_rows_after_those_it_has(run):
     assert len(answers._searches) == 4
     with pytest.raises(ConfigError, match="give the text"):
         answers.answer("search", {})
+
+
+def test_an_image_in_a_message_is_not_searched_as_text():
+    parts = [{"type": "image", "image": "data:image/png;base64,iVBOR"}, {"type": "text", "text": "What is it?"}]
+    episode = SimpleNamespace(sequences=(), texts=(), messages=[{"role": "user", "content": parts}])
+    assert searching.text_of(episode, None) == "What is it?"
+
+
+def test_a_document_that_did_not_change_is_read_once(tmp_path, monkeypatch):
+    file, reads = tmp_path / "trajectory.json", []
+    file.write_text("[{}, {}]")
+    document = JsonDocument(file)
+    monkeypatch.setattr("agentrl.view.files.from_json", lambda raw: reads.append(raw) or json.loads(raw))
+    assert (document.refresh(), document.refresh(), len(reads)) == (2, 2, 1)
+    file.write_text("[{}, {}, {}]")
+    assert (document.refresh(), len(reads)) == (3, 2)

@@ -109,6 +109,8 @@ class Writer:
             added.thinking,
             rendered.cut + added.cut,
             rendered.special + added.special,
+            rendered.checks + added.checks,
+            rendered.media,
         )
 
     def _forms(self, careful: bool = False) -> EntryConverter:
@@ -168,7 +170,7 @@ class Writer:
     ) -> Rendered:
         """`piece`, then each assistant entry from `first` on, with the entries that follow it."""
         tokens, cut, last = list(piece.rendered.tokens), piece.rendered.cut, piece
-        special = piece.rendered.special
+        special, checks = piece.rendered.special, piece.rendered.checks
         turns = [i for i in range(first, len(entries)) if entries[i].role == "assistant"]
         for at, end in pairwise([*turns, len(entries)]):
             action, sampled = known.get(at) or self._said(entries[at], ids, last)
@@ -177,8 +179,9 @@ class Writer:
             tokens += [*sampled, *last.rendered.tokens]
             cut += last.rendered.cut
             special += last.rendered.special
+            checks += last.rendered.checks
         spans = _spans(piece.rendered, len(tokens), last.rendered)
-        return Rendered(tuple(tokens), spans, last.rendered.thinking, cut, special)
+        return Rendered(tuple(tokens), spans, last.rendered.thinking, cut, special, checks)
 
     def _said(self, entry: Entry, ids: Mapping[str, str], before: _WriterState) -> tuple[Action, Sequence[int]]:
         """Encode an assistant entry that did not come from the model in the form that the model would have sampled."""

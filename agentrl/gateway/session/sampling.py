@@ -12,7 +12,7 @@ from typing import Unpack
 from agentrl._util.boundary import at_boundary
 from agentrl.chat.request import ChatRequest, RefusedError
 from agentrl.chat.tokens.writer import Writer, prove_for_agents
-from agentrl.engine.base import Engine, EngineWrapper, RequestFields, ask
+from agentrl.engine.base import Engine, EngineWrapper, RequestFields, ask, forget
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, EngineError
@@ -41,6 +41,8 @@ class Sampler:
         self._renderers: dict[bytes, Renderer] = {}
         self._aborted: Callable[[], bool] = lambda: False
         self._session_id = ""
+        self._lines: set[str] = set()
+        """The engine's names for the lines so far."""
         self._context = 0
         self._playing = asyncio.Event()
         self._running: dict[Node, Conversation] = {}
@@ -90,6 +92,12 @@ class Sampler:
         await self._still.wait()
         if self._aborts:
             await asyncio.wait(self._aborts)
+
+    def forget(self) -> None:
+        """Report to the engine that no line will be continued."""
+        if self._engine is not None:
+            for name in self._lines:
+                forget(self._engine, name)
 
     async def ready(self) -> None:
         """Wait until sampling is allowed. Raises FailedError if the engine breaks."""
@@ -230,7 +238,9 @@ class Sampler:
 
     def _affinity(self, prompt: Prompt) -> str:
         """The engine's name for a line. Lines that share a beginning share the name, so that one worker serves them."""
-        return f"{self._session_id}.{prompt.number}" if prompt.number else self._session_id
+        name = f"{self._session_id}.{prompt.number}" if prompt.number else self._session_id
+        self._lines.add(name)
+        return name
 
     def _is_held(self) -> bool:
         return not self._playing.is_set() or self._aborted()

@@ -12,7 +12,7 @@ from agentrl.gateway.session.threads import Thread, main_thread
 from agentrl.gateway.session.tree import Node, Prompt, Tree
 from agentrl.trajectory.segment import Segment, require
 from agentrl.trajectory.spans import MaskReason
-from agentrl.trajectory.trajectory import Trajectory, encodes_counted, total_ledger
+from agentrl.trajectory.trajectory import Trajectory, total_ledger
 from agentrl.types import JSON, Message, Rendered
 
 
@@ -149,8 +149,7 @@ def write(
     if special := sum(prompt.rendered.special for prompt in tree.prompts):
         trajectory.info["special_tokens"] = special
     for prompt in tree.prompts:
-        trajectory.count_bridge(prompt.rendered)
-    trajectory.info |= encodes_counted([prompt.rendered for prompt in tree.prompts])
+        trajectory.checks += prompt.rendered.checks
     trajectory.info["agent"] = {
         "replies": len(nodes),
         "requests": sum(line["event"] == "request" for line in log),

@@ -111,6 +111,7 @@ class Session:
             self.log.note("closed", reason=reason)
         for answer in self._answers:
             self._give_up(answer)
+        self._sampler.forget()
         self.ended.set()
 
     def mask(self, reason: MaskReason) -> None:
