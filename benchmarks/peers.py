@@ -132,6 +132,11 @@ def saved(name: str) -> list[dict[str, Any]]:
     return rows
 
 
+def save_parts(name: str, parts: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """As `save`, with the rows of the other parts as they are in the file."""
+    save(name, [*(row for row in saved(name) if row["part"] not in parts), *rows])
+
+
 def save(name: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write benchmarks/results/NAME.json, with the date, the kind of machine, and the tokenizer if one was used."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"

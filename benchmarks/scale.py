@@ -44,7 +44,7 @@ from agentrl.render.template import Template
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Generation, Message, Task, ToolCall
 from benchmarks.fresh_episodes import OBSERVED, FreshText, InProcess, Script, Search, play
-from benchmarks.peers import SMALL, TOOLS, load_tokenizer, save, saved, which_tokenizer
+from benchmarks.peers import SMALL, TOOLS, load_tokenizer, save_parts, which_tokenizer
 from tests.render.markers import REAL, small_tokenizer, template_files, tokenizer_of
 
 TEMPLATES = {
@@ -410,8 +410,7 @@ def main() -> None:
         for row in PARTS[part](given.quick):
             print("  " + ", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
             rows.append({"part": part, "date": str(date.today()), "load": round(os.getloadavg()[0], 1), **row})
-    kept = [row for row in saved("scale") if row["part"] not in parts]
-    save("scale", sorted([*kept, *rows], key=lambda row: list(PARTS).index(row["part"])))
+    save_parts("scale", parts, rows)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from agentrl.render import load_renderer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason
 from benchmarks.fresh_episodes import InProcess, Script, play
-from benchmarks.peers import load_tokenizer, save, which_tokenizer
+from benchmarks.peers import load_tokenizer, save_parts, which_tokenizer
 
 TEXTS = 2000
 """How many turns are prepared."""
@@ -167,13 +167,14 @@ def main() -> None:
     given = parser.parse_args()
     which_tokenizer()
     rows = list[dict[str, Any]]()
-    for part in given.part.split(","):
+    parts = given.part.split(",")
+    for part in parts:
         print(f"\n{part}, at a load of {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
         found = collected(given.turns) if part == "garbage" else many(given.episodes, given.turns, given.processes)
         for row in found:
             print("  " + ", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
             rows.append({"part": part, "load": round(os.getloadavg()[0], 1), **row})
-    save("thousands", rows)
+    save_parts("thousands", parts, rows)
 
 
 if __name__ == "__main__":

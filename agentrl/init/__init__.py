@@ -35,7 +35,7 @@ def write_project(name: str, template: str = "tool", folder: Path = Path()) -> l
     project = folder / name
     if project.exists():
         raise ConfigError(f"{project} exists; choose another name, or remove it")
-    if find_spec(name) is not None:
+    if _is_module(name):
         raise ConfigError(f"{name} is the name of an existing Python module; choose another name")
     texts = template_files(template)
     spelled = {"my_env": name, "my-env": name.replace("_", "-").lower(), "MyEnv": _class_name(name, texts)}
@@ -46,6 +46,14 @@ def write_project(name: str, template: str = "tool", folder: Path = Path()) -> l
         target.write_text(_replaced(text, spelled), encoding="utf-8")
         written.append(target)
     return written
+
+
+def _is_module(name: str) -> bool:
+    spec = find_spec(name)
+    if spec is None or spec.origin is not None:
+        return spec is not None
+    # Python takes any folder on its path for a namespace package, also the folder of a project that `init` wrote there.
+    return not all((Path(folder) / "pyproject.toml").exists() for folder in spec.submodule_search_locations or ())
 
 
 def template_files(template: str) -> dict[str, str]:

@@ -99,6 +99,15 @@ def test_a_name_that_no_package_can_have_is_refused_with_one_that_can(name, says
     assert not list(tmp_path.iterdir())
 
 
+def test_a_project_beside_it_is_no_module_of_its_name(tmp_path, monkeypatch):
+    write_project("cosy_shop", folder=tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert write_project("cosy_shop", folder=tmp_path / "elsewhere")
+    (tmp_path / "cosy_inn").mkdir()
+    with pytest.raises(ConfigError, match="existing Python module"):
+        write_project("cosy_inn", folder=tmp_path / "elsewhere")
+
+
 @pytest.mark.parametrize(
     ("name", "template", "cls"), [("corpus", "retrieval", "CorpusEnv"), ("weather", "tool", "Weather")]
 )
