@@ -125,7 +125,7 @@ class RenderedImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
+class CheckCounts:
     """Comparisons that go on for as long as a process runs. They are counted by the names of their metrics."""
 
     bridges_checked: int = 0
@@ -138,8 +138,8 @@ class Checks:
     encodes_different: int = 0
     """Those with other tokens. The tokenizer's were taken."""
 
-    def __add__(self, other: Checks) -> Checks:
-        return Checks(*map(operator.add, astuple(self), astuple(other)))
+    def __add__(self, other: CheckCounts) -> CheckCounts:
+        return CheckCounts(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Rendered:
     """Observation tokens dropped to fit the budget."""
     special: int = 0
     """Special tokens in users' text, tools and documents. They are encoded as such, unless `as_text` was called."""
-    checks: Checks = Checks()
+    checks: CheckCounts = CheckCounts()
     """What was compared while it was made."""
     media: tuple[RenderedImage, ...] = ()
     """The images among the tokens, in order."""

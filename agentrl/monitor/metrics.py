@@ -13,7 +13,7 @@ from agentrl.errors import Failure, LedgerError
 from agentrl.monitor.earned import rewards_of
 from agentrl.trajectory.spans import Ledger
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
-from agentrl.types import JSON, Checks, StopReason
+from agentrl.types import JSON, CheckCounts, StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ _PLACES = 10
 """The most common lines of failures that are kept."""
 _COUNTED = ("observation_tokens_cut", "special_tokens")
 """Counts in an episode's `info`."""
-_SUMMED = ("resumes", "restarts", *(one.name for one in fields(Checks)), *_COUNTED)
+_SUMMED = ("resumes", "restarts", *(one.name for one in fields(CheckCounts)), *_COUNTED)
 """Metrics that are the sum of an episode's field of the same name."""
 
 

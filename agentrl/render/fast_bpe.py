@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary, ref
 from agentrl.errors import ConfigError
 from agentrl.render.hard_texts import hard_texts
 from agentrl.render.raw import encoder_of
-from agentrl.types import Checks, Rendered
+from agentrl.types import CheckCounts, Rendered
 
 VARIABLE = "AGENTRL_FAST_BPE"
 """The environment variable that is "on" when a renderer is loaded, if another BPE may encode."""
@@ -143,7 +143,9 @@ def counted(render: Callable[P, Rendered]) -> Callable[P, Rendered]:
         made = render(*args, **kwargs)
         if _compared.texts == texts:
             return made
-        compared = Checks(encodes_checked=_compared.texts - texts, encodes_different=_compared.different - different)
+        compared = CheckCounts(
+            encodes_checked=_compared.texts - texts, encodes_different=_compared.different - different
+        )
         return replace(made, checks=made.checks + compared)
 
     return rendered

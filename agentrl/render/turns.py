@@ -18,10 +18,10 @@ from agentrl.render.read.lexer import is_tag, loose, pieces
 from agentrl.render.read.thinking import shared
 from agentrl.render.tail import Tail, tail
 from agentrl.render.template import Template, with_named_ids
-from agentrl.types import Action, Checks, Message, Raw, Rendered, RenderedSpan, SpanKind, ToolCall
+from agentrl.types import Action, CheckCounts, Message, Raw, Rendered, RenderedSpan, SpanKind, ToolCall
 
-_NONE = Checks()
-_CHECKS: Mapping[Check, Checks] = {"": _NONE, "equal": Checks(1), "different": Checks(1, 1)}
+_NONE = CheckCounts()
+_CHECKS: Mapping[Check, CheckCounts] = {"": _NONE, "equal": CheckCounts(1), "different": CheckCounts(1, 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Turns:
         return bool(action.tokens) and action.tokens[-1] in self.profile.stop_token_ids
 
     def assemble(
-        self, close: str, observation: str, prompt: str, *, after: str = "", checks: Checks = _NONE
+        self, close: str, observation: str, prompt: str, *, after: str = "", checks: CheckCounts = _NONE
     ) -> Rendered:
         """The three texts encoded as one; a token that straddles two of them counts as observation."""
         encode = self.template.encode

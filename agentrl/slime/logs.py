@@ -18,7 +18,7 @@ from agentrl.slime.rewards import rollout_rewards
 from agentrl.slime.rollouts import by_prompt, by_rollout, flat_samples
 from agentrl.slime.sample import episode_metadata
 from agentrl.trajectory.spans import Ledger
-from agentrl.types import JSON, Checks, StopReason
+from agentrl.types import JSON, CheckCounts, StopReason
 
 log = logging.getLogger("agentrl")
 
@@ -96,7 +96,7 @@ def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:
         reward_parts=note.get("reward_parts", {}),
         resumes=note.get("resumes", 0),
         restarts=note.get("restarts", 0),
-        **{one.name: note.get(one.name, 0) for one in fields(Checks)},
+        **{one.name: note.get(one.name, 0) for one in fields(CheckCounts)},
         **EpisodeMetrics.said_in(note.get("info", {})),
     )
 

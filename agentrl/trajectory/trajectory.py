@@ -22,7 +22,19 @@ from agentrl.image import images_in
 from agentrl.plain import to_json_lossy
 from agentrl.trajectory.segment import Segment, require
 from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, Turn
-from agentrl.types import JSON, Action, Checks, Generation, Message, Observed, Raw, Rendered, StopReason, Task, ToolSpec
+from agentrl.types import (
+    JSON,
+    Action,
+    CheckCounts,
+    Generation,
+    Message,
+    Observed,
+    Raw,
+    Rendered,
+    StopReason,
+    Task,
+    ToolSpec,
+)
 
 __all__ = [
     "Ledger",
@@ -64,7 +76,7 @@ class Trajectory:
         self.stop: StopReason | None = None
         self.failure: Failure | None = None
         self.info: dict[str, JSON] = {}
-        self.checks = Checks()
+        self.checks = CheckCounts()
         """What was compared while its prompts and observations were made. A run that repeats may compare others, if ids
         of processes are in its messages."""
         self.session: Mapping[str, JSON] | None = None
@@ -403,7 +415,7 @@ class Trajectory:
         self.stop = StopReason(data["stop"]) if data["stop"] is not None else None
         self.failure = Failure(**data["failure"]) if data["failure"] else None
         self.info, self.session = dict(data["info"]), data.get("session")
-        self.checks = Checks(**data.get("checks", {}))
+        self.checks = CheckCounts(**data.get("checks", {}))
         return self
 
 

@@ -13,7 +13,7 @@ from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import ChatRequest, RefusedError
 from agentrl.errors import EngineLostError
 from agentrl.testing import call
-from agentrl.types import Checks
+from agentrl.types import CheckCounts
 from tests.gateway.client import ASK, FIND, SYSTEM, Entry, Talk, results, told
 
 
@@ -337,5 +337,5 @@ async def test_what_was_compared_in_a_sessions_prompts_is_counted(renderer):
     first = await talk.says(SYSTEM, ASK)
     await talk.says(SYSTEM, ASK, told(first), *results(first, "It is Paris."))
     for prompt in talk.session.tree.prompts:
-        prompt.rendered = replace(prompt.rendered, checks=Checks(bridges_checked=1, encodes_checked=2))
-    assert talk.end().checks == Checks(bridges_checked=2, encodes_checked=4)
+        prompt.rendered = replace(prompt.rendered, checks=CheckCounts(bridges_checked=1, encodes_checked=2))
+    assert talk.end().checks == CheckCounts(bridges_checked=2, encodes_checked=4)

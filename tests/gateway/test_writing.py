@@ -13,7 +13,7 @@ from agentrl.chat.tokens.messages import plain_id
 from agentrl.chat.tokens.missing_words import first_message_not_in
 from agentrl.chat.tokens.writer import Writer
 from agentrl.render import Renderer, load_renderer
-from agentrl.types import Action, Checks
+from agentrl.types import Action, CheckCounts
 from tests.render.conftest import LOOKUP, chatml_tokenizer
 from tests.render.markers import made_files, template_files, tokenizer_of
 
@@ -79,7 +79,7 @@ def test_what_was_compared_is_counted_in_every_piece() -> None:
     action, _ = sampled(writer.renderer, "Let me see.", "x")
     entries = [Entry("tool", "found", call_id="gw-1"), Entry("assistant", "Got it."), Entry("user", "Go on.")]
     rendered = writer.bridge(writer.messages(HEAD, root=True), action, entries, ids={"gw-1": action.calls[0].id})
-    assert rendered.checks == Checks(bridges_checked=2)
+    assert rendered.checks == CheckCounts(bridges_checked=2)
     assert writer.opened(rendered, "Well, ").checks == rendered.checks
 
 

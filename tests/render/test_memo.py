@@ -16,7 +16,7 @@ from agentrl.errors import TemplateError
 from agentrl.render import Rendered, Renderer, load_renderer, memo, symbols, trace
 from agentrl.render.memo import VARIABLE, Memo, MemoState
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Action, Checks, Generation, Message, ToolCall
+from agentrl.types import Action, CheckCounts, Generation, Message, ToolCall
 from tests.render.checker import Judge
 from tests.render.markers import made_files, small_tokenizer, template_files, tokenizer_of
 from tests.render.memo import NEVER, _plain_tail
@@ -76,7 +76,7 @@ HISTORY: Sequence[Message] = (
 
 def made(renderer: Renderer, action: Action, new: Sequence[Message]) -> Rendered | str:
     try:
-        return replace(renderer.bridge(HISTORY, action, new), checks=Checks())
+        return replace(renderer.bridge(HISTORY, action, new), checks=CheckCounts())
     except TemplateError as exc:
         return str(exc)
 
@@ -306,7 +306,7 @@ def test_a_difference_switches_the_memo_off_once_and_for_all(
     assert differences_as_they_are(renderer.bind(TOOLS[:1]), off(tokenizer, monkeypatch, tools=TOOLS[:1])) == []
 
 
-def _verdict(checks: Checks) -> str:
+def _verdict(checks: CheckCounts) -> str:
     return "different" if checks.bridges_different else "equal" if checks.bridges_checked else ""
 
 
