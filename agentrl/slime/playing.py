@@ -145,8 +145,9 @@ class _SamplePlayer:
         flags, config, sample, evaluation = request.flags, request.config, request.sample, request.evaluation
         here = loop_resources()
         parking = here.parking(config.parking.folder, config.parking.dead_s)
-        session_id = "" if evaluation else getattr(sample, "session_id", None) or ""
-        resumption = Resumption(parking, config.parking, sample_name(sample), session_id)
+        # an evaluation's samples are numbered from 0 as well, and may not take an episode of the training
+        name, session_id = ("", "") if evaluation else (sample_name(sample), getattr(sample, "session_id", None) or "")
+        resumption = Resumption(parking, config.parking, name, session_id)
         parks = config.parking.keep_s > 0 and not evaluation
         hooks = EpisodeHooks(
             aborted=self.aborted,

@@ -127,8 +127,9 @@ class SampleWorkers:
         sent = replace(request, sample=SentSample.of(request.sample), flags=replace(request.flags, eval_datasets=()))
         session_id = getattr(request.sample, "session_id", None) or uuid4().hex
         written = encoded(sent, f"sample {sample_name(request.sample) or session_id}")
+        name = "" if request.evaluation else sample_name(request.sample)
         try:
-            answer = await self.thread.run(self._play(written, sample_name(request.sample), aborted))
+            answer = await self.thread.run(self._play(written, name, aborted))
         except WorkerLostError as exc:
             failed = failed_episode(request.task, session_id, exc, "run")
             return PlayedSample(failed, {}, (), lambda ids: "", None)

@@ -94,6 +94,27 @@ async def test_aborted_episodes_go_back_to_their_worker(slime, env):
         assert sum(sample.loss_mask) == sum(len(one.tokens) for one in said), "each sampled token is trained once"
 
 
+@pytest.mark.parametrize("workers", [0, SIZE])
+async def test_an_evaluation_takes_no_parked_episode(slime, workers):
+    """Its samples have the numbers of the training's, and neither may have a session."""
+    async with slime("Adding", turns=6, seconds=0.15, workers=workers) as rollouts:
+
+        def unnamed(index):
+            sample = rollouts.sample(index, turns=6)
+            sample.session_id = None
+            return sample
+
+        samples = [unnamed(i) for i in range(4)]
+        aborted = await rollouts.rollout(samples, until=lambda: len(rollouts.engine.asked) == 4)
+        assert len(aborted) == 4
+        evaluated = [unnamed(i) for i in range(4)]
+        await asyncio.gather(*(adapt(rollouts.args, sample, PARAMS, evaluation=True) for sample in evaluated))
+        assert await rollouts.rollout(aborted) == []
+    assert [sample.reward for sample in [*samples, *evaluated]] == [1.0] * 8
+    assert [account(sample).get("resumes", 0) for sample in [*samples, *evaluated]] == [1] * 4 + [0] * 4
+    assert {account(sample).get("restarts", 0) for sample in samples} == {0}
+
+
 async def test_an_open_env_is_lost_with_its_worker_and_the_episode_starts_over(slime):
     pool = sample_workers(SIZE)._pool
     async with slime("Adding", turns=6, seconds=0.15) as rollouts:
