@@ -23,6 +23,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.rollout.loop import ABORTED, GroupLoop
 from agentrl.slime.config import SlimeConfig
+from agentrl.slime.data_source import DataSource
 from agentrl.slime.fatal import check_played
 from agentrl.slime.host import PACKAGES, HostArgs, rollout_output
 from agentrl.slime.rollouts import flat_samples
@@ -95,6 +96,13 @@ class SampleSource:
 
     def drop(self, group: SampleGroup, reason: str) -> None:
         self.dropped[reason] += 1
+        if isinstance(self.data_source, DataSource):
+            self.data_source.drop(group.samples, reason)
+
+    def shipped(self, rollout_id: int, groups: list[list[Any]]) -> None:
+        """The rollout gives these groups to the trainer."""
+        if isinstance(self.data_source, DataSource):
+            self.data_source.shipped(rollout_id, groups)
 
 
 class _Host:
@@ -176,7 +184,7 @@ async def _sync(host: _Host, rollout_id: int, data_source: Any) -> Any:
         host.state.reset()
     if path := getattr(host.args, "rollout_sample_filter_path", None):
         host.load(path)(host.args, [group.samples for group in taken])
-    return _output(taken, source, {"rollout/agentrl/loop/seconds": time.monotonic() - began})
+    return _output(rollout_id, taken, source, {"rollout/agentrl/loop/seconds": time.monotonic() - began})
 
 
 _loops: dict[asyncio.AbstractEventLoop, tuple[GroupLoop[SampleGroup], SampleSource]] = {}
@@ -204,7 +212,9 @@ async def _ahead(host: _Host, rollout_id: int, data_source: Any) -> Any:
         "age_mean": sum(ages) / len(ages),
         "age_max": max(ages),
     }
-    return _output(taken, source, {f"rollout/agentrl/loop/{name}": value for name, value in metrics.items()})
+    return _output(
+        rollout_id, taken, source, {f"rollout/agentrl/loop/{name}": value for name, value in metrics.items()}
+    )
 
 
 def _begin(host: _Host, data_source: Any) -> tuple[GroupLoop[SampleGroup], SampleSource]:
@@ -215,8 +225,9 @@ def _begin(host: _Host, data_source: Any) -> tuple[GroupLoop[SampleGroup], Sampl
     return loop, source
 
 
-def _output(taken: list[SampleGroup], source: SampleSource, metrics: dict[str, float]) -> Any:
+def _output(rollout_id: int, taken: list[SampleGroup], source: SampleSource, metrics: dict[str, float]) -> Any:
     dropped, source.dropped = source.dropped, Counter()
     metrics |= {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in dropped.items()}
     groups = sorted((group.samples for group in taken), key=lambda samples: next(flat_samples(samples)).index)
+    source.shipped(rollout_id, groups)
     return rollout_output(groups, metrics)

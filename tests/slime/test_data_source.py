@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.slime import DataSource, log_rollout
+from agentrl.slime import DataSource, log_rollout, rollout_functions
 from tests.slime.conftest import Sample
 
 Status = Sample.Status
@@ -148,6 +148,29 @@ def test_what_a_rollout_function_drops_is_counted_and_gone(make):
     source.shipped(0, groups[0])
     assert source.counts()["dropped_stale"] == 1
     assert numbers(source.get_samples(2)) == [2, 3]
+
+
+def test_agentrls_rollout_functions_say_what_became_of_each_group(make):
+    """Also without the log hook: what is in flight at a checkpoint is not trained."""
+    path = {"rollout_function_path": "agentrl.slime.generate_rollout_fully_async"}
+    data_source = make(**path)
+    source = rollout_functions.SampleSource(data_source, partial=True)
+    stale, taken, _ = [source.take(0) for _ in range(3)]
+    source.drop(stale, "stale")
+    (shipped,) = rollout_functions._output(0, [taken], source, {})
+    assert numbers([shipped]) == [1]
+    data_source.save(0)
+    again = make(**path)
+    again.load(0)
+    assert again.counts() == {"playing": 0, "waiting": 1, "finished": 0, "dropped_stale": 1}
+    assert numbers(again.get_samples(2)) == [2, 3]
+
+
+def test_a_data_source_of_somebody_else_is_told_nothing():
+    source = rollout_functions.SampleSource(SimpleNamespace(get_samples=lambda n: [[Sample(index=0)]]), partial=True)
+    group = source.take(0)
+    source.drop(group, "stale")
+    assert rollout_functions._output(0, [group], source, {}) == [group.samples]
 
 
 @pytest.mark.parametrize("fully_async", [False, True])
