@@ -200,7 +200,6 @@ async def _ahead(host: _Host, rollout_id: int, data_source: Any) -> Any:
     loop, source = _loops[here]
     began = time.monotonic()
     loop.begin(rollout_id, rollout_id)
-    loop.advance(rollout_id)
     ready = loop.ready
     taken = await loop.take(rollout_id + 1)
     ages = [rollout_id - group.born for group in taken]
