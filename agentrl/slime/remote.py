@@ -111,7 +111,7 @@ class SampleWorkers:
     size: int
     thread: LoopThread = field(default_factory=lambda: LoopThread("agentrl-workers"))
     _pool: WorkerPool | None = None
-    _starting: asyncio.Lock | None = None
+    _starting: asyncio.Task[WorkerPool] | None = None
     _aborted: Callable[[], bool] | None = None
     _was_aborted: bool = False
     _playing: int = 0
@@ -166,11 +166,13 @@ class SampleWorkers:
         return answer
 
     async def _started(self) -> WorkerPool:
-        self._starting = self._starting or asyncio.Lock()
-        async with self._starting:
-            if self._pool is None:
-                pool = WorkerPool(transport=_transport(), order=JobOrder(f"{__name__}:open_job", None), size=self.size)
-                self._pool = await pool.__aenter__()
+        """The pool. All episodes wait for the same start; if it fails, each raises its ConfigError."""
+        self._starting = self._starting or asyncio.create_task(self._start())
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> WorkerPool:
+        pool = WorkerPool(transport=_transport(), order=JobOrder(f"{__name__}:open_job", None), size=self.size)
+        self._pool = await pool.__aenter__()
         return self._pool
 
     async def _watch(self, pool: WorkerPool) -> None:
@@ -189,10 +191,16 @@ class SampleWorkers:
 
     def close(self) -> None:
         """End the workers, and wait for that."""
-        if self._pool is not None:
-            self.thread.run_here(self._pool.close())
+        if self._starting is not None:
+            self.thread.run_here(self._closed(self._starting))
         self._pool = self._starting = self._watching = None
         self.thread.stop()
+
+    async def _closed(self, starting: asyncio.Task[WorkerPool]) -> None:
+        starting.cancel()  # a pool that starts closes itself
+        await asyncio.wait({starting})
+        if self._pool is not None:
+            await self._pool.close()
 
 
 def _ray() -> Any:

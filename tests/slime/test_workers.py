@@ -22,7 +22,7 @@ from agentrl.render import load_renderer
 from agentrl.slime.check import rules
 from agentrl.slime.config import SlimeConfig
 from agentrl.slime.init import CONFIG, write
-from agentrl.slime.remote import SampleJob, sample_workers
+from agentrl.slime.remote import SampleJob, SampleWorkers, sample_workers
 from tests import tiny_vlm
 from tests.slime.contract.conftest import served
 from tests.slime.picture_server import server
@@ -204,6 +204,39 @@ async def test_the_engine_of_a_worker_follows_the_latest_rollout(monkeypatch):
         with pytest.raises(ConfigError, match="enough"):
             await job.play(SimpleNamespace(in_slime=True), lambda aborted=aborted: aborted)
     assert [flag() for flag in flags] == [False, False]
+
+
+async def test_workers_that_cannot_start_are_started_once(slime, monkeypatch):
+    """However many episodes wait for them: all get the same error."""
+    starts = []
+
+    class Pool:
+        def __init__(self, **given):
+            pass
+
+        async def __aenter__(self):
+            starts.append(self)
+            await asyncio.sleep(0.05)
+            raise ConfigError("worker 0 ended twice before it was ready")
+
+    monkeypatch.setattr("agentrl.slime.remote.WorkerPool", Pool)
+    async with slime("Adding", workers=SIZE + 1) as rollouts:
+        playing = [adapt(rollouts.args, rollouts.sample(i), PARAMS) for i in range(8)]
+        found = await asyncio.gather(*playing, return_exceptions=True)
+    sample_workers(SIZE + 1).close()
+    assert len(starts) == 1
+    assert {(type(error), str(error)) for error in found} == {(ConfigError, "worker 0 ended twice before it was ready")}
+
+
+async def test_workers_that_are_closed_while_they_start_end():
+    workers = SampleWorkers(SIZE)
+    waiting = asyncio.create_task(workers.thread.run(workers._started()))
+    while workers._starting is None:
+        await asyncio.sleep(0.001)
+    starting = workers._starting
+    await asyncio.to_thread(workers.close)
+    assert starting.cancelled()
+    waiting.cancel()
 
 
 async def test_what_cannot_be_sent_is_named(slime):
