@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Never
 
-from agentrl.errors import ConfigError, Failure
+from agentrl.errors import Boundary, ConfigError, Failure
 from agentrl.slime.sample import clear, to_sample
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason, Task
@@ -55,6 +55,14 @@ def log_once(error: Exception) -> None:
     if (text := _text(error)) not in _said:
         _said.add(text)
         log.error("the run cannot go on: %s", text, exc_info=None if isinstance(error, ConfigError) else error)
+
+
+def failed_episode(task: Task, session_id: str, exc: BaseException, boundary: Boundary) -> Trajectory:
+    """An episode that an error ended outside of its own boundaries."""
+    log.warning("episode %s failed in %s", session_id, boundary, exc_info=exc)
+    trajectory = Trajectory(task, session_id=session_id)
+    trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, boundary)
+    return trajectory
 
 
 def failed_sample(sample: Any, error: Exception) -> Any:

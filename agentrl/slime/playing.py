@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -20,10 +19,11 @@ from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode
 from agentrl.episode.shared import LoopResources, loop_resources
-from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
+from agentrl.errors import Boundary, ConfigError, ResumeError
 from agentrl.render.base import ImageCounter, Renderer
 from agentrl.slime import distill, seats
 from agentrl.slime.config import SlimeConfig
+from agentrl.slime.fatal import failed_episode
 from agentrl.slime.host import HostArgs, queues_lists
 from agentrl.slime.images import check_media, check_replay
 from agentrl.slime.replay import IncrementalExperts, forget_old_experts, request_fields
@@ -31,8 +31,6 @@ from agentrl.slime.resumption import Resumption, sample_name
 from agentrl.slime.trace import traced
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Generation, Raw, SamplingParams, StopReason, Task
-
-log = logging.getLogger("agentrl")
 
 _FLAG_S = 0.5
 """Seconds that an episode in a worker waits for slime's abort flag, once the engine has aborted its request."""
@@ -168,14 +166,13 @@ class _SamplePlayer:
     async def play_seats(self) -> dict[str, PlayedSample]:
         request, here = self.request, loop_resources()
         task, sample, config = request.task, request.sample, request.config
+        _check_prompt(task, request.env)
+        seating = seats.seating_of(config, request.env, sample)
+        if not request.evaluation and len(seating.trained) > 1:
+            seats.check_seats(request.flags, request.env, sample, queues_lists=queues_lists(sample))
         async with self._opened(here, EpisodeHooks(aborted=self.aborted)) as setup:
-            envs = await here.envs(config.env_path(task.metadata), config)
-            _check_prompt(task, envs)
-            seating = seats.seating_of(config, envs, sample)
-            if not request.evaluation and len(seating.trained) > 1:
-                seats.check_seats(request.flags, envs, sample, queues_lists=queues_lists(sample))
             played = await seats.play_seats(
-                envs,
+                here.envs(config.env_path(task.metadata), config),
                 task,
                 seating,
                 zlib.crc32(f"{getattr(sample, 'index', None)}".encode()),
@@ -241,7 +238,7 @@ class _SamplePlayer:
         boundary: Boundary = "share"
         try:
             envs = await here.envs(request.config.env_path(task.metadata), request.config)
-            _check_prompt(task, envs)
+            _check_prompt(task, envs.cls)
             boundary = "reset"
             resumed = await self._resumed(resumption, envs, setup)
             if resumed is not None:
@@ -287,18 +284,10 @@ class _SamplePlayer:
             return None
 
 
-def failed_episode(task: Task, session_id: str, exc: BaseException, boundary: Boundary) -> Trajectory:
-    """An episode that an error ended outside of its own boundaries."""
-    log.warning("episode %s failed in %s", session_id, boundary, exc_info=exc)
-    trajectory = Trajectory(task, session_id=session_id)
-    trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, boundary)
-    return trajectory
-
-
-def _check_prompt(task: Task, envs: EnvFactory) -> None:
-    has_tools = bool(tools_of(envs.cls)) or envs.cls.tools is not Env.tools
-    if (has_tools or is_agent(envs.cls)) and isinstance(task.prompt, Raw):
+def _check_prompt(task: Task, env: type[Env]) -> None:
+    has_tools = bool(tools_of(env)) or env.tools is not Env.tools
+    if (has_tools or is_agent(env)) and isinstance(task.prompt, Raw):
         raise ConfigError(
-            f"remove --apply-chat-template: it renders prompts before the tools of {envs.cls.__name__} are known, "
+            f"remove --apply-chat-template: it renders prompts before the tools of {env.__name__} are known, "
             "so the model would never see them; agentrl renders prompts itself"
         )

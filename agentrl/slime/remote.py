@@ -18,7 +18,8 @@ from agentrl.episode.shared import loop_resources
 from agentrl.errors import ConfigError
 from agentrl.models.vision import Vision, load_vision
 from agentrl.slime.config import is_loopback
-from agentrl.slime.playing import PlayedSample, SampleRequest, failed_episode, play_sample
+from agentrl.slime.fatal import failed_episode
+from agentrl.slime.playing import PlayedSample, SampleRequest, play_sample
 from agentrl.slime.resumption import sample_name
 from agentrl.slime.sample import METADATA_KEY
 from agentrl.trajectory.trajectory import Trajectory

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from agentrl._util.concurrency import is_cancelled
+from agentrl.env.env import Env
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.seats import run_seats
-from agentrl.errors import ConfigError, Failure
+from agentrl.errors import Boundary, ConfigError
 from agentrl.rollout.opponents import Seating, open_fixed
 from agentrl.slime.config import SlimeConfig, fan_out_problems
+from agentrl.slime.fatal import failed_episode
 from agentrl.slime.host import HostArgs
 from agentrl.slime.sample import number_rollout
 from agentrl.trajectory.trajectory import Trajectory
@@ -21,17 +22,15 @@ from agentrl.types import StopReason, Task
 
 NOT_IN_WORKERS = "workers play no Env with seats, as {} is"
 
-log = logging.getLogger("agentrl")
 
-
-def seating_of(config: SlimeConfig, envs: EnvFactory, sample: Any) -> Seating:
+def seating_of(config: SlimeConfig, env: type[Env], sample: Any) -> Seating:
     """Who plays: one opponent for each group, in turn. Raises ConfigError."""
     turn = getattr(sample, "group_index", None)
     turn = getattr(sample, "index", None) if turn is None else turn  # slime numbers no groups in evaluation
-    return open_fixed(config.opponents).seating(envs.cls.seats, turn or 0)
+    return open_fixed(config.opponents).seating(env.seats, turn or 0)
 
 
-def check_seats(flags: HostArgs, envs: EnvFactory, sample: Any, *, queues_lists: bool) -> None:
+def check_seats(flags: HostArgs, env: type[Env], sample: Any, *, queues_lists: bool) -> None:
     """Raises ConfigError for flags that do not allow a sample for each seat."""
     problems = fan_out_problems(flags, queues_lists=queues_lists)
     if flags.use_rollout_routing_replay:
@@ -39,29 +38,34 @@ def check_seats(flags: HostArgs, envs: EnvFactory, sample: Any, *, queues_lists:
     if flags.has_reward_model(sample):
         problems.append("remove the reward model, which would score each seat alone: use Env.score or `reward`")
     if problems:
-        raise ConfigError(f"{envs.cls.__name__} has seats, and each is a sample: {'; '.join(problems)}")
+        raise ConfigError(f"{env.__name__} has seats, and each is a sample: {'; '.join(problems)}")
 
 
-async def play_seats(envs: EnvFactory, task: Task, seating: Seating, seed: int, **given: Any) -> dict[str, Trajectory]:
-    """The trajectories of the policy's seats, in the Env's order. `given` is that of `run_seats`."""
+async def play_seats(
+    opening: Awaitable[EnvFactory], task: Task, seating: Seating, seed: int, **given: Any
+) -> dict[str, Trajectory]:
+    """The trajectories of the policy's seats, in the Env's order. `opening` gives the Envs, once their `share` has
+    returned. `given` is that of `run_seats`."""
+    boundary: Boundary = "share"
     try:
-        played = await run_seats(envs.make(), task, players=seating.players(given["renderer"], seed), **given)
+        envs = await opening
+        boundary = "reset"
+        env = envs.make()
+        boundary = "engine"
+        played = await run_seats(env, task, players=seating.players(given["renderer"], seed), **given)
     except ConfigError:
         raise
     except (Exception, asyncio.CancelledError) as exc:  # slime's boundary: an error would end its whole rollout
         if isinstance(exc, asyncio.CancelledError) and is_cancelled():
             raise
-        log.warning("episode %s failed", given["session_id"], exc_info=exc)
-        played = {seat: _failed(task, seat, exc) for seat in envs.cls.seats}
+        played = {
+            seat: failed_episode(task, f"{given['session_id']}-{seat}", exc, boundary) for seat in seating.trained
+        }
+        for seat, trajectory in played.items():
+            trajectory.seat = seat
     for trajectory in played.values():
         trajectory.info["opponent"] = seating.opponent.name
     return {seat: played[seat] for seat in seating.trained}
-
-
-def _failed(task: Task, seat: str, exc: BaseException) -> Trajectory:
-    trajectory = Trajectory(task)
-    trajectory.seat, trajectory.stop, trajectory.failure = seat, StopReason.FAILED, Failure.of(exc, "reset")
-    return trajectory
 
 
 def samples_of(sample: Any, played: Mapping[str, Trajectory]) -> list[tuple[Any, Trajectory]]:

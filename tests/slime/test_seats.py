@@ -37,6 +37,7 @@ async def test_each_seat_is_a_sample_with_its_own_reward(numbered, serve, make_a
         samples = await adapt(make_args(url, env=ENV, args=HOOK), given, dict(PARAMS))
     assert samples[-1] is given
     assert [sample.metadata["agentrl"]["seat"] for sample in samples] == ["left", "right"]
+    assert [sample.metadata["agentrl"]["info"]["opponent"] for sample in samples] == ["policy"] * 2
     assert [sample.reward for sample in samples] == [1.25, -0.75]
     assert {sample.rollout_id for sample in samples} == {4}
     for sample in samples:
@@ -49,7 +50,8 @@ async def test_against_a_function_there_is_one_sample_and_the_seat_changes(Sampl
     async with serve(speaker) as (_, url):
         arguments = make_args(url, env=ENV, opponents=opponents)
         samples = [await adapt(arguments, Sample(prompt="", index=i, group_index=i), dict(PARAMS)) for i in range(2)]
-    assert [sample.metadata["agentrl"]["seat"] for sample in samples] == ["left", "right"]
+    notes = [sample.metadata["agentrl"] for sample in samples]
+    assert [(note["seat"], note["info"]["opponent"]) for note in notes] == [("left", *opponents), ("right", *opponents)]
 
 
 async def test_an_evaluation_is_one_sample(Sample, serve, make_args, speaker):
@@ -82,6 +84,21 @@ async def test_a_broken_environment_removes_every_seat(numbered, serve, make_arg
     assert [(sample.remove_sample, sum(sample.loss_mask)) for sample in samples] == [(True, 0)] * 2
 
 
+@pytest.mark.parametrize(("env", "boundary"), [("Unshared", "share"), ("Unmade", "reset")])
+async def test_an_environment_that_cannot_be_made_removes_every_seat(
+    numbered, serve, make_args, speaker, env, boundary
+):
+    """slime's rollout goes on. The samples name their seats, sessions and opponent, as those that were played do."""
+    async with serve(speaker) as (_, url):
+        arguments = make_args(url, env=f"tests.slime.test_seats:{env}", args=HOOK)
+        samples = await adapt(arguments, numbered(prompt="", index=0, session_id="s-1"), dict(PARAMS))
+    assert [(sample.remove_sample, sum(sample.loss_mask)) for sample in samples] == [(True, 0)] * 2
+    notes = [sample.metadata["agentrl"] for sample in samples]
+    assert [(note["seat"], note["session_id"]) for note in notes] == [("left", "s-1-left"), ("right", "s-1-right")]
+    assert {(note["failure"]["kind"], note["failure"]["boundary"]) for note in notes} == {("environment", boundary)}
+    assert {note["info"]["opponent"] for note in notes} == {"policy"}
+
+
 async def test_credit_by_turn_is_refused_by_name(Sample, make_args):
     with pytest.raises(ConfigError, match="credit: slime takes one number for each sample"):
         await adapt(make_args(env=ENV, credit="turn"), Sample(prompt=""), dict(PARAMS))
@@ -103,3 +120,14 @@ def test_baselines_are_those_of_a_seat(numbered):
 class Broken(Duel):
     def step(self, action):
         raise InfraError("gone")
+
+
+class Unmade(Duel):
+    def __init__(self, config, shared=None):
+        raise InfraError("no machine is free")
+
+
+class Unshared(Duel):
+    @classmethod
+    async def share(cls, config):
+        raise InfraError("no server is free")
