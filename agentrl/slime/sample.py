@@ -137,11 +137,8 @@ def to_samples(
     episode. It is the `sample` that slime, its traces and its hooks know; the others are copies. Raises ConfigError
     for a Sample without a rollout_id, since its trainer would count an episode of n segments n times.
     """
-    number_rollout(sample)
     segments = trajectory.segments
-    siblings = [*(copy.deepcopy(sample) for _ in segments[1:]), sample]
-    for sibling in siblings[:-1]:
-        vars(sibling).pop("trace", None)  # slime counts each request that it finds there
+    siblings = siblings_of(sample, len(segments))
     for i, (segment, sibling) in enumerate(zip(segments, siblings, strict=True)):
         whole = segment is trajectory.segment
         _write_tokens(segment, trajectory, sibling, decode)
@@ -157,7 +154,19 @@ def to_samples(
     return siblings
 
 
-def number_rollout(sample: Any) -> None:
+def siblings_of(sample: Any, count: int) -> list[Any]:
+    """So many samples of one episode: copies, and last the `sample` itself. They share its rollout_id.
+
+    Raises ConfigError for a Sample that cannot have one.
+    """
+    _number_rollout(sample)
+    copies = [copy.deepcopy(sample) for _ in range(count - 1)]
+    for one in copies:
+        vars(one).pop("trace", None)  # slime counts each request that it finds there
+    return [*copies, sample]
+
+
+def _number_rollout(sample: Any) -> None:
     """Set the rollout_id that the siblings share: the sample's index, which is unique in a run of slime."""
     if not hasattr(sample, "rollout_id"):
         raise ConfigError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from agentrl.rollout.opponents import Seating, open_fixed
 from agentrl.slime.config import SlimeConfig, fan_out_problems
 from agentrl.slime.fatal import failed_episode
 from agentrl.slime.host import HostArgs
-from agentrl.slime.sample import number_rollout
+from agentrl.slime.sample import siblings_of
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason, Task
 
@@ -74,8 +73,4 @@ def samples_of(sample: Any, played: Mapping[str, Trajectory]) -> list[tuple[Any,
     trajectories = [*played.values()]
     if len(trajectories) == 1 or trajectories[0].stop is StopReason.ABORTED:
         return [(sample, trajectories[0])]
-    number_rollout(sample)
-    others = [copy.deepcopy(sample) for _ in trajectories[1:]]
-    for other in others:
-        vars(other).pop("trace", None)  # slime counts each request that it finds there
-    return list(zip([*others, sample], trajectories, strict=True))
+    return list(zip(siblings_of(sample, len(trajectories)), trajectories, strict=True))

@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError, Failure
 from agentrl.models import save_model, tiny_model, tiny_tokenizer
 from agentrl.render import Rendered, RenderedSpan, load_renderer
 from agentrl.slime import from_sample, to_sample
-from agentrl.slime.sample import clear, to_samples
+from agentrl.slime.sample import clear, siblings_of, to_samples
 from agentrl.slime.task import template_kwargs
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Raw, StopReason
@@ -277,6 +277,16 @@ def test_a_sample_for_each_segment():
         assert (one.reward, one.status, one.remove_sample) == (1.0, Numbered.Status.COMPLETED, False)
         assert (one.prompt, one.metadata["own"]) == (MESSAGES, [1])
     assert first.metadata["own"] is not last.metadata["own"], "what slime or a filter notes of one is not the other's"
+
+
+def test_only_the_sample_itself_holds_slimes_trace():
+    """slime counts each request that it finds in one."""
+    sample = Numbered(index=7)
+    sample.trace = ["a request"]
+    samples = siblings_of(sample, 3)
+    assert samples[-1] is sample
+    assert [getattr(one, "trace", None) for one in samples] == [None, None, ["a request"]]
+    assert {one.rollout_id for one in samples} == {7}
 
 
 def test_siblings_count_nothing_twice():

@@ -8,10 +8,13 @@ import pytest
 
 from agentrl import ConfigError, InfraError, adapt
 from agentrl.engine import ScriptedEngine
+from agentrl.models import load_tokenizer
+from agentrl.render import load_renderer
 from agentrl.slime import post_process_rewards
 from tests.slime.hook_samples import args as hook_args
 from tests.slime.test_adapt import PARAMS
 from tests.test_seats import Duel
+from tests.test_thinking import TEMPLATE, think
 
 ENV = "tests.test_seats:Duel"
 HOOK = {"custom_reward_post_process_path": "agentrl.slime.post_process_rewards"}
@@ -43,6 +46,29 @@ async def test_each_seat_is_a_sample_with_its_own_reward(numbered, serve, make_a
     for sample in samples:
         ledger = sample.metadata["agentrl"]["ledger"]
         assert sum(sample.loss_mask) == ledger["trained"] == ledger["sampled"] > 0
+
+
+async def test_stripped_thoughts_give_each_seat_its_segments(numbered, serve, make_args, tmp_path):
+    """All of them are siblings, and each sampled token is trained once."""
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = TEMPLATE
+    turns, stripping = [think("I begin.", "1"), think("One more.", "2")], load_renderer(tokenizer)
+    async with serve(ScriptedEngine(turns, stripping)) as (_, url):
+        arguments = make_args(url, env=ENV, args=HOOK, thinking="strip", chat_template=str(tmp_path / "chat.jinja"))
+        given = numbered(prompt="", index=4, group_index=1)
+        samples = await adapt(arguments, given, dict(PARAMS))
+    notes = [sample.metadata["agentrl"] for sample in samples]
+    assert samples[-1] is given
+    assert [(note["seat"], note["segment"], note["segments"]) for note in notes] == [
+        ("left", 0, 2),
+        ("left", 1, 2),
+        ("right", 0, 1),
+    ]
+    assert [sample.reward for sample in samples] == [1.25, 1.25, -0.75]
+    assert {sample.rollout_id for sample in samples} == {4}
+    said = [len(stripping.encode(turn)) for turn in turns]
+    assert [sum(sample.loss_mask) for sample in samples] == [*said, said[0]]
 
 
 async def test_against_a_function_there_is_one_sample_and_the_seat_changes(Sample, serve, make_args, speaker):
