@@ -44,6 +44,9 @@ class HostArgs:
     partial_rollout: bool = False
     mask_offpolicy_in_partial_rollout: bool = False
     dynamic_sampling_filter_path: str = ""
+    rollout_sample_filter_path: str = ""
+    over_sampling_batch_size: int = 0
+    sglang_server_concurrency: int = 512
     load_debug_rollout_data: str | None = None
     log_multi_turn: bool = False
 
@@ -232,11 +235,16 @@ def abort_flag(args: Any, sample: Any) -> Callable[[], bool] | None:
 def drops_ended_groups(args: Any, sample: Any) -> bool:
     """Whether slime, when it aborts, keeps only groups that have an aborted sample, and drops those that ended.
 
-    So from 0.4 on (rollout/sglang_rollout.py, `abort`), whose state lists the tasks that it may cancel. Before, slime
-    collects every group.
+    So where it has queues (rollout/sglang_rollout.py, `abort`). Before, slime collects every group.
     """
     generate_state = host_attribute(sample, "GenerateState", "rollout.sglang_rollout")
-    return generate_state is not None and hasattr(generate_state(args), "cancellable_tasks")
+    return generate_state is not None and has_queues(generate_state(args))
+
+
+def has_queues(state: Any) -> bool:
+    """Whether this slime's rollout has queues, as from 0.4 on. Its GenerateState, given here, then lists the tasks that
+    it may cancel."""
+    return hasattr(state, "cancellable_tasks")
 
 
 def queues_lists(sample: Any) -> bool:

@@ -25,7 +25,7 @@ from agentrl.rollout.loop import ABORTED, GroupLoop
 from agentrl.slime.config import SlimeConfig
 from agentrl.slime.data_source import DataSource
 from agentrl.slime.fatal import check_played
-from agentrl.slime.host import PACKAGES, HostArgs, rollout_output
+from agentrl.slime.host import PACKAGES, HostArgs, has_queues, rollout_output
 from agentrl.slime.rollouts import flat_samples
 
 log = logging.getLogger("agentrl")
@@ -123,7 +123,7 @@ class _Host:
         if package is None:
             raise ConfigError("agentrl.slime.generate_rollout is slime's: name it in slime's --rollout-function-path")
         host = cls(args, package)
-        if hasattr(host.state, "cancellable_tasks"):
+        if has_queues(host.state):
             raise ConfigError(
                 "this slime has queues that do what agentrl's rollout functions do: leave out --rollout-function-path, "
                 "or name slime's own"
@@ -148,10 +148,9 @@ class _Host:
 
     def unwanted(self) -> Callable[[SampleGroup], str | None]:
         """The verdict of --dynamic-sampling-filter-path on a group: the reason to drop it."""
-        path = getattr(self.args, "dynamic_sampling_filter_path", None)
-        if not path:
+        if not self.flags.dynamic_sampling_filter_path:
             return lambda group: None
-        wanted = self.load(path)
+        wanted = self.load(self.flags.dynamic_sampling_filter_path)
 
         def reason(group: SampleGroup) -> str | None:
             output = wanted(self.args, group.samples)
@@ -170,8 +169,8 @@ class _Host:
 
 
 async def _sync(host: _Host, rollout_id: int, data_source: Any) -> Any:
-    began, source = time.monotonic(), SampleSource(data_source, partial=bool(host.args.partial_rollout))
-    at_once = max(getattr(host.args, "over_sampling_batch_size", None) or host.groups, host.groups)
+    began, source = time.monotonic(), SampleSource(data_source, partial=host.flags.partial_rollout)
+    at_once = max(host.flags.over_sampling_batch_size, host.groups)
     loop = host.loop(source)
     try:
         taken = await loop.collect(rollout_id, at_once)
@@ -182,7 +181,7 @@ async def _sync(host: _Host, rollout_id: int, data_source: Any) -> Any:
         raise
     finally:
         host.state.reset()
-    if path := getattr(host.args, "rollout_sample_filter_path", None):
+    if path := host.flags.rollout_sample_filter_path:
         host.load(path)(host.args, [group.samples for group in taken])
     return _output(rollout_id, taken, source, {"rollout/agentrl/loop/seconds": time.monotonic() - began})
 
@@ -218,7 +217,7 @@ async def _ahead(host: _Host, rollout_id: int, data_source: Any) -> Any:
 
 def _begin(host: _Host, data_source: Any) -> tuple[GroupLoop[SampleGroup], SampleSource]:
     config, source = SlimeConfig.from_args(host.args), SampleSource(data_source, partial=True)
-    most = host.args.sglang_server_concurrency * host.http.get_rollout_num_engines(host.args)
+    most = host.flags.sglang_server_concurrency * host.http.get_rollout_num_engines(host.args)
     loop: GroupLoop[SampleGroup]
     loop = host.loop(source, staleness=config.staleness, stale=config.stale, hungry=lambda: loop.playing < most)
     return loop, source

@@ -15,15 +15,21 @@ from agentrl.slime.host import HostArgs, host_attribute
 ROOM = Path(agentrl.slime.__file__).parent
 
 
+def are_args(node: ast.AST) -> bool:
+    """`args`, and `self.args` or another's."""
+    return (isinstance(node, ast.Name) and node.id == "args") or (
+        isinstance(node, ast.Attribute) and node.attr == "args"
+    )
+
+
 def reads_args(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
-        return isinstance(node.value, ast.Name) and node.value.id == "args"
+        return are_args(node.value)
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "getattr"
-        and isinstance(node.args[0], ast.Name)
-        and node.args[0].id == "args"
+        and are_args(node.args[0])
     )
 
 
