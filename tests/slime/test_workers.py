@@ -22,7 +22,10 @@ from agentrl.render import load_renderer
 from agentrl.slime.check import rules
 from agentrl.slime.config import SlimeConfig
 from agentrl.slime.init import CONFIG, write
-from agentrl.slime.remote import SampleJob, SampleWorkers, sample_workers
+from agentrl.slime.playing import _LateFlagEngine, play_sample
+from agentrl.slime.remote import SampleJob, SampleWorkers, refuse_loopback, sample_workers
+from agentrl.types import Generation
+from agentrl.workers.pipes import PipeTransport
 from tests import tiny_vlm
 from tests.slime.contract.conftest import served
 from tests.slime.picture_server import server
@@ -204,6 +207,62 @@ async def test_the_engine_of_a_worker_follows_the_latest_rollout(monkeypatch):
         with pytest.raises(ConfigError, match="enough"):
             await job.play(SimpleNamespace(in_slime=True), lambda aborted=aborted: aborted)
     assert [flag() for flag in flags] == [False, False]
+
+
+class Aborting(ScriptedEngine):
+    """Its first answer is cut off, and `tell` is called so many seconds later."""
+
+    def __init__(self, renderer, tell=lambda: None, seconds=0.0):
+        super().__init__([Generation([], [], "abort"), "6"], renderer, context_length=4096)
+        self.tell, self.seconds = tell, seconds
+
+    async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
+        if not self.requests:
+            asyncio.get_running_loop().call_later(self.seconds, self.tell)
+        return await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+
+
+async def test_a_turn_is_not_asked_for_again_where_the_abort_flag_comes_late(
+    host, serve, make_args, renderer, monkeypatch
+):
+    """The flag crosses to the worker on another way than the engine's answer."""
+    flag = asyncio.Event()
+    playing = lambda request, aborted: play_sample(request, flag.is_set, lambda: False)  # noqa: E731 - as a worker does
+    monkeypatch.setattr("agentrl.slime.adapt.play_sample", playing)
+    async with serve(Aborting(renderer, flag.set, 0.1)) as (engine, url):
+        sample = await adapt(make_args(url), host.Sample(prompt="How many?", index=0), PARAMS)
+    assert len(engine.requests) == 1
+    assert sample.status == host.Sample.Status.ABORTED
+
+
+async def test_the_wait_for_the_abort_flag_ends(renderer, monkeypatch):
+    """The engine aborts by itself, too: before new weights."""
+    monkeypatch.setattr("agentrl.slime.playing._FLAG_S", 0.05)
+    looks = []
+    engine = _LateFlagEngine(Aborting(renderer), lambda: bool(looks.append(1)))
+    said = await asyncio.wait_for(engine.generate([1], dict(PARAMS), session_id="s"), 30)
+    assert said.finish_reason == "abort"
+    assert len(looks) > 1
+    looks.clear()
+    assert (await engine.generate([1], dict(PARAMS), session_id="s")).finish_reason == "stop"
+    assert looks == [], "only what was aborted is waited for"
+
+
+@pytest.mark.parametrize(("alive", "refused"), [([True, True], True), ([True, False], False)])
+async def test_an_engine_that_other_nodes_do_not_reach_is_refused(slime, monkeypatch, alive, refused):
+    ray = SimpleNamespace(nodes=lambda: [{"Alive": one} for one in alive])
+    monkeypatch.setattr("agentrl.slime.remote._ray", lambda: ray)
+    monkeypatch.setattr("agentrl.slime.remote._transport", PipeTransport)
+    refuse_loopback.cache_clear()
+    refuse_loopback("http://10.0.0.7:30000")
+    async with slime("Adding") as rollouts:
+        sample = rollouts.sample(0)
+        if refused:
+            with pytest.raises(ConfigError, match=r"127\.0\.0\.1:.* is out of reach .*; use this node's address"):
+                await adapt(rollouts.args, sample, PARAMS)
+        else:
+            assert (await adapt(rollouts.args, sample, PARAMS)).reward == 1.0
+    refuse_loopback.cache_clear()
 
 
 async def test_workers_that_cannot_start_are_started_once(slime, monkeypatch):
