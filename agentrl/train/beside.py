@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from agentrl.errors import EngineError
 from agentrl.rollout.loop_drawer import LoopDrawer
 from agentrl.train.handover import HandOver
 from agentrl.train.order import Collect, Played, PlayEvaluation, Update
@@ -58,8 +59,7 @@ class FullyAsync:
         began = time.monotonic()
         metrics = await self._thread.run(lambda: update(played.groups, played.step))
         handed = time.monotonic()
-        await self._give()
-        self._drawer.loop.advance(int(self._handover.given))
+        await self._give_beside()
         now = time.monotonic()
         played.hand_over_s, played.train_s = played.hand_over_s + now - handed, handed - began
         played.rollout_s = played.overlap.seconds = now - self._began
@@ -98,6 +98,18 @@ class FullyAsync:
         self._handover.held = False
         await self._handover.give()
         self._handover.held = True
+
+    async def _give_beside(self) -> None:
+        """Give the engine the weights of a step that is done, and let the loop go on with them. The step is recorded
+        whatever happens here: its weights are in the next checkpoint, so its groups must not be trained again."""
+        try:
+            await self._give()
+            self._drawer.loop.advance(int(self._handover.given))
+        except EngineError:
+            pass  # the next rollout gives them again, and raises
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None:
+                task.cancel()  # comes at the next await
 
     async def stop(self) -> None:
         if self._evaluating is not None:

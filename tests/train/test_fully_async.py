@@ -129,6 +129,41 @@ async def test_an_engine_that_dies_leaves_a_checkpoint(flowing, tmp_path, monkey
     assert len(set(names)) == len(names) == 9 * 3 * 4
 
 
+@pytest.mark.parametrize("ends", ["engine", "ctrl_c"])
+async def test_a_step_whose_weights_the_engine_does_not_get_is_trained_once(flowing, monkeypatch, ends):
+    """The engine dies while it gets the weights of step 3, or the run is interrupted then."""
+    config, updates, original = flowing(steps=6), [], LocalEngine.update
+
+    class Counting(Trainer):
+        def update(self, groups, step):
+            updates.append(step)
+            return super().update(groups, step)
+
+    async def run(**values):
+        async with Counting(config, console=quiet(), **values) as trainer:
+            await trainer.run()
+
+    async def fails(self, model, version):
+        if version == "3" and ends == "engine":
+            raise EngineLostError("the engine is gone")
+        if version == "3":
+            running.cancel()
+            await asyncio.sleep(0)
+        await original(self, model, version)
+
+    monkeypatch.setattr(LocalEngine, "update", fails)
+    running = asyncio.create_task(run())
+    with pytest.raises(EngineLostError if ends == "engine" else asyncio.CancelledError):
+        await running
+    assert [line["step"] for line in metrics(config.out)] == updates == [1, 2, 3]
+    assert (config.out / "checkpoints" / "step_000003").exists()
+    monkeypatch.setattr(LocalEngine, "update", original)
+    await run(resume=True)
+    assert [line["step"] for line in metrics(config.out)] == updates == [1, 2, 3, 4, 5, 6]
+    names = [trajectory.session_id for step in played(config.out) for trajectory in step]
+    assert len(set(names)) == len(names) == 6 * 3 * 4
+
+
 async def test_ctrl_c_ends_every_episode(flowing):
     config = flowing(steps=50)
 
