@@ -235,16 +235,19 @@ class GroupLoop(Generic[G]):
         return await self._play(group)
 
     def _ended(self, group: G, task: asyncio.Task[str | None]) -> None:
-        """A group is not played any more."""
+        """A group is not played any more. An exception here would be lost, because the event loop calls this."""
         exc = None if task.cancelled() else task.exception()
-        _, present = self._tasks.get(group.number, (group, None))
-        if present is task:  # else it was dropped while it was played, and may be played again
-            del self._tasks[group.number]
-            self._settle(group, ABORTED if task.cancelled() or exc is not None else task.result())
         if exc is not None:
             self._fail(exc)
+        _, present = self._tasks.get(group.number, (group, None))
+        try:
+            if present is task:  # else it was dropped while it was played, and may be played again
+                del self._tasks[group.number]
+                self._settle(group, ABORTED if task.cancelled() or exc is not None else task.result())
+            self.fill()
+        except Exception as raised:  # noqa: BLE001 - whatever the source or a filter raises, the trainer's call raises it
+            self._fail(raised)
         self._changed.set()
-        self.fill()
 
     def _settle(self, group: G, reason: str | None) -> None:
         reason = self._wanted(group) if reason is None else reason

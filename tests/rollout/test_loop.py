@@ -240,6 +240,34 @@ async def test_an_engine_that_dies_while_groups_wait_ends_all(make):
     assert source.gone == {"put_back": 3}
 
 
+@pytest.mark.parametrize("where", ["wanted", "drop", "put_back", "take"])
+async def test_an_exception_of_the_source_or_of_a_filter_ends_the_run(make, where):
+    class Broken(Source):
+        def take(self, version):
+            return fails() if where == "take" and len(self.groups) == 4 else super().take(version)
+
+        def drop(self, group, reason):
+            return fails() if where == "drop" else super().drop(group, reason)
+
+        def put_back(self, group, *, anew):
+            return fails() if where == "put_back" and not broken else super().put_back(group, anew=anew)
+
+    def fails():
+        broken.append(where)
+        raise ValueError(f"{where} is broken")
+
+    broken, outcomes = [], {"drop": "env_failure", "take": "env_failure", "put_back": ABORTED}
+    source = Broken()
+    loop = make(source, staleness=1, wanted=lambda group: fails() if where == "wanted" else None)
+    loop.begin(0, 0)
+    source.groups[1].outcome = outcomes.get(where)
+    end(source, 1)
+    with pytest.raises(ValueError, match=f"{where} is broken"):
+        await asyncio.wait_for(loop.take(1), 5)
+    await settled()
+    assert (loop.playing, loop.stopping) == (0, True)
+
+
 async def test_a_cancelled_trainer_leaves_no_task(make):
     source = Source()
     loop = make(source, staleness=1)
