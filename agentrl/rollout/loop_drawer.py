@@ -16,9 +16,6 @@ from agentrl.rollout.slots import EpisodeSlots
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import SamplingParams
 
-EQUAL = "equal_rewards"
-"""The reason for which groups that teach nothing are dropped."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
@@ -30,6 +27,8 @@ class LoopSettings:
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     teach: Callable[[Sequence[Group]], Sequence[bool]] | None = None
     """For each group, whether there is anything to learn from it. None: no group is dropped for that."""
+    why: Callable[[Group], str] = lambda group: "replaced"
+    """The reason why a group teaches nothing, which the buffer counts."""
     refill: int = 0
     """How often in a step the groups that teach nothing are replaced, at most."""
     over_sample: float = 1.0
@@ -127,4 +126,4 @@ class LoopDrawer:
         for trajectory in members:
             trajectory.mask("replaced")
         self._replaced.append(members)
-        return EQUAL
+        return settings.why(members)

@@ -10,6 +10,7 @@ from agentrl.episode.phases import PhaseSlots
 from agentrl.errors import ConfigError
 from agentrl.rollout.buffer import GroupBuffer
 from agentrl.rollout.drawing import GroupDrawer
+from agentrl.rollout.filters import NO_SPREAD, drop_reason
 from agentrl.rollout.groups import Rollout
 from agentrl.rollout.loop_drawer import LoopDrawer, LoopSettings
 from agentrl.train.beside import FullyAsync
@@ -17,7 +18,7 @@ from agentrl.train.config import TrainConfig
 from agentrl.train.handover import HandOver
 from agentrl.train.order import Collect, InTurn, StepEnd, StepOrder
 from agentrl.train.overlap import Overlap
-from agentrl.train.rows import drawer_of, teach
+from agentrl.train.rows import drawer_of, filters_of, teach
 from agentrl.types import SamplingParams
 
 Drawer: TypeAlias = GroupDrawer | LoopDrawer
@@ -39,11 +40,13 @@ def open_drawer(
         raise ConfigError(
             f"{rollout.envs.cls.__name__} has seats, which fully_async and over_sample do not play: leave them out"
         )
+    filters = filters_of(config)
     settings = LoopSettings(
         groups=config.prompts_per_step,
         seed=config.seed,
         sampling_params=SamplingParams(temperature=config.temperature),
-        teach=lambda groups: teach(groups, config),
+        teach=lambda groups: teach(groups, config, filters),
+        why=lambda group: drop_reason(filters, group) or NO_SPREAD,
         refill=config.refill,
         over_sample=config.over_sample,
         staleness=config.staleness,

@@ -186,10 +186,21 @@ async def test_ctrl_c_ends_every_episode(flowing):
 def test_groups_that_teach_nothing_are_replaced(flowing, tmp_path):
     train(flowing(env=f"{TOY}:Uneven", refill=3, steps=3), console=quiet())
     for line, step in zip(metrics(tmp_path / "run"), played(tmp_path / "run"), strict=True):
-        assert line["dropped_groups"] == {"equal_rewards": line["replaced_groups"]} or not line["replaced_groups"]
+        assert line["dropped_groups"] == {"no_spread": line["replaced_groups"]} or not line["replaced_groups"]
         if line["replaced_groups"] < 9:
             assert all(int(trajectory.task.id) % 2 for trajectory in step)
     assert sum(line["replaced_groups"] for line in metrics(tmp_path / "run")) > 0
+
+
+@pytest.mark.parametrize("loop", [{}, {"fully_async": False, "over_sample": 2.0, "staleness": 0, "engine": "local"}])
+def test_filters_replace_groups_and_their_reasons_are_counted(flowing, tmp_path, loop):
+    """A function that keeps the tasks whose number is a multiple of four."""
+    (tmp_path / "own.py").write_text("def fourth(group):\n    return int(group[0].task.id) % 4 == 0 or 'other'\n")
+    filters = {"functions": [f"{tmp_path / 'own.py'}:fourth"]}
+    config = flowing(refill=9, filters=filters, steps=2, **loop)
+    train(config, console=quiet())
+    assert all(int(trajectory.task.id) % 4 == 0 for step in played(config.out) for trajectory in step)
+    assert sum(line["dropped_groups"].get("other", 0) for line in metrics(config.out)) > 0
 
 
 def test_groups_with_too_few_valid_episodes_are_dropped(flowing, tmp_path):
