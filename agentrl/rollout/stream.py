@@ -72,6 +72,8 @@ class TaskStream:
         """Eight hexadecimal digits for each task, or sixteen for a whole file: every checkpoint holds it."""
         self._choices: dict[str, TaskChoice] = {}
         self._limit: PromptFilter | None = None
+        self._too_long: set[int] = set()
+        """The rows that `limit_prompts` passed over."""
         if pass_rates is not None:
             self._choices["pass_rates"] = PassRateWindow(keys, *pass_rates)
         if curriculum is not None:
@@ -84,9 +86,13 @@ class TaskStream:
         return [drawn.task for drawn in (self.draw() for _ in range(n)) if drawn is not None]
 
     def draw(self) -> DrawnTask | None:
-        """The next task, and where it was drawn. None after the last of `epochs`."""
+        """The next task, and where it was drawn. None after the last of `epochs`.
+
+        Raises ConfigError if the prompts of all tasks are too long.
+        """
         while True:
             if self._position == len(self._order):
+                self._check_lengths()
                 if self._epoch + 1 == self._epochs:
                     return None
                 self._epoch, self._position = self._epoch + 1, 0
@@ -98,6 +104,16 @@ class TaskStream:
             task = self._tasks[row]
             if self._limit is None or self._limit.allows(task):
                 return DrawnTask(task, row, self._epoch)
+            self._too_long.add(row)
+
+    def _check_lengths(self) -> None:
+        """Raises ConfigError if each task that may be drawn is too long. One that rests may be drawn in a later epoch,
+        but the next level of a curriculum does not begin without a task of this one."""
+        level = self._choices.get("curriculum")
+        drawable = (row for row in range(len(self._tasks)) if level is None or level.wants(row, self._epoch))
+        if self._too_long and all(row in self._too_long for row in drawable):
+            where = "" if level is None else " in the first levels of the curriculum"
+            raise ConfigError(f"every prompt{where} is longer than max_prompt_tokens; raise it")
 
     def limit_prompts(self, limit: PromptFilter) -> None:
         """Pass over tasks whose prompt is too long."""
