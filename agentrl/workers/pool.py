@@ -200,9 +200,11 @@ class WorkerPool:
                 self._judge(seat, link, lost)
                 await link.end()
         except NoPlaceError as exc:
-            if not any(other.ready for other in self._seats):
+            left = sum(other.ready for other in self._seats)
+            if seat.lives and left:
+                log.warning("%s; %d workers are left", exc, left)
+            else:  # the pool begins with all of its workers
                 self.fail(exc)
-            log.warning("%s; %d workers are left", exc, sum(other.ready for other in self._seats))
         except TimeoutError:
             self.fail(
                 ConfigError(f"worker {seat.number} was not ready after {START_S:g} s; does the Env's share wait?")

@@ -15,7 +15,7 @@ import pytest
 
 from agentrl.errors import ConfigError, EngineLostError, InfraError
 from agentrl.workers import JobOrder, WorkerLostError, WorkerPool
-from agentrl.workers.base import encoded
+from agentrl.workers.base import NoPlaceError, encoded
 from agentrl.workers.pipes import PipeTransport
 
 ROOT = Path(__file__).parents[2]
@@ -140,6 +140,37 @@ async def test_a_worker_that_ends_at_its_start_again_ends_the_run_with_its_own_w
     with pytest.raises(ConfigError, match=f"worker 0 ended again before it was ready{words}"):
         async with workers(1):
             pass
+
+
+class Full(PipeTransport):
+    """Has a place for worker 1 once another one is ready, or for `places` starts of it."""
+
+    def __init__(self, pool, places=0):
+        self.pool, self.places = pool, places
+
+    async def open(self, number):
+        while number and not self.places and not any(seat.ready for seat in self.pool()._seats):
+            await asyncio.sleep(0.01)
+        if number:
+            self.places -= 1
+        if self.places < 0:
+            raise NoPlaceError(f"no place for worker {number}")
+        return await super().open(number)
+
+
+async def test_a_worker_without_a_place_at_the_start_ends_the_run(tmp_path):
+    pool = WorkerPool(transport=Full(lambda: pool), order=JobOrder(JOB, str(tmp_path)), size=2)
+    with pytest.raises(NoPlaceError, match="no place for worker 1"):
+        async with asyncio.timeout(20), pool:
+            pass
+
+
+async def test_a_worker_without_a_place_later_is_missed_by_nobody(tmp_path, caplog):
+    pool = WorkerPool(transport=Full(lambda: pool, places=1), order=JobOrder(JOB, str(tmp_path)), size=2)
+    async with pool:
+        os.kill(pool._seats[1].pid, signal.SIGKILL)
+        await until(lambda: "no place for worker 1; 1 workers are left" in caplog.text)
+        assert (await ask(pool, "echo", "on")).result == ("on", pool._seats[0].pid)
 
 
 async def test_a_worker_that_cannot_be_replaced_ends_every_request(workers, tmp_path):
