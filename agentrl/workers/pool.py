@@ -189,8 +189,9 @@ class WorkerPool:
         """Start a worker, and another one each time it has ended."""
         try:
             while True:
-                link = seat.link = await self.transport.open(seat.number)
+                link = seat.link = None
                 try:
+                    link = seat.link = await self.transport.open(seat.number)
                     async with asyncio.timeout(START_S):  # not wait_for, which may swallow a cancellation
                         seat.pid = await link.ask("begin", self._order, sys.path)
                     lost = await self._lived(seat, link)
@@ -198,7 +199,8 @@ class WorkerPool:
                     seat.starts += 1
                     lost = exc
                 self._judge(seat, link, lost)
-                await link.end()
+                if link is not None:
+                    await link.end()
         except NoPlaceError as exc:
             left = sum(other.ready for other in self._seats)
             if seat.lives and left:
@@ -222,7 +224,7 @@ class WorkerPool:
         seat.fruitless += 1
         return lost
 
-    def _judge(self, seat: _Seat, link: WorkerLink, lost: WorkerLostError) -> None:
+    def _judge(self, seat: _Seat, link: WorkerLink | None, lost: WorkerLostError) -> None:
         """Raises ConfigError if no other worker should take the place of this one."""
         often = ""
         if seat.starts >= _STARTS:
@@ -230,7 +232,7 @@ class WorkerPool:
         elif seat.fruitless >= _FRUITLESS:
             often = f"ended {seat.fruitless} times without finishing an episode"
         if often:
-            words = link.last_words()
+            words = "" if link is None else link.last_words()
             raise ConfigError(f"{lost}; worker {seat.number} {often}" + (f". It said last:\n{words}" if words else ""))
         log.warning("%s; another one takes its place", lost)
 

@@ -142,6 +142,26 @@ async def test_a_worker_that_ends_at_its_start_again_ends_the_run_with_its_own_w
             pass
 
 
+@pytest.mark.parametrize("losses", [1, 2])
+async def test_a_worker_that_is_lost_while_it_is_started_gets_a_second_try(tmp_path, losses):
+    class Loses(PipeTransport):
+        left = losses
+
+        async def open(self, number):
+            self.left -= 1
+            if self.left >= 0:
+                raise WorkerLostError("worker 0 could not be started: its node is gone")
+            return await super().open(number)
+
+    pool = WorkerPool(transport=Loses(), order=JobOrder(JOB, str(tmp_path)), size=1)
+    if losses == 1:
+        async with pool:
+            assert (await ask(pool, "echo", "on")).result[0] == "on"
+    else:
+        with pytest.raises(ConfigError, match=r"its node is gone; worker 0 ended again before it was ready$"):
+            await pool.__aenter__()
+
+
 class Full(PipeTransport):
     """Has a place for worker 1 once another one is ready, or for `places` starts of it."""
 
