@@ -19,6 +19,7 @@ from agentrl.env.env import Env, offered_tools, runtime
 from agentrl.episode.bad_calls import joined, observed
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
+from agentrl.episode.phases import slot
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.run import Episode
 from agentrl.episode.scoring import nothing_earned, score
@@ -154,9 +155,10 @@ class SeatedEpisode(Episode):
         for talk in self.talks.values():
             await talk.open()
         with at_boundary("reset", hook=env.reset):
-            opening: Observation = await runtime(env).hook(
-                env.reset, self.whole.trajectory.task, timeout=self.talk.options.limits.reset_s
-            )
+            async with slot(self.hooks.slots, "reset"):
+                opening: Observation = await runtime(env).hook(
+                    env.reset, self.whole.trajectory.task, timeout=self.talk.options.limits.reset_s
+                )
             table.opening = observed(opening, f"{type(env).__name__}.reset") if opening else ()
             if env.seat not in table.seats:
                 raise ValueError(f"{type(env).__name__}.reset set self.seat to {env.seat!r}; its seats are {env.seats}")
@@ -256,7 +258,8 @@ class SeatedEpisode(Episode):
                 state.trajectory.info["ended_by"] = table.seat
         for seat, state in table.seats.items():
             self._sit(seat)
-            await score(self.env, state.trajectory, self.reward, self.policy, timeout=timeout)
+            async with slot(self.hooks.slots, "score"):
+                await score(self.env, state.trajectory, self.reward, self.policy, timeout=timeout)
             if not state.trajectory.turns and seat in table.early and self._sums():
                 nothing_earned(state.trajectory, None)
                 state.trajectory.reward = table.early[seat]

@@ -34,25 +34,33 @@ def smallest_group(least: int, *, again: int = 1, wait_s: float = 0.0) -> Failur
 
 
 async def with_retries(
-    policy: FailurePolicy, play: Callable[[int], Awaitable[Trajectory]], again: Callable[[], None] = lambda: None
-) -> Trajectory:
+    policy: FailurePolicy,
+    play: Callable[[int], Awaitable[Sequence[Trajectory]]],
+    again: Callable[[], None] = lambda: None,
+) -> Sequence[Trajectory]:
     """Play an episode by `play(attempt)`, and again by the policy. `again` is called before each further attempt.
 
-    Raises InfraError if the policy ends the run.
+    An episode with seats has several trajectories, and has failed if one of them has. Raises InfraError if the policy
+    ends the run.
     """
     wait = policy.wait_s
-    trajectory = await play(0)
+    played = await play(0)
     for attempt in range(1, policy.again + 1):
-        if trajectory.failure is None:
+        if _failed(played) is None:
             break
         again()
         if wait:
             await asyncio.sleep(wait)
             wait *= 2
-        trajectory = await play(attempt)
-    if policy.ends_run and (failure := trajectory.failure) is not None:
-        raise InfraError(f"episode {trajectory.session_id} failed in {failure.boundary}: {failure.error}")
-    return trajectory
+        played = await play(attempt)
+    failed = _failed(played)
+    if policy.ends_run and failed is not None and (failure := failed.failure) is not None:
+        raise InfraError(f"episode {failed.session_id} failed in {failure.boundary}: {failure.error}")
+    return played
+
+
+def _failed(played: Sequence[Trajectory]) -> Trajectory | None:
+    return next((trajectory for trajectory in played if trajectory.failure is not None), None)
 
 
 def too_few(policy: FailurePolicy, group: Sequence[Trajectory]) -> bool:

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from agentrl._util.boundary import FailedError, at_boundary
@@ -319,17 +318,27 @@ async def _play_with_retry(
         return trajectory
     hooks = replace(hooks or EpisodeHooks(on_turn=note_turn), slots=rollout.phases)
 
-    async def play(attempt: int) -> Trajectory:
-        name = session_id + (AGAIN if attempt == 1 else f"{AGAIN}{attempt}" if attempt else "")
+    async def play(attempt: int) -> list[Trajectory]:
+        name = _name_of(session_id, attempt)
         if parked is not None and not attempt:
-            return await _resume(rollout, parked, params, name, hooks)
-        return await _play(rollout, task, params, name, hooks)
+            return [await _resume(rollout, parked, params, name, hooks)]
+        return [await _play(rollout, task, params, name, hooks)]
 
-    trajectory = await with_retries(rollout.failures, play, lockstep.begin_again)
+    (trajectory,) = await with_retries(rollout.failures, play, lockstep.begin_again)
     continues = trajectory.stop is StopReason.ABORTED and hooks.park is not None
-    if not trajectory.is_valid and not continues:
-        trajectory.mask("env_failure" if trajectory.failure is not None else "host")
+    if not continues:
+        _mask_invalid(trajectory)
     return trajectory
+
+
+def _name_of(session_id: str, attempt: int) -> str:
+    """The session id of an attempt. Those after the first have names of their own."""
+    return session_id + (AGAIN if attempt == 1 else f"{AGAIN}{attempt}" if attempt else "")
+
+
+def _mask_invalid(trajectory: Trajectory) -> None:
+    if not trajectory.is_valid:
+        trajectory.mask("env_failure" if trajectory.failure is not None else "host")
 
 
 async def _play_all_seats(
@@ -340,27 +349,28 @@ async def _play_all_seats(
     lockstep: LockstepProtocol,
     seating: Seating | None,
 ) -> list[Trajectory]:
-    """As `_play_with_retry`, for an Env with or without seats. A broken environment masks every seat."""
+    """As `_play_with_retry`, for an Env with or without seats. A broken environment fails and masks every seat."""
     if seating is None:
         return [await _play_with_retry(rollout, task, params, session_id, lockstep)]
-    play = partial(
-        play_seats,
-        rollout.envs,
-        task,
-        seating,
-        engine=rollout.engine,
-        renderer=rollout.renderer,
-        options=replace(rollout.options, sampling_params=params),
-        reward=rollout.reward,
-    )
-    played = [*map(raise_bug, await play(session_id=session_id))]
-    if any(trajectory.failure is not None for trajectory in played):
-        lockstep.begin_again()
-        played = [*map(raise_bug, await play(session_id=f"{session_id}-again"))]
-    for trajectory in played:
-        if not trajectory.is_valid:
-            trajectory.mask("env_failure" if trajectory.failure is not None else "host")
-    return played
+
+    async def play(attempt: int) -> list[Trajectory]:
+        played = await play_seats(
+            rollout.envs,
+            task,
+            seating,
+            engine=rollout.engine,
+            renderer=rollout.renderer,
+            options=replace(rollout.options, sampling_params=params),
+            reward=rollout.reward,
+            session_id=_name_of(session_id, attempt),
+            slots=rollout.phases,
+        )
+        return [*map(raise_bug, played)]
+
+    found = await with_retries(rollout.failures, play, lockstep.begin_again)
+    for trajectory in found:
+        _mask_invalid(trajectory)
+    return [*found]
 
 
 async def _play(

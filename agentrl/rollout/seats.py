@@ -9,6 +9,7 @@ from agentrl._util.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
+from agentrl.episode.phases import PhaseSlots
 from agentrl.episode.seats import run_seats
 from agentrl.render.base import Renderer
 from agentrl.rollout.in_flight import note_turn
@@ -27,6 +28,7 @@ async def play_seats(
     options: EpisodeOptions,
     reward: RewardFn | None,
     session_id: str,
+    slots: PhaseSlots | None = None,
 ) -> list[Trajectory]:
     """Play one episode with seats. Return the trajectories of those that the policy has, in the Env's order."""
     try:
@@ -43,7 +45,7 @@ async def play_seats(
         options=options,
         reward=reward,
         session_id=session_id,
-        hooks=EpisodeHooks(on_turn=partial(note_turn, session_id=session_id)),
+        hooks=EpisodeHooks(on_turn=partial(note_turn, session_id=session_id), slots=slots),
     )
     for trajectory in played.values():
         trajectory.info["opponent"] = seating.opponent.name

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
 
 from agentrl import ConfigError, EnvFactory, EpisodeOptions, InfraError, StopReason, Task
 from agentrl.engine import ScriptedEngine
+from agentrl.episode.phases import PhaseSlots
 from agentrl.rollout import Rollout, run_groups
+from agentrl.rollout.failures import FAIL_FAST, FailurePolicy
 from agentrl.rollout.opponents import FixedPlayer, Opponents, Policy, open_opponents
 from agentrl.train.credit import assign_advantages
 from tests.test_seats import Duel
@@ -111,6 +114,66 @@ async def test_a_broken_environment_is_played_again_and_masks_both_seats(rendere
         assert trajectory.stop is StopReason.FAILED
         assert trajectory.ledger.masked == {"env_failure": trajectory.ledger.sampled}
         assert trajectory.session_id.endswith(f"-again-{trajectory.seat}")
+
+
+class Falls(Duel):
+    """Breaks until it has been reset so often."""
+
+    resets, until = 0, 3
+
+    def reset(self, task):
+        type(self).resets += 1
+        self.broken = self.resets < self.until
+        return super().reset(task)
+
+    def step(self, action):
+        if self.broken and self.seat == "right":
+            raise InfraError("gone")
+        return super().step(action)
+
+
+async def test_failures_say_how_often_an_episode_is_played_again(renderer):
+    Falls.resets = 0
+    rollout = rollout_of(renderer, cls=Falls, failures=FailurePolicy(again=5))
+    groups = await run_groups(rollout, TASKS[:1], 1)
+    assert Falls.resets == 3
+    assert [t.session_id for t in groups[0]] == [f"train-000000-0000-000-again2-{seat}" for seat in Falls.seats]
+    assert all(t.is_valid for t in groups[0])
+
+
+async def test_fail_fast_counts_for_every_seat(renderer):
+    Falls.resets = 0
+    with pytest.raises(InfraError, match=r"episode train-000000-0000-000-\w+ failed in step: .*gone"):
+        await run_groups(rollout_of(renderer, cls=Falls, failures=FAIL_FAST), TASKS[:1], 1)
+    assert Falls.resets == 1
+
+
+@pytest.mark.parametrize("phase", ["reset", "step", "score"])
+async def test_phases_have_their_slots(renderer, phase):
+    most = dict.fromkeys(("reset", "step", "score"), 0)
+
+    class Watched(Duel):
+        now = dict.fromkeys(most, 0)
+
+        async def _watch(self, phase, result):
+            self.now[phase] += 1
+            most[phase] = max(most[phase], self.now[phase])
+            await asyncio.sleep(0.01)
+            self.now[phase] -= 1
+            return result
+
+        async def reset(self, task):
+            return await self._watch("reset", super().reset(task))
+
+        async def step(self, action):
+            return await self._watch("step", super().step(action))
+
+        async def score(self, trajectory):
+            return await self._watch("score", super().score(trajectory))
+
+    await run_groups(rollout_of(renderer, cls=Watched, phases=PhaseSlots({phase: 2})), TASKS, 3)
+    assert most[phase] == 2
+    assert phase == "reset" or most["reset"] > 2
 
 
 async def test_finished_episodes_are_not_played_again(renderer):
