@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import TypeAlias
 
 from agentrl.errors import ConfigError
-from agentrl.monitor.earned import rewards_of
 from agentrl.rollout.pass_rates import pass_rate
 from agentrl.trajectory.trajectory import Trajectory
 
@@ -16,18 +15,7 @@ GroupFilter: TypeAlias = Callable[[Sequence[Trajectory]], str | None]
 """The reason to drop a group, in a word or two, or None to keep it."""
 
 NO_SPREAD = "no_spread"
-
-
-@dataclass(frozen=True, slots=True)
-class RewardSpread:
-    """Drops groups whose valid episodes have equal rewards, or fewer than two (DAPO, arXiv 2503.14476)."""
-
-    least: float = 1e-6
-    """The smallest difference between the highest and the lowest reward that counts."""
-
-    def __call__(self, group: Sequence[Trajectory]) -> str | None:
-        rewards = rewards_of(group)
-        return None if len(rewards) > 1 and max(rewards) - min(rewards) > self.least else NO_SPREAD
+"""The reason for groups of equal rewards, which no filter has to name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,10 +312,7 @@ async def _play_with_retry(
 ) -> Trajectory:
     """Play an episode; if its environment fails, play it again under other session ids."""
     if rollout.workers is not None:
-        trajectory = await rollout.workers.play(task, params, session_id)
-        if not trajectory.is_valid:
-            trajectory.mask("env_failure" if trajectory.failure is not None else "host")
-        return trajectory
+        return await rollout.workers.play(task, params, session_id)
     hooks = replace(hooks or EpisodeHooks(on_turn=note_turn), slots=rollout.phases)
 
     async def play(attempt: int) -> list[Trajectory]:

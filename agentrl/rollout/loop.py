@@ -153,6 +153,7 @@ class GroupLoop(Generic[G]):
         oldest = sorted(self._ready.values(), key=lambda group: (group.born, group.number))[: self.groups]
         for group in oldest:
             del self._ready[group.number]
+            self._retried.discard(group.number)
         self.step = step
         self._drop_stale()
         self.fill()
@@ -257,6 +258,7 @@ class GroupLoop(Generic[G]):
         if reason == ABORTED:
             self.source.put_back(group, anew=self._anew)
         else:
+            self._retried.discard(group.number)
             self.source.drop(group, reason)
 
     def _fail(self, exc: BaseException) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
-from contextlib import suppress
 from typing import Any
 
 _SIZE = 8
@@ -38,11 +37,6 @@ class MessageStream:
             return pickle.loads(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, OSError) as exc:
             raise EOFError("the other end is closed") from exc
-
-    async def drained(self) -> None:
-        """Wait until what was sent has left this process."""
-        with suppress(OSError):
-            await self._writer.drain()
 
     def close(self) -> None:
         self._writer.close()

@@ -7,32 +7,20 @@ import pytest
 from agentrl import Env, Task, Trajectory, run_episode, tool
 from agentrl.engine import ScriptedEngine
 from agentrl.errors import ConfigError
-from agentrl.rollout.filters import OwnFilter, PassRate, ResponseLength, RewardSpread, ToolUse, drop_reason
+from agentrl.rollout.filters import OwnFilter, PassRate, ResponseLength, ToolUse, drop_reason
 from agentrl.testing import call
 from agentrl.types import StopReason
 
 
-def episode(reward, *, failed=False):
+def episode(reward):
     trajectory = Trajectory(Task(prompt="x"))
     trajectory.reward = reward
-    trajectory.stop = StopReason.FAILED if failed else StopReason.DONE
+    trajectory.stop = StopReason.DONE
     return trajectory
 
 
 def group(*rewards):
     return [episode(reward) for reward in rewards]
-
-
-@pytest.mark.parametrize(
-    ("rewards", "reason"),
-    [((0, 1), None), ((1, 1), "no_spread"), ((1,), "no_spread"), ((), "no_spread"), ((0.5, 0.5 + 1e-9), "no_spread")],
-)
-def test_spread(rewards, reason):
-    assert RewardSpread()(group(*rewards)) == reason
-
-
-def test_a_failed_episode_has_no_part_in_the_spread():
-    assert RewardSpread()([*group(1, 1), episode(0.0, failed=True)]) == "no_spread"
 
 
 @pytest.mark.parametrize(
@@ -52,8 +40,9 @@ def test_own_functions():
 
 
 def test_the_first_reason_counts():
-    filters = [RewardSpread(), PassRate(0.2, 0.8)]
-    assert drop_reason(filters, group(1, 1)) == "no_spread"
+    filters = [OwnFilter(lambda trajectories: trajectories[0].reward != trajectories[1].reward, "equal")]
+    filters.append(PassRate(0.2, 0.8))
+    assert drop_reason(filters, group(1, 1)) == "equal"
     assert drop_reason(filters, group(1, 0.9)) == "too_easy"
     assert drop_reason(filters, group(1, 0)) is None
     assert drop_reason([], group(1, 1)) is None

@@ -143,6 +143,18 @@ async def test_a_group_that_is_too_old(make, stale, counted):
         assert numbers(await loop.take(4))[0] == 0
 
 
+async def test_a_group_that_is_taken_or_dropped_is_not_remembered(make):
+    for outcome in (None, "env_failure"):
+        source = Source()
+        loop = make(source, staleness=3, stale="retry")
+        loop._retried.add(0)  # as if it had been too old
+        loop.begin(0, 0)
+        source.groups[0].outcome = outcome
+        end(source, *range(len(source.groups)))
+        await loop.take(1)
+        assert loop._retried == set()
+
+
 async def test_a_group_within_the_bound_is_kept(make):
     source = Source()
     loop = make(source, staleness=3)
