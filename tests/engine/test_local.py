@@ -238,7 +238,7 @@ async def test_abort_keeps_what_was_sampled_and_continuing_gives_the_same_tokens
 async def test_abort_of_all_ends_those_that_wait_too() -> None:
     engine = LocalEngine(MODEL, TOKENIZER, max_batch=2)
     tasks = [asyncio.create_task(engine.generate(prompt(i), {"ignore_eos": True})) for i in range(6)]
-    await until(lambda: any(r.log_probs for r in engine._worker._running))
+    await until(lambda: sum(bool(r.log_probs) for r in engine._worker._running) == 2)
     await engine.abort()
     answers = await asyncio.gather(*tasks)
     assert [a.finish_reason for a in answers] == ["abort"] * 6
