@@ -1,9 +1,8 @@
-"""How a rollout flows: throughput, queues, ages, where the time goes, stragglers, and what was dropped."""
+"""How a rollout flows: throughput, queues, ages, where the time goes, and stragglers."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,7 +47,6 @@ class Flow:
         groups: Sequence[Sequence[Trajectory]],
         *,
         group_ages: Mapping[int, int],
-        dropped: Mapping[str, int],
         queues: Mapping[str, int],
     ) -> dict[str, JSON]:
         """The metrics of a step, whose groups these are, and begin again. Seconds of phases are summed over episodes.
@@ -70,13 +68,7 @@ class Flow:
             "env_s": sum(turn.env_s for turn in turns),
             "prefix_hit_rate": sum(turn.cached_tokens for turn in turns) / max(prompted, 1),
             "group_ages": {str(age): count for age, count in group_ages.items()},
-            "dropped_groups": dict(dropped),
             "queues": dict(queues),
         }
         self._since, self._ended, self.resumed = now, [], 0
         return found
-
-
-def counted_since(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """What was counted since then."""
-    return dict(Counter(now) - Counter(before))

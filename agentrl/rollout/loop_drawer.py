@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from agentrl.rollout.buffer import GroupBuffer, PendingGroup
 from agentrl.rollout.drawing import Drawn, Group
-from agentrl.rollout.flow import counted_since
 from agentrl.rollout.groups import Rollout
 from agentrl.rollout.loop import GroupLoop, Stale
 from agentrl.rollout.player import GroupPlayer, group_ages
@@ -74,31 +74,38 @@ class LoopDrawer:
         """The rollout whose episodes take the slots of evaluation."""
         self._ahead = False
         self._replaced: list[Group] = []
-        self._dropped = dict(buffer.dropped)
+        self._dropped: Counter[str] | None = None
+        """What had been dropped at the last report. None before the first group: a checkpoint may still be restored."""
 
     def begin(self, version: int, step: int) -> None:
         """Play ahead from now on, with weights of this version; `step` steps are done."""
         self._ahead = True
+        self._drops_so_far()
         self.loop.begin(version, step)
 
     async def draw(self, step: int) -> Drawn:
         """The groups of a step. Raises as `run_groups` does."""
+        before = self._drops_so_far()
         if self._ahead:
             pending = await self.loop.take(step)
         else:
             pending = await self._collect(step)
         groups = [[member for member in group.members if isinstance(member, Trajectory)] for group in pending]
-        dropped = counted_since(self._dropped, self.buffer.dropped)
-        self._dropped = dict(self.buffer.dropped)
+        self._dropped = self.buffer.dropped.copy()
         metrics = self.player.flow.report(
             groups,
             group_ages=group_ages(pending, step),
-            dropped=dropped,
             queues={"playing": self.loop.playing, "ready": self.loop.ready},
         )
         replaced, self._replaced = self._replaced, []
         metrics["replaced_groups"] = len(replaced)
+        metrics |= {f"dropped_{why}": count for why, count in (self._dropped - before).items()}
         return Drawn(groups, pending, replaced, {**metrics, **self.buffer.source.metrics()})
+
+    def _drops_so_far(self) -> Counter[str]:
+        if self._dropped is None:
+            self._dropped = self.buffer.dropped.copy()
+        return self._dropped
 
     async def stop(self) -> None:
         """End all episodes, and close the Envs of those that are parked. Groups that have ended stay ready."""

@@ -190,6 +190,22 @@ async def test_groups_that_lost_too_many_episodes_are_dropped(make):
     assert dropped <= 3
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+async def test_a_step_counts_its_own_drops_and_none_of_an_earlier_run(make, ahead):
+    drawer = make(labels={1: "broken"}, failures=smallest_group(2, again=0), staleness=1)
+    drawer.buffer.restore({**drawer.buffer.state(), "dropped": {"env_failure": 7}})
+    if ahead:
+        drawer.begin(0, 0)
+    counted = 0
+    for step in range(1, 15):
+        drawn = await drawer.draw(step)
+        counted += drawn.metrics.get("dropped_env_failure", 0)
+        drawer.buffer.trained(step, drawn.pending)
+        drawer.loop.advance(step)
+    await drawer.loop.stop()
+    assert 0 < counted <= drawer.buffer.dropped["env_failure"] - 7 <= counted + 1, "the last may be of no step"
+
+
 async def test_fail_fast_ends_the_rollout(make):
     drawer = make(labels=dict.fromkeys(range(40), "broken"), failures=FAIL_FAST, staleness=1)
     drawer.begin(0, 0)

@@ -48,14 +48,31 @@ def everything(make_config: Any, small_model: Path, tmp_path: Path) -> Any:
     )
 
 
-def test_the_page_names_every_key_of_a_run(everything: Any) -> None:
-    train(everything, console=quiet())
-    found = [json.loads(line) for line in (everything.out / "metrics.jsonl").read_text().splitlines()]
+@pytest.fixture
+def never_stops(make_config: Any, tmp_path: Path) -> Any:
+    """Two steps of a run whose episodes never stop, with an evaluation beside them."""
+    return make_config(
+        eval_data=tmp_path / "tasks.jsonl",
+        eval_every=1,
+        fully_async=True,
+        staleness=1,
+        engine=f"{COPIED}:CopiedEngine",
+        out=tmp_path / "never_stops",
+    )
+
+
+def lines(config: Any) -> list[dict[str, Any]]:
+    train(config, console=quiet())
+    return [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_page_names_every_key_of_a_run(everything: Any, never_stops: Any) -> None:
+    found = lines(everything) + lines(never_stops)
     written = {re.sub("^dropped_.*", "dropped_REASON", key) for line in found for key in line}
     assert len(keys("keys")) == len(set(keys("keys")))
     assert set(keys("keys")) - written == set()
     assert written - set(keys("keys")) == set()
-    assert [line["step"] for line in found] == [1, 2]
+    assert [line["step"] for line in found] == [1, 2, 1, 2]
     summary = json.loads((everything.out / "summary.json").read_text())
     assert set(keys("summary")) == summary.keys() == {field.name for field in fields(Summary)}
 
