@@ -168,6 +168,28 @@ def test_a_state_is_replaced_whole_and_given_back(place):
     assert files(place.folder) == set(), "a new episode of its name begins"
 
 
+@pytest.mark.parametrize("state", ["parked", "ended"])
+@pytest.mark.parametrize("kill_at", [1, 2])
+def test_a_kill_while_a_state_is_written_leaves_one_file(place, state, kill_at):
+    """It is killed before its first or second change of a name. An older file beside would be resumed some day."""
+    code = TAKES.format(
+        does=f"place.write('{KEY}', b'old', time.time() + 60, 'taken')\n"
+        "import os\n"
+        "changes = []\n"
+        "def hook(event, args):\n"
+        "    changes.extend([event] if event in ('os.rename', 'os.remove') else [])\n"
+        f"    len(changes) < {kill_at} or os._exit(9)\n"
+        "sys.addaudithook(hook)\n"
+        f"place.write('{KEY}', b'new', time.time() + 60, '{state}')"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(place.folder)], check=False).returncode == 9
+    assert len([name for name in files(place.folder) if KEY in name and not name.endswith(".unfinished")]) == 1
+    assert place.take(KEY, soon()) == (b"old" if kill_at == 1 else b"new")
+    place.remove(KEY)
+    with pytest.raises(ResumeError, match="gone: expired, or used before"):
+        place.take(KEY, soon())
+
+
 def test_what_the_dead_had_is_swept_when_its_time_is_over(place, process):
     other = process(
         f"place.write('{KEY}', b'', time.time() - 1, 'taken')\n"

@@ -72,9 +72,10 @@ class SavedEpisodes:
                 raise ResumeError(
                     f"another process has resumed it, because this one showed no sign of life for {self.dead_s:g} s"
                 )
-            unfinished.replace(self._path(key, state))
+            file = self._path(key, before or state)
+            unfinished.replace(file)
             if before and before != state:
-                self._path(key, before).unlink(missing_ok=True)
+                file.rename(self._path(key, state))  # a kill here leaves one file, and never an older state beside it
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise

@@ -22,6 +22,8 @@ from types import ModuleType, SimpleNamespace
 import aiohttp
 
 from agentrl import adapt
+from agentrl.episode import parking
+from agentrl.episode.saved import SavedEpisodes
 from agentrl.episode.shared import load_renderer_once, loop_resources
 from tests.slime.conftest import Sample as PlainSample
 from tests.slime.conftest import slime_args
@@ -97,10 +99,10 @@ class Queue:
         return [(pickle.loads(sample), aborts) for sample, aborts in rows]
 
 
-async def _node(queue: Queue, url: str, parking: dict, seed: int) -> None:
+async def _node(queue: Queue, url: str, parked: dict, seed: int) -> None:
     chance = random.Random(seed)
     args = slime_args(url, args={"partial_rollout": True, "mask_offpolicy_in_partial_rollout": False})
-    args.agentrl = {"env": f"{ENV_FILE}:Working", "limits": {"turns": 100}, "parking": parking}
+    args.agentrl = {"env": f"{ENV_FILE}:Working", "limits": {"turns": 100}, "parking": parked}
     async with aiohttp.ClientSession() as http:
         while set(queue.states()) != {"done"}:
             samples = queue.lease(AT_ONCE)
@@ -109,7 +111,7 @@ async def _node(queue: Queue, url: str, parking: dict, seed: int) -> None:
             if not playing:
                 await asyncio.sleep(0.05)
                 continue
-            await asyncio.wait(playing, timeout=chance.uniform(0.1, 0.5))
+            await _saves(chance.randint(1, 10), playing)
             STATE.aborted = True
             if chance.random() < 0.5:  # else requests end by themselves
                 await http.post(f"{url}/abort_request", json={"rid": "", "abort_all": True})
@@ -117,11 +119,30 @@ async def _node(queue: Queue, url: str, parking: dict, seed: int) -> None:
     await loop_resources().close()
 
 
+class CountedEpisodes(SavedEpisodes):
+    """Counts what it writes."""
+
+    written = 0
+
+    def write(self, *args, **kwargs) -> None:
+        super().write(*args, **kwargs)
+        CountedEpisodes.written += 1
+
+
+async def _saves(count: int, playing: list[asyncio.Task]) -> None:
+    """Wait until so many turns are saved, or all episodes have ended. A loaded machine would not play a turn in a
+    fixed time, and abort them again and again."""
+    goal = CountedEpisodes.written + count
+    while CountedEpisodes.written < goal and not all(task.done() for task in playing):  # noqa: ASYNC110 - a thread writes
+        await asyncio.sleep(0.005)
+
+
 async def _play(queue: Queue, args: SimpleNamespace, sample: Sample) -> None:
     queue.publish(await adapt(args, sample, PARAMS))
 
 
-def main(file: str, url: str, parking: str) -> None:
+def main(file: str, url: str, parked: str) -> None:
+    parking.SavedEpisodes = CountedEpisodes
     load_renderer_once("tiny", None, "{}", False)  # the children share it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     print("ready", flush=True)
@@ -129,7 +150,7 @@ def main(file: str, url: str, parking: str) -> None:
         child = os.fork()
         if not child:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            asyncio.run(_node(Queue(file), url, json.loads(parking), int(line)))
+            asyncio.run(_node(Queue(file), url, json.loads(parked), int(line)))
             os._exit(0)
         print(child, flush=True)
 
