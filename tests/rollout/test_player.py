@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 
 import pytest
 
@@ -22,6 +23,8 @@ class Sampled(ScriptedEngine):
     def __init__(self, renderer, seconds=0.0):
         super().__init__(lambda ids: "unused", renderer, seconds=seconds)
         self.clock, self.running, self.most = random.Random(1), 0, 0
+        self.handed_out: Counter[tuple[int, int]] = Counter()
+        """How often a token was, by sampling seed and position."""
 
     async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
         self.running += 1
@@ -30,7 +33,10 @@ class Sampled(ScriptedEngine):
             for _ in range(self.clock.randrange(5)):
                 await asyncio.sleep(0)
             said = self._sample(sampling_params["sampling_seed"], len(input_ids))
-            return await self._play(self._limit(said, sampling_params), rid)
+            said = await self._play(self._limit(said, sampling_params), rid)
+            places = range(len(input_ids), len(input_ids) + len(said.tokens))
+            self.handed_out.update((sampling_params["sampling_seed"], place) for place in places)
+            return said
         finally:
             self.running -= 1
 
@@ -156,11 +162,18 @@ async def test_the_slots_are_full_and_no_group_begins_without_one(make, concurre
 @pytest.mark.parametrize("env", [Replayed, Kept])
 async def test_aborted_episodes_continue_where_they_stopped(make, env):
     straight = await steps(make(env=env, concurrency=200, n=12), 4, ahead=False)
-    drawer = make(env=env, concurrency=200, n=12, over_sample=3.0, staleness=5, seconds=0.01)
-    found = await steps(drawer, 4, ahead=False)
+    drawer = make(env=env, concurrency=5, n=12, over_sample=3.0, staleness=5, seconds=0.005)
+    found, resumed = {}, 0
+    for step in range(1, 5):
+        drawn = await drawer.draw(step)
+        resumed += drawn.metrics["resumed_episodes"]
+        found |= said(drawn)
+        drawer.buffer.trained(step, drawn.pending)
+    assert resumed > 0
     shared = found.keys() & straight.keys()
     assert len(shared) > 30
     assert all(found[place] == straight[place] for place in shared), "an abort changes no token"
+    assert set(drawer.player.rollout.engine.handed_out.values()) == {1}, "no token is sampled again"
 
 
 async def test_what_was_aborted_is_counted(make):
@@ -171,6 +184,34 @@ async def test_what_was_aborted_is_counted(make):
         resumed += drawn.metrics["resumed_episodes"]
         drawer.buffer.trained(step, drawn.pending)
     assert resumed > 0
+
+
+@pytest.mark.parametrize("stale", ["mask", "drop"])
+async def test_mask_keeps_a_group_that_is_too_old(make, monkeypatch, stale):
+    """The first group waits for the weights of step 3."""
+    drawer = make(staleness=1, stale=stale)
+    original, late = Sampled.generate, asyncio.Event()
+
+    async def generate(self, *args, session_id="", **kwargs):
+        if session_id.startswith("train-000000-"):
+            await late.wait()
+        return await original(self, *args, session_id=session_id, **kwargs)
+
+    monkeypatch.setattr(Sampled, "generate", generate)
+    drawer.begin(0, 0)
+    kept = False
+    for step in range(1, 7):
+        drawn = await drawer.draw(step)
+        drawer.buffer.trained(step, drawn.pending)
+        drawer.loop.advance(step)
+        if step == 3:
+            late.set()
+        if 0 in {group.number for group in drawn.pending}:
+            ages = [int(age) for age in drawn.metrics["group_ages"]]
+            assert max(ages) == step - 1 >= 3
+            kept = True
+    assert kept == (stale == "mask")
+    assert (drawer.buffer.dropped["stale"] > 0) == (stale == "drop")
 
 
 async def test_envs_that_are_kept_open_are_closed_at_the_end(make):

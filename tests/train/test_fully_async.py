@@ -64,6 +64,14 @@ def test_a_run_trains_every_group_once_and_no_token_that_is_too_old(flowing, tmp
     assert {"episodes_per_second", "stragglers", "queues", "prefix_hit_rate", "generate_s", "env_s"} <= set(found[0])
 
 
+def test_tokens_that_are_too_old_are_masked(flowing):
+    config = flowing(steps=4, staleness=1, stale="mask", engine=f"{COPIED}:LateEngine")
+    train(config, console=quiet())
+    found = metrics(config.out)
+    assert all(line["token_age_max"] <= 1 for line in found)
+    assert sum(line["masked_tokens"].get("off_policy", 0) for line in found) > 0
+
+
 class Watched(Trainer):
     """Looks for tasks that are left at the end."""
 
@@ -90,9 +98,20 @@ async def test_nothing_is_left_at_the_end(flowing):
 
 async def test_an_evaluation_is_played_beside_the_episodes(flowing, tmp_path):
     config = flowing(steps=5, eval_data=tmp_path / "tasks.jsonl", eval_every=2, eval_tasks=5)
+    seen = []
     async with Trainer(config, console=quiet()) as trainer:
+        slots, one = trainer.drawer.slots, trainer.drawer.slots.one
+
+        def noted(use="train"):
+            seen.extend([(slots.reserved, trainer.drawer.loop.playing)] if use == "eval" else [])
+            return one(use)
+
+        slots.one = noted
         await trainer.run()
-        assert trainer.drawer.slots.reserved == 0
+        assert slots.reserved == 0
+    beside = [playing for reserved, playing in seen if reserved == 2]
+    assert len(beside) == 2 * 5
+    assert max(beside) > 0
     found = metrics(tmp_path / "run")
     assert [line["eval_step"] for line in found if "eval_step" in line] == [2, 4]
     assert all(line["eval_reward_mean"] > 0 for line in found if "eval_step" in line)
