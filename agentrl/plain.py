@@ -38,7 +38,11 @@ def text(value: str) -> str:
     """Replace lone surrogates (halves of characters) by U+FFFD: a UTF-8 file cannot hold them."""
     if value.isascii():
         return str(value)
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return str(value)
 
 
 def to_json(value: Any, where: str) -> JSON:
