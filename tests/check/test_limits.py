@@ -12,7 +12,7 @@ from agentrl.check import CheckInputs, check, fresh
 from agentrl.env.factory import EnvFactory
 
 TASKS = (Task(id="one", prompt="Look."),)
-SLOW = "import time\ndef render(): time.sleep(0.06)\n"
+SLOW = "import time\ndef render(): time.sleep(0.2)\n"
 
 
 def blocking(file: str):
