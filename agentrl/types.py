@@ -288,6 +288,9 @@ class Reward:
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    branches: Mapping[str, float] = field(default_factory=dict)
+    """Of an agent: the rewards of branches of its session, by name (`solver/1`) or by role (`solver`). A branch is
+    trained on its own reward. `value` is that of the main line, and of the episode in metrics and evaluations."""
 
 
 class StopReason(StrEnum):

@@ -80,7 +80,8 @@ class ChatRequest:
     asked: Mapping[str, JSON] = field(default_factory=dict)
     """What is recorded but not obeyed: temperature, top_p, top_k, seed; tools, images and formats that are left out."""
     branch: str = ""
-    """What the client's headers name this line of work, such as a sub-agent's thread. Empty for the main one."""
+    """The name of this line of work, such as `solver/1`, or `sub-agent/ID` by the client's own headers. Empty for the
+    main one."""
     digest: str = ""
     """A hash of the raw body. A request with the same body may be a retry."""
     retried: bool = False

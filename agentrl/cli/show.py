@@ -134,6 +134,7 @@ def _role(span: Span) -> Role:
 def _title(trajectory: Trajectory) -> Text:
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
     parts = [f"reward {reward}", f"stop {trajectory.stop or 'none'}", f"{len(trajectory.turns)} turns"]
+    parts += [f"{name} {reward:g}" for name, reward in trajectory.branch_rewards.items()]
     if trajectory.task.id:
         parts.insert(0, f"task {trajectory.task.id}")
     player = trajectory.info.get("player")

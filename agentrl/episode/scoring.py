@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl._util.boundary import at_boundary
@@ -10,7 +10,7 @@ from agentrl.env.env import Env, runtime
 from agentrl.episode.options import RewardFn
 from agentrl.errors import BadCallPolicy
 from agentrl.plain import number, to_json_lossy
-from agentrl.trajectory.trajectory import Trajectory
+from agentrl.trajectory.trajectory import SIDE, SUB_AGENT, Trajectory, role_of
 from agentrl.types import Reward
 
 
@@ -21,13 +21,38 @@ async def score(
     hook: Callable[[Trajectory], Any] = reward or env.score
     with at_boundary("score", hook=hook):
         value = await runtime(env).hook(hook, trajectory, timeout=timeout)
-        given = value if isinstance(value, Reward) else Reward(value)
-        parts = {
-            str(to_json_lossy(name)): number(part, f"part {name!r} of the reward") for name, part in given.parts.items()
-        }
-        trajectory.reward = None if value is None else number(given.value, "the reward")
-        trajectory.reward_parts = parts
+        if value is None:
+            trajectory.reward, trajectory.reward_parts, trajectory.branch_rewards = None, {}, {}
+        else:
+            give(trajectory, value)
     _penalise(trajectory, policy.penalty if policy else 0.0)
+
+
+def give(trajectory: Trajectory, value: float | Reward) -> None:
+    """Write a reward, its parts and those of branches. Raises ValueError for what is no number, and for branches that
+    the session does not have, or that got no reward."""
+    given = value if isinstance(value, Reward) else Reward(value)
+    parts = {
+        str(to_json_lossy(name)): number(part, f"part {name!r} of the reward") for name, part in given.parts.items()
+    }
+    branches = {str(name): number(reward, f"the reward of branch {name!r}") for name, reward in given.branches.items()}
+    _check_branches(branches, trajectory)
+    trajectory.reward = number(given.value, "the reward")
+    trajectory.reward_parts, trajectory.branch_rewards = parts, branches
+
+
+def _check_branches(rewards: Mapping[str, float], trajectory: Trajectory) -> None:
+    """A role that the agent's program has not named may be missing on either side: not every session has it."""
+    known = trajectory.branches
+    roles = {SIDE, SUB_AGENT, *map(role_of, known)}
+    if unknown := [name for name in rewards if name not in known and name not in roles]:
+        raise ValueError(
+            f"score gave branch {unknown[0]!r} a reward, and the session has no such branch; its branches are "
+            f"{', '.join(known) or 'none: name them in the header X-Agentrl-Branch'}"
+        )
+    missing = [name for name in known if name not in rewards and role_of(name) not in (*rewards, SIDE, SUB_AGENT)]
+    if rewards and missing:
+        raise ValueError(f"score gave branch {missing[0]!r} no reward; add it to Reward(..., branches=...)")
 
 
 def nothing_earned(trajectory: Trajectory, policy: BadCallPolicy | None) -> None:
@@ -37,7 +62,13 @@ def nothing_earned(trajectory: Trajectory, policy: BadCallPolicy | None) -> None
 
 
 def _penalise(trajectory: Trajectory, penalty: float) -> None:
-    unread = sum(turn.bad_call == "structural" for turn in trajectory.turns)
-    if trajectory.reward is not None and penalty and unread:
-        trajectory.reward -= penalty * unread
-        trajectory.reward_parts = {**trajectory.reward_parts, "bad_call_penalty": -penalty * unread}
+    """Take the penalty off the reward, and off that of the branch that could not be read."""
+    unread = dict.fromkeys(("", *trajectory.branch_rewards), 0)
+    for segment in trajectory.segments:
+        unread[trajectory.paid_as(segment)] += sum(turn.bad_call == "structural" for turn in segment.turns)
+    lost = penalty * sum(unread.values())
+    if trajectory.reward is not None and lost:
+        trajectory.reward -= lost
+        trajectory.reward_parts = {**trajectory.reward_parts, "bad_call_penalty": -lost}
+        rewards = trajectory.branch_rewards.items()
+        trajectory.branch_rewards = {name: reward - penalty * unread[name] for name, reward in rewards}

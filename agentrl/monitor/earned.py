@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from agentrl.trajectory.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory, role_of
 
 
 @dataclass(slots=True)
@@ -58,6 +58,17 @@ class Earned:
     def with_failed(self) -> str:
         """The same, with the number of failed episodes if there are any."""
         return f"{self}, {self.failed} failed" if self.failed else str(self)
+
+
+def rewards_by_role(episodes: Iterable[Trajectory]) -> Mapping[str, Sequence[float]]:
+    """What is trained on, by the roles of an agent's branches: the rewards of the valid episodes. "": the main line's,
+    and those of episodes without rewards of branches."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, reward in episode.earned.items() if episode.is_valid else ():
+            if reward is not None:
+                found.setdefault(role_of(name), []).append(reward)
+    return found
 
 
 def rewards_of(episodes: Iterable[Trajectory]) -> Sequence[float]:

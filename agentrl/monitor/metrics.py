@@ -10,7 +10,7 @@ from typing import Self
 
 from agentrl._util.loading import own_line
 from agentrl.errors import Failure, LedgerError
-from agentrl.monitor.earned import rewards_of
+from agentrl.monitor.earned import rewards_by_role, rewards_of
 from agentrl.trajectory.spans import Ledger
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
 from agentrl.types import JSON, CheckCounts, StopReason
@@ -33,6 +33,8 @@ class EpisodeMetrics:
     failed_at: str | None = None
     """Line and type of the failure, if there was one; see `failed_at`."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
+    role_rewards: Mapping[str, float] = field(default_factory=dict)
+    """Of an agent whose branches have rewards: the mean of each role; see `role_rewards`."""
     tool_errors: Mapping[str, int] = field(default_factory=dict)
     observation_tokens_cut: int = 0
     special_tokens: int = 0
@@ -56,6 +58,7 @@ class EpisodeMetrics:
             failure=f"{failure.kind}/{failure.boundary}" if failure is not None else None,
             failed_at=failed_at(failure) if failure is not None else None,
             reward_parts=trajectory.reward_parts,
+            role_rewards=role_rewards(trajectory),
             **asdict(trajectory.checks),
             **cls.said_in(trajectory.info),
         )
@@ -89,6 +92,8 @@ class RolloutMetrics:
     reward_std: float = 0.0
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """The mean of each part over the episodes that have it."""
+    role_rewards: Mapping[str, float] = field(default_factory=dict)
+    """The mean reward of each role of an agent's branches, over the episodes that have it."""
     response_length_mean: float = 0.0
     turns_mean: float = 0.0
     episodes: int = 0
@@ -205,6 +210,12 @@ def failed_at(failure: Failure) -> str:
     return f"{own_line(failure.traceback) or failure.boundary} {failure.error.partition(':')[0]}"
 
 
+def role_rewards(trajectory: Trajectory) -> dict[str, float]:
+    """The mean reward of the branches of each role, that of the main line as `main`. Empty without such rewards."""
+    by_role = rewards_by_role([trajectory]) if trajectory.branch_rewards else {}
+    return {role or "main": statistics.fmean(rewards) for role, rewards in by_role.items()}
+
+
 def _of_all(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
     """The metrics that count every episode, failed and aborted ones too."""
     return {
@@ -223,6 +234,7 @@ def _of_valid(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
     turns = sum(episode.turns for episode in episodes)
     return {
         "reward_parts": _means([episode.reward_parts for episode in episodes]),
+        "role_rewards": _means([episode.role_rewards for episode in episodes]),
         "response_length_mean": _mean([episode.response_length for episode in episodes]),
         "turns_mean": _mean([episode.turns for episode in episodes]),
         "episodes_with_tools": len(with_tools),

@@ -57,7 +57,7 @@ class _Weighted(Grader):
             if isinstance(reward, TurnReward):
                 turns = [sofar + weight * more for sofar, more in zip(turns, reward.turns, strict=True)]
         total = sum(parts[name] for name in self.graders)
-        return TurnReward(total, parts, tuple(turns)) if any(turns) else Reward(total, parts)
+        return TurnReward(total, parts, turns=tuple(turns)) if any(turns) else Reward(total, parts)
 
 
 def per_turn(function: TurnFn) -> Grader:

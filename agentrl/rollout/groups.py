@@ -20,10 +20,9 @@ from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
 from agentrl.episode.phases import PhaseSlots
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode
-from agentrl.episode.scoring import nothing_earned
+from agentrl.episode.scoring import give, nothing_earned
 from agentrl.episode.state import Parked
 from agentrl.errors import AgentRLError, ConfigError, Failure, ResumeError
-from agentrl.plain import number
 from agentrl.render.base import Renderer
 from agentrl.rollout.failures import RETRY, FailurePolicy, with_retries
 from agentrl.rollout.in_flight import AGAIN, flying, note_turn
@@ -229,16 +228,13 @@ async def score_group(reward: GroupReward, group: Sequence[Trajectory]) -> None:
         return
     try:
         with at_boundary("score"):
-            given = [value if isinstance(value, Reward) else Reward(value) for value in await reward.of_group(valid)]
-            values = [number(one.value, "the reward of a group's episode") for one in given]
+            for trajectory, value in zip(valid, await reward.of_group(valid), strict=True):
+                give(trajectory, value)
     except FailedError as failed:
         for trajectory in valid:
             trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
             trajectory.mask("env_failure")
             raise_bug(trajectory)
-        return
-    for trajectory, one, value in zip(valid, given, values, strict=True):
-        trajectory.reward, trajectory.reward_parts = value, dict(one.parts)
 
 
 def sampling_seed(*parts: str | int) -> int:

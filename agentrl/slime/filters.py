@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.slime.fatal import check_played
 from agentrl.slime.host import filter_output
-from agentrl.slime.rewards import rollout_rewards
+from agentrl.slime.rewards import rewards_by_role, rollout_rewards
 from agentrl.slime.rollouts import by_rollout, flat_samples, is_valid
 from agentrl.slime.sample import episode_metadata
 
@@ -55,7 +55,9 @@ def _drop_reason(args: Any, rollouts: Sequence[Sequence[Any]]) -> str | None:
     if len(rewards) < 2:
         broken = Counter(_cause(siblings[0]) for siblings in rollouts if not is_valid(siblings[0]))
         return broken.most_common(1)[0][0]
-    return None if statistics.stdev(rewards) > _EPSILON else f"zero_std_{round(rewards[0], 1)}"
+    compared = rewards_by_role(args, [sample for siblings in rollouts for sample in siblings]).values()
+    spread = max(statistics.stdev(own) if len(own) > 1 else 0.0 for own in compared)
+    return None if spread > _EPSILON else f"zero_std_{round(rewards[0], 1)}"
 
 
 def _cause(sample: Any) -> str:

@@ -94,6 +94,7 @@ def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:
         failure=failure and f"{failure['kind']}/{failure['boundary']}",
         failed_at=failure and failure.get("at"),
         reward_parts=note.get("reward_parts", {}),
+        role_rewards=note.get("role_rewards", {}),
         resumes=note.get("resumes", 0),
         restarts=note.get("restarts", 0),
         **{one.name: note.get(one.name, 0) for one in fields(CheckCounts)},

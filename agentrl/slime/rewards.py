@@ -11,8 +11,9 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.slime.host import ESTIMATORS, HostArgs
-from agentrl.slime.rollouts import by_prompt, by_rollout, is_valid, reward_of, seat_of
-from agentrl.slime.sample import episode_metadata
+from agentrl.slime.rollouts import branch_of, by_prompt, by_rollout, is_valid, reward_of, seat_of
+from agentrl.slime.sample import EPISODE_REWARD_KEY, episode_metadata
+from agentrl.trajectory.trajectory import role_of
 from agentrl.types import JSON
 
 log = logging.getLogger("agentrl")
@@ -58,8 +59,9 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     mean of the batch. PPO and REINFORCE++ take the rewards as they are.
 
     Two things differ from slime. Prompts are identified by `group_index`, and each rollout counts once, however many
-    samples it has; slime treats uneven groups as a single one. And an episode that was aborted, or failed by the
-    environment or a bug, neither counts nor gets an advantage: the policy did not cause its 0.0.
+    samples it has; slime treats uneven groups as a single one. (Where the branches of an agent's session have rewards,
+    each branch counts once, against those of its role.) And an episode that was aborted, or failed by the environment
+    or a bug, neither counts nor gets an advantage: the policy did not cause its 0.0.
 
     Raises ConfigError for an estimator that this hook does not know, for a reward that is not a finite number, and for
     a sample without a group_index, where prompts have baselines.
@@ -76,32 +78,37 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
         return raw, list(raw)
     baselines = _baselines(flags, samples)
     return raw, [
-        baselines[sample.group_index, seat_of(sample)].advantage(value) if is_valid(sample) else 0.0
+        baselines[sample.group_index, *_compared(sample)].advantage(value) if is_valid(sample) else 0.0
         for sample, value in zip(samples, raw, strict=True)
     ]
 
 
-def _baselines(flags: HostArgs, samples: Sequence[Any]) -> dict[tuple[int | None, str], _Baseline]:
-    """The baseline of each prompt and seat, by `group_index`."""
-    by_seat: dict[str, list[Any]] = {}
+def _baselines(flags: HostArgs, samples: Sequence[Any]) -> dict[tuple[int | None, str, str], _Baseline]:
+    """The baseline of each prompt, seat and role, by `group_index`."""
+    compared: dict[tuple[str, str], list[Any]] = {}
     for sample in samples:
-        by_seat.setdefault(seat_of(sample), []).append(sample)
+        compared.setdefault(_compared(sample), []).append(sample)
     return {
-        (index, seat): baseline for seat, own in by_seat.items() for index, baseline in _of_one_seat(flags, own).items()
+        (index, *key): baseline for key, own in compared.items() for index, baseline in _of_one_role(flags, own).items()
     }
 
 
-def _of_one_seat(flags: HostArgs, samples: Sequence[Any]) -> dict[int | None, _Baseline]:
+def _compared(sample: Any) -> tuple[str, str]:
+    """The seat and the role of a sample. Only samples that have both in common are compared."""
+    return seat_of(sample), role_of(branch_of(sample))
+
+
+def _of_one_role(flags: HostArgs, samples: Sequence[Any]) -> dict[int | None, _Baseline]:
     prompts = by_prompt(samples)
     if flags.batch_centred:
-        batch = _Baseline.of(flags, [reward for group in prompts.values() for reward in rollout_rewards(flags, group)])
+        batch = _Baseline.of(flags, [reward for group in prompts.values() for reward in _branch_rewards(flags, group)])
         return dict.fromkeys(prompts, batch)
     if None in prompts:
         raise ConfigError(
             f"sample {prompts[None][0].index} has no group_index, and agentrl.slime.post_process_rewards needs it to "
             "tell prompts apart; your --data-source-path or --rollout-function-path must set it"
         )
-    return {index: _Baseline.of(flags, rollout_rewards(flags, group)) for index, group in prompts.items()}
+    return {index: _Baseline.of(flags, _branch_rewards(flags, group)) for index, group in prompts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +131,29 @@ class _Baseline:
 
 
 def rollout_rewards(args: Any, samples: Sequence[Any], *, evaluation: bool = False) -> list[float]:
-    """The reward of each valid rollout of a prompt. A fan-out has the mean of its samples."""
-    flags, valid = HostArgs.of(args), [sample for sample in samples if is_valid(sample)]
+    """The reward of each valid rollout of a prompt. A fan-out has the mean of its samples, or what an agent's `score`
+    gave the whole episode."""
+    valid = [sample for sample in samples if is_valid(sample)]
+    of_episodes = [episode_metadata(siblings[-1]).get(EPISODE_REWARD_KEY) for siblings in by_rollout(valid)]
+    means = _means(HostArgs.of(args), by_rollout(valid), evaluation=evaluation)
+    return [mean if told is None else float(told) for told, mean in zip(of_episodes, means, strict=True)]
+
+
+def rewards_by_role(args: Any, samples: Sequence[Any]) -> dict[str, list[float]]:
+    """The rewards of a prompt that are compared with each other, by role: of each valid rollout, or of its branches."""
+    roles: dict[str, list[Any]] = {}
+    for sample in filter(is_valid, samples):
+        roles.setdefault(role_of(branch_of(sample)), []).append(sample)
+    flags = HostArgs.of(args)
+    return {role: _branch_rewards(flags, own) for role, own in roles.items()}
+
+
+def _branch_rewards(flags: HostArgs, samples: Sequence[Any]) -> list[float]:
+    """The reward of each valid rollout, or of each of its branches that has one."""
+    return _means(flags, by_rollout(filter(is_valid, samples), branches=True))
+
+
+def _means(flags: HostArgs, rollouts: Sequence[Sequence[Any]], *, evaluation: bool = False) -> list[float]:
     return [
-        statistics.mean(reward_of(flags, sample, evaluation=evaluation) for sample in siblings)
-        for siblings in by_rollout(valid)
+        statistics.mean(reward_of(flags, sample, evaluation=evaluation) for sample in siblings) for siblings in rollouts
     ]

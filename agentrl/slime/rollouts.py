@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.slime.host import HostArgs
-from agentrl.slime.sample import episode_metadata
+from agentrl.slime.sample import BRANCH_KEY, episode_metadata
 from agentrl.types import StopReason
 
 
@@ -37,17 +37,19 @@ def by_prompt(samples: Iterable[Any]) -> dict[int | None, list[Any]]:
     return found
 
 
-def by_rollout(samples: Iterable[Any]) -> list[list[Any]]:
+def by_rollout(samples: Iterable[Any], *, branches: bool = False) -> list[list[Any]]:
     """Group the samples of a prompt by rollout. Only a fan-out has several samples: siblings.
 
     Siblings share a `rollout_id`. Where it is None or missing, as in slime's relatives, the `index` replaces it
-    (slime/utils/types.py:98). A sample without either counts as one rollout. Each seat of an episode counts as one.
+    (slime/utils/types.py:98). A sample without either counts as one rollout. Each seat of an episode counts as one;
+    with `branches`, so does each branch of an agent's session that has a reward.
     """
     found: dict[Any, list[Any]] = {}
     for sample in samples:
         name = getattr(sample, "rollout_id", None)
         name = sample.index if name is None else name
         name = ("unnamed", id(sample)) if name is None else (name, seat_of(sample))
+        name = (name, branch_of(sample)) if branches else name
         found.setdefault(name, []).append(sample)
     return list(found.values())
 
@@ -55,6 +57,11 @@ def by_rollout(samples: Iterable[Any]) -> list[list[Any]]:
 def seat_of(sample: Any) -> str:
     """The seat whose conversation the sample is; "" for an Env without seats."""
     return str(episode_metadata(sample).get("seat", ""))
+
+
+def branch_of(sample: Any) -> str:
+    """The name for which an agent's `score` gave this sample's reward; "" for the main line, and without branches."""
+    return str(episode_metadata(sample).get(BRANCH_KEY, ""))
 
 
 def reward_of(flags: HostArgs, sample: Any, *, evaluation: bool = False) -> float:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.monitor.metrics import failed_at
+from agentrl.monitor.metrics import failed_at, role_rewards
 from agentrl.plain import to_json_lossy
 from agentrl.trajectory.model_output import ModelOutput
 from agentrl.trajectory.segment import Segment
@@ -22,6 +22,10 @@ WRITTEN_KEY = "written"
 SPANS_KEY = "spans"
 """Who wrote which response tokens, and why some are not trained: [start, stop, kind, reason, turn] of each span. The
 viewer reads it in a dump, whose mask alone does not tell why."""
+BRANCH_KEY = "branch"
+"""The name for which an agent's `score` gave the reward of this sample; "" for the main line."""
+EPISODE_REWARD_KEY = "reward"
+"""The reward of the whole episode, where the samples of its branches have their own."""
 ROUNDS_KEY = "round_number"
 """Under --log-multi-turn agentrl writes this key, too: slime's metrics read the turns of an episode there."""
 
@@ -102,21 +106,26 @@ def to_sample(
     *,
     decode: Callable[[Sequence[int]], str],
     extra: Mapping[str, JSON] | None = None,
+    evaluation: bool = False,
 ) -> Any:
     """Write a trajectory into a cleared Sample, and return it. Every trajectory becomes a valid Sample.
 
     A failed episode is masked and removed. Its reward is 0.0. An aborted episode has the reward 0.0, too, because
     slime computes with it. Otherwise the reward is the trajectory's. If that is None, slime's reward model decides.
+    Where an agent's branches have rewards, training gets that of the main line's branch, evaluation the episode's.
     `extra` is added to metadata["agentrl"].
 
     Only the last segment's tokens are written, as evaluation needs them. `to_samples` writes all segments. The ledger
     in the metadata counts all of them.
     """
     _write_tokens(trajectory.segment, trajectory, sample, decode)
+    if evaluation and trajectory.is_valid:
+        _write(sample, reward=trajectory.reward)
     _write_counts(trajectory.turns, sample)
     whole: dict[str, JSON] = {
         "ledger": asdict(total_ledger(trajectory.segments)),
         SPANS_KEY: _spans(trajectory.segment),
+        **_branch(trajectory, trajectory.segment),
     }
     if left_out := len(trajectory.segments) - 1:
         whole["segments_left_out"] = left_out
@@ -131,9 +140,10 @@ def to_samples(
     decode: Callable[[Sequence[int]], str],
     extra: Mapping[str, JSON] | None = None,
 ) -> list[Any]:
-    """Siblings to train on, one for each segment: valid Samples with one rollout_id, the same reward and status.
+    """Siblings to train on, one for each segment: valid Samples with one rollout_id and the same status.
 
-    Each sibling has the tokens, ledger and counters of one segment. Only the last one holds the data of the whole
+    Each sibling has the tokens, ledger, counters and reward of one segment. The reward is the episode's, unless an
+    agent's branches have rewards. Only the last one holds the data of the whole
     episode. It is the `sample` that slime, its traces and its hooks know; the others are copies. Raises ConfigError
     for a Sample without a rollout_id, since its trainer would count an episode of n segments n times.
     """
@@ -149,6 +159,7 @@ def to_samples(
             "segments": len(segments),
             "ledger": asdict(segment.ledger),
             SPANS_KEY: _spans(segment),
+            **_branch(trajectory, segment),
         }
         write_account(sibling, {**about, **own})
     return siblings
@@ -199,10 +210,15 @@ def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Ca
         response_length=len(loss_mask),
         loss_mask=loss_mask,
         rollout_log_probs=log_probs,
-        reward=0.0 if failed or stop is StopReason.ABORTED else episode.reward,
+        reward=0.0 if failed or stop is StopReason.ABORTED else episode.earned[episode.paid_as(segment)],
         remove_sample=failed,
         status=type(sample).Status[_STATUS[stop]],
     )
+
+
+def _branch(trajectory: Trajectory, segment: Segment) -> dict[str, JSON]:
+    """For whom the sample's reward was given, where an agent's branches have rewards."""
+    return {BRANCH_KEY: trajectory.paid_as(segment)} if trajectory.branch_rewards else {}
 
 
 def _spans(segment: Segment) -> list[JSON]:
@@ -234,6 +250,8 @@ def _metadata(trajectory: Trajectory) -> dict[str, JSON]:
         "reward_parts": dict(trajectory.reward_parts),
         **asdict(trajectory.checks),
     }
+    if trajectory.branch_rewards:
+        metadata |= {EPISODE_REWARD_KEY: trajectory.reward, "role_rewards": role_rewards(trajectory)}
     if trajectory.info:
         metadata["info"] = to_json_lossy(trajectory.info)
     return metadata

@@ -29,7 +29,7 @@ def ship_evaluation(
 ) -> Any:
     """Write the episode into the sample, with the reward in the shape that slime's evaluation reads."""
     clear(sample)
-    to_sample(trajectory, sample, decode=decode, extra=extra)
+    to_sample(trajectory, sample, decode=decode, extra=extra, evaluation=True)
     _write_reward(flags, sample, trajectory.reward_parts, evaluation=True, siblings=1)
     return sample
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
 import torch
 
+from agentrl.errors import ConfigError
 from agentrl.rollout.groups import by_seat
 from agentrl.train.config import Algorithm, Credit
 from agentrl.train.loss import group_advantages, return_advantages, turn_advantages
-from agentrl.trajectory.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory, role_of
 
 TurnAdvantages: TypeAlias = list[list[list[float]]]
-"""Indexed by group, member and turn; padded to the highest number of turns of the members that are compared."""
+"""Indexed by group, member and turn. There may be more of them than the member has turns."""
 
 
 def assign_advantages(
@@ -28,8 +29,11 @@ def assign_advantages(
     "return": the discounted rewards from a turn on, against those of the members that took that turn
     (`return_advantages`).
 
-    In an Env with seats, the members of one seat are compared. flash_reinforce judges an episode against the whole
-    batch, as slime 0.4 does. So all groups teach, or none.
+    In an Env with seats, the members of one seat are compared. Where an agent's branches have rewards, the branches of
+    one role are: `solver/1` and `solver/2` count each for itself, however many segments it has. flash_reinforce judges
+    an episode against the whole batch, as slime 0.4 does. So all groups teach, or none.
+
+    Raises ConfigError for rewards of branches with another credit than that of the episode.
     """
     if algorithm == "flash_reinforce":
         values, differs = _by_seat([t for group in groups for t in group], algorithm, credit, discount)
@@ -56,6 +60,10 @@ def _judged(
     group: Sequence[Trajectory], algorithm: Algorithm, credit: Credit, discount: float
 ) -> tuple[list[list[float]], bool]:
     """Advantages against the other members."""
+    if any(t.branch_rewards for t in group):
+        if credit != "episode":
+            raise ConfigError(f"credit: {credit} is of turns, and score gave rewards to branches: leave credit out")
+        return _by_role(group, algorithm)
     rewards = torch.tensor([[t.reward or 0.0 for t in group]], dtype=torch.float64)
     valid = torch.tensor([[t.is_valid for t in group]])
     turns = max(len(t.turns) for t in group)
@@ -71,6 +79,32 @@ def _judged(
     else:
         values = found.values[..., None].expand(-1, -1, turns)
     return values[0].tolist(), bool(found.informative[0])
+
+
+def _by_role(group: Sequence[Trajectory], algorithm: Algorithm) -> tuple[list[list[float]], bool]:
+    """Advantages of rewards for branches, against the branches of the same role."""
+    roles: dict[str, list[tuple[Trajectory, str, float]]] = {}
+    for t in group:
+        for name, reward in t.earned.items():
+            roles.setdefault(role_of(name), []).append((t, name, reward or 0.0))
+    found: dict[tuple[int, str], float] = {}
+    differs = False
+    for units in roles.values():
+        rewards = torch.tensor([[reward for *_, reward in units]], dtype=torch.float64)
+        judged = group_advantages(rewards, torch.tensor([[t.is_valid for t, *_ in units]]), algorithm)
+        keys = [(id(t), name) for t, name, _ in units]
+        found.update(zip(keys, judged.values[0].tolist(), strict=True))
+        differs |= bool(judged.informative[0])
+    return [_of_turns(t, found) for t in group], differs
+
+
+def _of_turns(trajectory: Trajectory, found: Mapping[tuple[int, str], float]) -> list[float]:
+    """The advantage of each turn, in order of time: that of its segment's branch."""
+    values = [0.0] * trajectory.turn_count
+    for segment, places in trajectory.by_segment(range(trajectory.turn_count)):
+        for place in places:
+            values[place] = found[id(trajectory), trajectory.paid_as(segment)]
+    return values
 
 
 def uncredited_groups(groups: Sequence[Sequence[Trajectory]]) -> int:

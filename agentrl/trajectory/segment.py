@@ -70,6 +70,7 @@ class Segment:
         "_scaffold",
         "_sent",
         "_trained",
+        "branch",
         "ids",
         "media",
         "prompt_length",
@@ -85,6 +86,9 @@ class Segment:
         self.media: list[RenderedImage] = []
         """The images among `ids`, in order. Each takes a run of pad tokens, which are never sampled."""
         self.prompt_length = 0
+        self.branch = ""
+        """In an agent's session: the name of the branch whose replies these are, such as `solver/1`. "" for the main
+        line. Its role is the part before the first slash."""
         self.spans = Spans()
         self.turns: list[Turn] = []
         self.thinking = False
@@ -390,6 +394,7 @@ class Segment:
             "turns": [turn.to_json() for turn in self.turns],
             "actions": [asdict(action) for action in self.actions],
             "thinking": self.thinking,
+            **({"branch": self.branch} if self.branch else {}),
             **({"media": [[one.start, one.stop, one.image.digest] for one in self.media]} if self.media else {}),
         }
 
@@ -405,7 +410,7 @@ class Segment:
         self.spans = Spans(Span(**span) for span in data["spans"])
         self.turns = [Turn(**_upgrade_turn(turn)) for turn in data["turns"]]
         self.said = [_action_from_json(action) for action in data["actions"]]
-        self.thinking = data["thinking"]
+        self.thinking, self.branch = data["thinking"], data.get("branch", "")
         for span in self.spans:
             self._count(span)
         require(list(data["loss_mask"]) == self.loss_mask, "loss_mask differs from the spans")

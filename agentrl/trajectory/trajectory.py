@@ -45,12 +45,16 @@ __all__ = [
     "Trajectory",
     "Turn",
     "assistant_message",
+    "role_of",
     "total_ledger",
 ]
 
 T = TypeVar("T")
 
 SCHEMA_VERSION = 1
+SIDE, SUB_AGENT = "side", "sub-agent"
+"""Roles in an agent's session that its own program did not name: titles and summaries; and sub-agents, which the
+clients of some agents name in their headers."""
 
 
 class Trajectory:
@@ -73,6 +77,8 @@ class Trajectory:
         self.messages: list[Message] = []
         self.reward: float | None = None
         self.reward_parts: Mapping[str, float] = {}
+        self.branch_rewards: Mapping[str, float] = {}
+        """Of an agent: the rewards that `score` gave to branches of the session, by name or by role."""
         self.stop: StopReason | None = None
         self.failure: Failure | None = None
         self.info: dict[str, JSON] = {}
@@ -215,6 +221,23 @@ class Trajectory:
     def step_rewards(self) -> list[float]:
         """The rewards of the steps in order. Steps without a reward are left out."""
         return [turn.reward for turn in self.turns if turn.reward is not None]
+
+    @property
+    def branches(self) -> list[str]:
+        """The names of the branches of an agent's session, in the order of the segments. The main line has none."""
+        return list(dict.fromkeys(segment.branch for segment in self.segments if segment.branch))
+
+    def paid_as(self, segment: Segment) -> str:
+        """The name in `branch_rewards` whose reward a segment gets: its branch, or else its role. "": it gets
+        `reward`."""
+        names = (segment.branch, role_of(segment.branch))
+        return next((name for name in names if name in self.branch_rewards), "")
+
+    @property
+    def earned(self) -> dict[str, float | None]:
+        """The rewards to train on, each by the name for which it was given; "" is `reward`."""
+        names = dict.fromkeys(map(self.paid_as, self.segments))
+        return {name: self.branch_rewards[name] if name else self.reward for name in names}
 
     @property
     def weight_versions(self) -> list[str]:
@@ -383,6 +406,7 @@ class Trajectory:
             **({"seat": self.seat} if self.seat else {}),
             "reward": self.reward,
             "reward_parts": dict(self.reward_parts),
+            **({"branch_rewards": dict(self.branch_rewards)} if self.branch_rewards else {}),
             "stop": self.stop,
             "failure": asdict(self.failure) if self.failure else None,
             "info": to_json_lossy(self.info),
@@ -412,11 +436,17 @@ class Trajectory:
         self.order, self.seat = data.get("order", ()), data.get("seat", "")
         self.messages, self.unread = list(data["messages"]), data.get("unread", 0)
         self.reward, self.reward_parts = data["reward"], data["reward_parts"]
+        self.branch_rewards = data.get("branch_rewards", {})
         self.stop = StopReason(data["stop"]) if data["stop"] is not None else None
         self.failure = Failure(**data["failure"]) if data["failure"] else None
         self.info, self.session = dict(data["info"]), data.get("session")
         self.checks = CheckCounts(**data.get("checks", {}))
         return self
+
+
+def role_of(branch: str) -> str:
+    """The role of a branch: the part of its name before the first slash. That of the main line is ""."""
+    return branch.partition("/")[0]
 
 
 def total_ledger(segments: Iterable[Segment | Trajectory]) -> Ledger:

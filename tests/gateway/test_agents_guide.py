@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl import EnvFactory, SessionOptions, StopReason, Task
+from agentrl import EnvFactory, Limits, SessionOptions, StopReason, Task
 from agentrl.testing import rollout
 from agentrl_sandbox.owners import current
 from tests.sandbox.engine import entered
@@ -67,6 +67,7 @@ def test_each_block_is_tested_here():
     assert [b.splitlines()[0] for b in BLOCKS] == [
         "# my_env.py",
         "class OneLine(MyAgent):",
+        "# team.py",
         "# coder.py",
         "import asyncio",
     ]
@@ -84,6 +85,18 @@ async def test_an_option_of_the_session(folder):
         exec(block("class OneLine"), namespace)
         played = await rollout(namespace["OneLine"](), Task(prompt="Weather in Rome?", label="foggy"), ["foggy"])
     assert played.reward == 1.0
+
+
+async def test_a_team_with_a_reward_for_each_solver(folder):
+    (folder / "team.py").write_text(block("# team.py"))
+    solved = ["It is 42.", "It is 41.", "42!"]
+    async with EnvFactory(f"{folder}/team.py:Team") as envs:
+        replies = iter([*solved, "42, twice."])
+        played = await rollout(envs.make(), Task(prompt="6 times 7?", label="42"), lambda ids: next(replies))
+        cut = Limits(turns=2)
+        ended = await rollout(envs.make(), Task(prompt="6 times 7?", label="42"), lambda ids: "42", limits=cut)
+    assert played.earned == {"solver/1": 1.0, "solver/2": 0.0, "solver/3": 1.0, "": 1.0}
+    assert (ended.stop, ended.earned) == (StopReason.MAX_TURNS, {"": 0.0})
 
 
 @pytest.fixture(params=["local", "bubblewrap", "docker"])

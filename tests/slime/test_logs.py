@@ -71,6 +71,7 @@ METRICS = {
     "reward_std": pytest.approx(0.1**0.5),
     "response_length_mean": (3 * 4 + 4 * 4) / 5,
     "reward_parts": {"right": 0.5, "short": 0.25},
+    "role_rewards": {},
     "episodes": 6,
     "samples": 8,
     "groups": 2,

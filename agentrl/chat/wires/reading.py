@@ -8,12 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar, cast
 
-from agentrl.chat.request import Entry, RefusedError, Role
+from agentrl.chat.request import ChatRequest, Entry, RefusedError, Role
 from agentrl.plain import finite, no_constant
 from agentrl.plain import text as without_halves
+from agentrl.trajectory.trajectory import SUB_AGENT
 from agentrl.types import JSON, ToolSpec
 
 T = TypeVar("T")
+
+BRANCH_HEADER = "X-Agentrl-Branch"
+"""Names the branch of an agent's session that sends a request: `solver/1`, whose role is `solver`."""
+_BRANCH = re.compile(r"[A-Za-z0-9._-][A-Za-z0-9._/-]{0,63}")
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 MEDIA = re.compile("image|audio|video|file|document")
@@ -178,6 +183,18 @@ def is_retry(headers: Mapping[str, str]) -> bool:
     """Whether the client's SDK marks the request as a retry."""
     count = headers.get("x-stainless-retry-count", "")
     return count.isdigit() and int(count) > 0
+
+
+def in_branch(request: ChatRequest, headers: Mapping[str, str]) -> ChatRequest:
+    """The request, with the name of its branch: that of BRANCH_HEADER, else `sub-agent/NAME` of a client's own headers.
+
+    Equal requests of two branches are no retry. Raises RefusedError for a name that cannot be one.
+    """
+    own, given = request.branch, headers.get(BRANCH_HEADER, "")
+    if given and not _BRANCH.fullmatch(given):
+        raise refuse(f"{BRANCH_HEADER} is {given!r:.80}; write up to 64 letters, digits and any of . _ - / as solver/1")
+    name = given or (f"{SUB_AGENT}/{own}" if own not in ("", SUB_AGENT) else own)
+    return replace(request, branch=name, digest=f"{request.digest} {name}") if name else request
 
 
 def unlike(value: JSON, *harmless: JSON) -> bool:

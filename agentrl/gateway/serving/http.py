@@ -111,7 +111,8 @@ class WireServer:
         session = self._found(key, request)
         with _noting(session, f"POST {path}"):
             answer = await _read(request, path, wire, session)
-        exchange = session.ask(answer.request)
+            asked = reading.in_branch(answer.request, request.headers)
+        exchange = session.ask(asked)
         response = await respond(request, answer, exchange, self._closing)
         if request.transport is None:
             exchange.lost()

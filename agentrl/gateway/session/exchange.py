@@ -40,7 +40,7 @@ class PendingAnswer:
     def is_like(self, request: ChatRequest) -> bool:
         """Whether another request asks the same of the prompt."""
         mine = self.request
-        return (mine.n, mine.max_tokens, mine.stop) == (request.n, request.max_tokens, request.stop)
+        return all(getattr(mine, name) == getattr(request, name) for name in ("n", "max_tokens", "stop", "branch"))
 
 
 class Answers:

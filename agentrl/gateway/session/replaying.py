@@ -46,17 +46,18 @@ def tree_of(lines: Sequence[Mapping[str, JSON]], tag: str, *, as_sent: bool) -> 
     nodes, answers = dict[int, Node](), dict[int, list[Node]]()
     asked = dict[int, list[int]]()
     """Index of a prompt without tokens -> the numbers of its requests."""
+    branches = {line["request"]: line["branch"] for line in lines if line["event"] == "request"}
     for line in lines:
         if line["event"] == "prompt":
             prompt = prompts[line["prompt"]] = _prompt(line, prompts, nodes)
             for number in asked.pop(prompt.index, ()):
-                prompt.ask(number)
+                prompt.ask(number, branches[number])
             tree.keep(prompt)
         elif line["event"] == "reply":
-            node = nodes[line["node"]] = _node(line, prompts[line["prompt"]], tree)
+            node = nodes[line["node"]] = _node(line, prompts[line["prompt"]], branches[line["request"]], tree)
             answers.setdefault(line["request"], []).append(node)
         elif line["event"] == "request" and line["prompt"] in prompts:
-            prompts[line["prompt"]].ask(line["request"])
+            prompts[line["prompt"]].ask(line["request"], line["branch"])
         elif line["event"] == "request":
             asked.setdefault(line["prompt"], []).append(line["request"])
         elif line["event"] in ("delivered", "lost"):
@@ -91,13 +92,13 @@ def _prompt(line: Mapping[str, JSON], prompts: Mapping[int, Prompt], nodes: Mapp
     return prompt
 
 
-def _node(line: Mapping[str, JSON], prompt: Prompt, tree: Tree) -> Node:
+def _node(line: Mapping[str, JSON], prompt: Prompt, branch: str, tree: Tree) -> Node:
     told = line["reply"]
     reply = Reply(
         **{**told, "calls": tuple(ReplyCall(**c) for c in told["calls"]), "usage": ReplyUsage(**told["usage"])}
     )
     turn = Segment.from_json(line["sampled"])
-    node = Node(line["node"], prompt, line["id"], turn)
+    node = Node(line["node"], prompt, line["id"], branch, turn)
     tree.nodes.append(node)
     prompt.replies.append(node)
     tree.settle(node, turn.said[-1], reply, line["calls"])

@@ -12,7 +12,7 @@ from agentrl.gateway.session.threads import Thread, main_thread
 from agentrl.gateway.session.tree import Node, Prompt, Tree
 from agentrl.trajectory.segment import Segment, require
 from agentrl.trajectory.spans import MaskReason
-from agentrl.trajectory.trajectory import Trajectory, total_ledger
+from agentrl.trajectory.trajectory import SIDE, Trajectory, total_ledger
 from agentrl.types import JSON, Message, Rendered
 
 
@@ -45,7 +45,8 @@ def lines_of(tree: Tree, main: Thread | None) -> list[Line]:
     """All replies in lines, in the order in which the lines began, but the main line last.
 
     The main line leads to the end of the main thread. In any other line, each reply is followed by its deepest child,
-    or the latest one if several are equally deep. A reply that the client never got comes after those that it got.
+    or the latest one if several are equally deep. A reply that the client never got comes after those that it got. The
+    replies of a line have one branch: another one that continues it begins a line.
     """
     heirs, depths = dict[Node, Node](), dict[Node, float]()
     sampled = sorted((node for node in tree.nodes if node.turn.turns), key=lambda node: node.index)
@@ -55,9 +56,11 @@ def lines_of(tree: Tree, main: Thread | None) -> list[Line]:
     for node in reversed(sampled):  # children come later than their parents
         depth = depths.setdefault(node, 1.0 if node.claimed else 0.5)
         parent = node.prompt.parent
-        if parent is not None and depth + 1 > depths.get(parent, 1.0) and (parent is not end or node in inside):
+        if parent is None or parent.branch != node.branch:
+            continue
+        if depth + 1 > depths.get(parent, 1.0) and (parent is not end or node in inside):
             heirs[parent], depths[parent] = node, depth + 1
-    heirs |= dict(pairwise(trunk))
+    heirs |= {before: node for before, node in pairwise(trunk) if before.branch == node.branch}
     inherited = set(heirs.values())
     lines = [Line(tuple(_line(node, heirs))) for node in sampled if node not in inherited]
     last = next((line for line in lines if end in line.nodes), None)
@@ -82,6 +85,12 @@ def masked_for(
     if node.dropped:
         return "dropped" if options.dropped == "mask" else None
     return "side" if options.side == "mask" and _is_side(node, line, main) else None
+
+
+def _branch(line: Line, main: Collection[Node]) -> str:
+    """The name of a line's branch: that of its requests, or SIDE. "" for the main line, and for what led to it."""
+    side = not line.main and all(_is_side(node, line, main) for node in line.nodes)
+    return line.nodes[0].branch or (SIDE if side else "")
 
 
 def _is_side(node: Node, line: Line, main: Collection[Node]) -> bool:
@@ -119,6 +128,7 @@ def write(
     nodes, segments, messages = list[JSON](), list[Segment](), list[Message]()
     for line in lines:
         segment = line.segment()
+        segment.branch = _branch(line, main)
         for turn, node in enumerate(line.nodes):
             if (reason := masked_for(node, line, main, options, closed=closed)) is not None:
                 segment.mask(reason, turn=turn)
@@ -175,7 +185,7 @@ def _node_json(node: Node) -> dict[str, JSON]:
         "id": node.index,
         "parent": None if prompt.parent is None else prompt.parent.index,
         "prompt": prompt.index,
-        "branch": prompt.branch,
+        "branch": node.branch,
         "prompt_tokens": prompt.length,
         "sampled_tokens": len(node.turn.ids) - node.turn.prompt_length,
         "known": [known.index for known in prompt.known.values()],

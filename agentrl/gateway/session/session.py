@@ -228,7 +228,7 @@ class Session:
     def _begin(self, prompt: Prompt, request: ChatRequest) -> PendingAnswer:
         """Start to sample replies to a prompt."""
         answer = self._answers.add(request, prompt)
-        prompt.ask(answer.number)
+        prompt.ask(answer.number, request.branch)
         answer.task = asyncio.get_running_loop().create_task(self._answer(answer, request), context=self._context)
         answer.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         self.log.note(
@@ -282,7 +282,7 @@ class Session:
         self._sampler.check_fits(prompt)
         self._take_turns(request.n)
         first = len(prompt.replies)
-        answer.nodes = [self.tree.add(prompt) for _ in range(request.n)]
+        answer.nodes = [self.tree.add(prompt, request.branch) for _ in range(request.n)]
         answer.accepted.set()
         return await gather(self._one(node, answer, first + i) for i, node in enumerate(answer.nodes))
 

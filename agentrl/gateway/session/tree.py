@@ -56,7 +56,7 @@ class Prompt:
     tools: Digest = START
     """The digest of the tools in its request."""
     branch: str = ""
-    """The name that its request gave this line of work."""
+    """The name that its first request gave this line of work."""
     asked: list[int] = field(default_factory=list)
     """The numbers of the requests for replies here."""
     rendered: Rendered = _NOTHING
@@ -79,14 +79,14 @@ class Prompt:
             prompt = prompt.parent.prompt
         return prompt
 
-    def ask(self, number: int) -> None:
-        """The client asks for replies here. Those that it had here, or at a beginning of this prompt, were dropped.
+    def ask(self, number: int, branch: str) -> None:
+        """A branch asks for replies here. Those that it had here, or at a beginning of this prompt, were dropped.
 
         Those at a beginning were not dropped if this prompt echoes one of them in other words.
         """
         self.asked.append(number)
         for node in (*self.replies, *(self.replaces.replies if self.replaces else ())):
-            node.asked_again = True
+            node.asked_again |= node.branch == branch
 
     @property
     def replaces(self) -> Prompt | None:
@@ -137,6 +137,8 @@ class Node:
     prompt: Prompt
     id: str
     """Unique in the session. All ids that are made for this reply contain it."""
+    branch: str = ""
+    """The name of the branch that asked for it. Equal prompts of two branches are one Prompt."""
     turn: Segment = field(default_factory=Segment)
     """What was sampled. The prompt's tokens are dropped once the turn is complete."""
     action: Action | None = None
@@ -366,10 +368,10 @@ class Tree:
         for node in prompt.tells:
             node.reused = True
 
-    def add(self, prompt: Prompt) -> Node:
+    def add(self, prompt: Prompt, branch: str) -> Node:
         """A new reply, which is not sampled yet."""
         index = len(self.nodes)
-        node = Node(index, prompt, f"{self.tag}n{index:05}")
+        node = Node(index, prompt, f"{self.tag}n{index:05}", branch)
         self.nodes.append(node)
         prompt.replies.append(node)
         return node

@@ -16,7 +16,7 @@ _AUTHORS: Mapping[str, Author] = {
     "close": "template",
     "prompt": "template",
 }
-_FACTS = ("task", "info", "failure", "reward_parts", "tools", "unread")
+_FACTS = ("task", "info", "failure", "reward_parts", "branch_rewards", "tools", "unread")
 
 
 def is_own(data: JSON) -> bool:
@@ -66,7 +66,7 @@ def _sequence(data: Mapping[str, JSON], first_turn: int) -> TokenSequence:
                 span.get("weight_version"),
             )
         )
-    sequence = TokenSequence(ids, runs, at)
+    sequence = TokenSequence(ids, runs, at, name=data.get("branch", ""))
     _add_engine(sequence, data["log_probs"])
     sequence.problems = _broken(sequence, data["loss_mask"])
     return sequence
