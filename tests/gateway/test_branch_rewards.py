@@ -73,17 +73,24 @@ async def test_one_branch_that_asks_again_drops_its_own_reply_only():
     assert t.info["agent"]["dropped"] == 1
 
 
-async def test_a_branch_that_continues_another_begins_a_segment():
+@pytest.mark.parametrize("worker", ["worker", ""])
+async def test_a_branch_that_continues_another_begins_a_segment(worker):
     async def work(endpoint):
-        _, one = await ask(endpoint, "planner")
+        if worker:
+            await ask(endpoint, "", tools=[ADD])
+        _, one = await ask(endpoint, "planner", tools=[ADD])
         told = [*SAME, one["choices"][0]["message"], {"role": "user", "content": "Do it."}]
-        _, two = await ask(endpoint, "worker", told)
-        await ask(endpoint, "worker", [*told, two["choices"][0]["message"], {"role": "user", "content": "More."}])
+        _, two = await ask(endpoint, worker, told, tools=[ADD])
+        await ask(
+            endpoint, worker, [*told, two["choices"][0]["message"], {"role": "user", "content": "More."}], tools=[ADD]
+        )
 
-    rewards = Reward(0.0, branches={"planner": 1.0, "worker": 0.5})
-    t = await rollout(agent(work, rewards), TASK, scripted("A plan.", "Done.", "More is done."))
-    assert {segment.branch: len(segment.turns) for segment in t.segments} == {"planner": 1, "worker": 2}
-    assert t.earned == {"planner": 1.0, "worker": 0.5}
+    rewards = {"planner": 1.0} | ({worker: 0.5} if worker else {})
+    replies = [*(["Hm."] if worker else []), "A plan.", "Done.", "More."]
+    t = await rollout(agent(work, Reward(0.0, branches=rewards)), TASK, scripted(*replies))
+    found = sorted((segment.branch, len(segment.turns)) for segment in t.segments)
+    assert found == ([("", 1), ("planner", 1), ("worker", 2)] if worker else [("", 2), ("planner", 1)])
+    assert t.earned == {"": 0.0, **rewards}
 
 
 @pytest.mark.parametrize("name", ["so lver", "/x", "a" * 65, "é"])

@@ -199,7 +199,7 @@ def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None
     A sub-agent, which another thread's call or a header names, does not count.
     """
     own = [thread for thread in threads if thread.first.parent is None and thread.source is None]
-    own = [thread for thread in own if not thread.branch] or own
+    own = [thread for thread in own if not thread.branch] or [thread for thread in threads if not thread.branch] or own
     own = [thread for thread in own if not _delegated(thread, tasks)] or own or list(threads)
     talks = [thread for thread in own if thread.first.tools != START or thread.goes_on]
     return next(iter(talks), None) or max(own, key=lambda thread: len(thread.prompts), default=None)
