@@ -4,7 +4,8 @@
 
 Each model is a tiny random one made from its own configuration. The oracle shares no code with the learner: each row
 alone, whole logits, log-softmax in float64, eval mode. Architectures that cannot be made so small are left out by name.
-Three of the five rows begin alike, so that packs share. A model that does not compute the same for packs is padded.
+Three of the five rows begin alike and are read twice: in one pack, and after a stem, in packs of the longest row's
+size. A model that does not compute the same for packs is padded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agentrl.train import TrainConfig, batch, log_probs
+from agentrl.train import TrainConfig, batch, log_probs, stems
 from agentrl.train.batch import Row
 from agentrl.train.learner import Learner
 
@@ -55,7 +56,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     transformers.logging.set_verbosity_error()
     batch.PIECE_BYTES = log_probs.PIECE_BYTES = 4 * VOCABULARY * 5  # five tokens a piece
-    right = wrong = packed = 0
+    stems.LEAST_STEM = 8
+    right = wrong = packed = after = 0
     for kind in sys.argv[1:] or KINDS:
         try:
             model = make(kind)
@@ -65,12 +67,16 @@ def main() -> None:
             print(f"left out  {kind}: {type(exc).__name__}")
             continue
         learner = Learner(copies[1], TrainConfig.make(env="-", data="-", out="-", gradient_checkpointing=True))
-        off = differences(learner, *expected)
+        found = [differences(learner, budget, *expected) for budget in (4096, 1)]
+        off = [max(pair) for pair in zip(*found, strict=True)]
         good = max(off) < MOST
         right, wrong, packed = right + good, wrong + (not good), packed + (learner.packing is not None)
-        how = "packed" if learner.packing else "padded"
+        with_stems = any(micro.read and micro.read.stem for micro in learner.micro_batches(list(rows()), 1))
+        after += with_stems
+        how = "stems " if with_stems else "packed" if learner.packing else "padded"
         print(f"{'equal' if good else 'WRONG'}  {how}  {kind}: loss {off[0]:.1e}, gradient {off[1]:.1e}", flush=True)
-    print(f"{right} of {right + wrong} architectures are equal; {packed} are packed, the others padded")
+    how = f"{packed} are packed, {after} of them after stems, the others padded"
+    print(f"{right} of {right + wrong} architectures are equal; {how}")
     sys.exit(wrong > 0)
 
 
@@ -95,7 +101,7 @@ def rows() -> Iterator[Row]:
         ids = torch.randint(3, 290, (length,), generator=generator).tolist()
         if length in (37, 60, 44):
             ids[:20] = prompt
-        positions = [i for i in range(5, length) if i % 3]
+        positions = [i for i in range(20, length) if i % 3]
         yield Row(ids, positions, [((i * 7) % 5 - 2) / 40 for i in positions], [0.0] * len(positions))
 
 
@@ -110,13 +116,14 @@ def plainly(model: Any) -> tuple[float, dict[str, Any]]:
     return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def differences(learner: Learner, loss: float, gradients: dict[str, Any]) -> tuple[float, float]:
+def differences(learner: Learner, budget: int, loss: float, gradients: dict[str, Any]) -> tuple[float, float]:
     """How far the learner is from the oracle: in the loss, and in the gradient."""
     model, total = learner.model, 0.0
+    model.zero_grad(set_to_none=True)
     with learner._training():
-        for micro in learner.micro_batches(list(rows()), 4096):
+        for micro in learner.micro_batches(list(rows()), budget):
             part = -(micro.weights * micro.model_log_probs(model)).sum()
-            torch.autograd.backward(part)
+            micro.backward(part)
             total += part.item()
     off = size = 0.0
     for name, parameter in model.named_parameters():

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from agentrl.train.log_probs import PIECE_BYTES, take_apart, vocabulary
 from agentrl.train.loss import token_log_probs
-from agentrl.train.packing import Pack, Packing, packs, reading
+from agentrl.train.packing import Pack, Packing, reading
+from agentrl.train.stems import Pass, packs
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Trajectory
 
@@ -80,6 +81,8 @@ class MicroBatch:
     """Arguments of the model; their `input_ids` are [lines, length]."""
     pack: Pack | None
     """None: rows padded on the right. They need no mask: no token sees the padding under causal attention."""
+    read: Pass | None
+    """How a pack was planned: the stem that is read before it, and those that no later batch reads."""
     kept: Tensor
     """[k]: the positions at which any line needs logits."""
     line: Tensor
@@ -106,24 +109,55 @@ class MicroBatch:
         kept, column = torch.unique(_flat([row.positions for row in rows], device) - 1, return_inverse=True)
         inputs, targets = {"input_ids": torch.tensor(ids, device=device)}, _flat([row.targets for row in rows], device)
         every = torch.arange(len(targets), device=device)
-        return cls(tuple(rows), inputs, None, kept, _numbers(rows, device), column, targets, every, **_of(rows, device))
+        return cls(
+            tuple(rows), inputs, None, None, kept, _numbers(rows, device), column, targets, every, **_of(rows, device)
+        )
 
     @classmethod
-    def packed(cls, rows: Sequence[Row], device: torch.device, how: Packing = "rows") -> MicroBatch:
-        pack, places = Pack.of([row.read for row in rows], device, how)
+    def packed(
+        cls, rows: Sequence[Row], device: torch.device, how: Packing = "rows", read: Pass | None = None
+    ) -> MicroBatch:
+        after = None if read is None else read.stem
+        pack, places = Pack.of([row.read for row in rows], device, how, after=after)
         before = torch.cat([place[torch.tensor(row.positions) - 1] for row, place in zip(rows, places, strict=True)])
         targets = torch.tensor([token for row in rows for token in row.targets])
         several = int(targets.max()) + 1
         pairs, which = torch.unique(before * several + targets, return_inverse=True)
         kept, predicted, every = pairs // several, pairs % several, torch.arange(len(pairs))
+        kept = kept - (0 if after is None else len(after.row))
         made = (each.to(device) for each in (kept, torch.zeros_like(kept), every, predicted, which))
-        return cls(tuple(rows), pack.inputs(), pack, *made, **_of(rows, device))
+        return cls(tuple(rows), pack.inputs(), pack, read, *made, **_of(rows, device))
+
+    @property
+    def computed(self) -> int:
+        """Tokens that the model computes, padding included, and stems in the last batch that reads them."""
+        stems = () if self.read is None else self.read.closes
+        return self.inputs["input_ids"].numel() + sum(stem.own_length for stem in stems)
+
+    def backward(self, loss: Tensor) -> None:
+        """The backward pass of this batch, and of the stems that no later one reads. It has to be called in the order
+        of the batches, each after its own `model_log_probs`."""
+        torch.autograd.backward(loss)
+        self._close()
+
+    def _close(self) -> None:
+        for stem in () if self.read is None else self.read.closes:
+            stem.close()
 
     def model_log_probs(self, model: Any, temperature: float = 1.0) -> Tensor:
         """Log-probs [n] of the trained tokens under a transformers causal language model.
 
-        Logits of more than PIECE_BYTES are made in pieces, and made again in the backward pass.
+        Logits of more than PIECE_BYTES are made in pieces, and made again in the backward pass. Without gradients, the
+        batches have to be read in order.
         """
+        if self.read is not None and self.read.stem is not None:
+            self.read.stem.compute(model)
+        found = self._log_probs(model, temperature)
+        if not torch.is_grad_enabled():
+            self._close()
+        return found
+
+    def _log_probs(self, model: Any, temperature: float) -> Tensor:
         size, lines = vocabulary(model), len(self.inputs["input_ids"])
         halves = take_apart(model) if 4 * lines * len(self.kept) * size > PIECE_BYTES else None
         with nullcontext() if self.pack is None else reading(self.pack, model):
@@ -155,15 +189,24 @@ def _flat(values: Sequence[Sequence[float]], device: torch.device) -> Tensor:
 
 
 def micro_batches(
-    rows: Sequence[Row], max_tokens: int, device: torch.device, *, packing: Packing | None = None
+    rows: Sequence[Row],
+    max_tokens: int,
+    device: torch.device,
+    *,
+    packing: Packing | None = None,
+    with_stems: bool = False,
 ) -> Iterator[MicroBatch]:
     """Batches of at most `max_tokens` tokens each, padding counted and shared beginnings counted once.
 
-    A longer row goes alone. `packing` is that of the model (`packing_of`); None: rows are padded.
+    A longer row goes alone. `packing` is that of the model (`packing_of`); None: rows are padded. `with_stems`: where
+    more rows begin alike than a batch can hold, the beginning is read once all the same (`reads_stems`). Then a batch
+    may be as large as the longest row.
     """
     if packing:
-        for numbers in packs([row.read for row in rows], max_tokens, packing):
-            yield MicroBatch.packed([rows[number] for number in numbers], device, packing)
+        most = max([max_tokens, *(row.length for row in rows)]) if with_stems else max_tokens
+        firsts = [row.positions[0] - 1 for row in rows]
+        for each in packs([row.read for row in rows], most, packing, firsts=firsts, with_stems=with_stems):
+            yield MicroBatch.packed([rows[number] for number in each.numbers], device, packing, each)
         return
     batch: list[Row] = []
     for row in sorted(rows, key=lambda row: row.length):

@@ -213,8 +213,9 @@ class TrainConfig(EpisodeConfig):
     minibatches: int = Field(2, gt=0)
     """Optimizer updates a step."""
     micro_batch_tokens: int = Field(2048, gt=0)
-    """Tokens of one forward and backward pass; gradients add up over the passes. Episodes that begin alike share that
-    beginning, and nothing is padded, unless the model has layers that do not allow it; a line says so."""
+    """Tokens of one forward and backward pass; gradients add up over the passes. A pass may always have as many as the
+    longest sequence. Episodes that begin alike share that beginning, and nothing is padded, unless the model has layers
+    that do not allow it; a line says so."""
     gradient_checkpointing: bool | None = None
     """Keep one activation a layer and make the others again in the backward pass: a small part of the memory, a third
     more time. null: for models of 100 million parameters and more."""

@@ -24,6 +24,7 @@ from agentrl.train.lora import AdapterReference
 from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, tis_weights
 from agentrl.train.optimizers import make_adam
 from agentrl.train.packing import attending_by_rows, packing_of
+from agentrl.train.stems import reads_stems, unique_tokens
 
 STEP_BYTES = 64 << 20
 """Gradients of float32 copies that an optimizer steps at once. There is at least one."""
@@ -43,6 +44,10 @@ class Update:
     updates: int = 0
     read: int = 0
     """Tokens of the sequences read, prompts and observations included."""
+    unique: int = 0
+    """The same, where what sequences of one update begin with alike counts once."""
+    computed: int = 0
+    """Tokens that the model computed for them, padding included."""
     tokens: int = 0
     loss: float = 0.0
     kl: float = 0.0
@@ -70,6 +75,8 @@ class Update:
             "logprob_diff_clipped": self.numerics.clipped_share,
             "learning_rate": self.learning_rate,
             "read_tokens": self.read,
+            "unique_tokens": self.unique,
+            "computed_tokens": self.computed,
         }
 
 
@@ -116,7 +123,8 @@ class Learner:
             yield
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> Iterator[MicroBatch]:
-        return micro_batches(rows, max_tokens, self.device, packing=self.packing)
+        packing, stems = self.packing, self.packing is not None and reads_stems(self.model, self.packing)
+        return micro_batches(rows, max_tokens, self.device, packing=packing, with_stems=stems)
 
     def _learn(self, rows: Sequence[Row], step: int, normaliser: float) -> Update:
         config = self.config
@@ -130,11 +138,13 @@ class Learner:
                 continue
             for micro in self.micro_batches(batch, config.micro_batch_tokens):
                 loss = self._policy_loss(micro, update, first=number == 0) * config.minibatches / normaliser
-                torch.autograd.backward(loss)
+                micro.backward(loss)
                 update.loss += loss.item()
+                update.computed += micro.computed
             update.updates += 1
             update.tokens += sum(len(row.positions) for row in batch)
             update.read += sum(row.length for row in batch)
+            update.unique += unique_tokens([row.read for row in batch])
             update.grad_norm += self._apply([self.optimizer], update.loss, update.remedy)
         return update
 
@@ -204,7 +214,7 @@ class Learner:
         with self._training():
             for micro in self.micro_batches(rows, max_tokens):
                 loss = -(micro.weights * micro.model_log_probs(self.model)).sum()
-                torch.autograd.backward(loss)
+                micro.backward(loss)
                 total += loss.item()
         self._apply(optimizers, total, "lower warm_start.learning_rate")
         return total

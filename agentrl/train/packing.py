@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby, pairwise
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,7 +35,7 @@ LEAST_SHARED = 8
 MOST_READ = 4
 """A pack's rows have at most this many times its budget of tokens, shared beginnings counted in each row. Attention
 holds queries, keys and values of all of them."""
-MOST_MASKED = 1 << 22
+MOST_MASKED = 1 << 24
 """Elements of a row's mask: attention of a row that shares its beginning needs one, of its own tokens over all."""
 _NAME = "agentrl_packed"
 
@@ -43,6 +43,20 @@ Packing: TypeAlias = Literal["varlen", "rows"]
 """Attention of a pack: by one kernel that knows where rows begin, or row by row."""
 Mask: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether (batch, head, query, key) may be seen, as transformers defines masks."""
+
+
+class Beginning(Protocol):
+    """A beginning of rows whose keys and values are computed elsewhere; see `agentrl.train.stems`."""
+
+    row: tuple[int, ...]
+
+    def keep(self, layer: Any, key: Tensor, value: Tensor) -> None:
+        """Keep a layer's states [1, heads, tokens, channels], without those of earlier beginnings."""
+        ...
+
+    def before(self, layer: Any) -> list[tuple[Tensor, Tensor]]:
+        """A layer's states of all tokens of `row`, in order."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,21 +73,35 @@ class Pack:
     """[sum of N]: where the tokens of all rows are in the pack, row after row. None: they are the pack."""
     ends: tuple[Tensor, Tensor] | None
     """[rows + 1] in int32, for a varlen kernel: where the rows begin and end, of `lengths` the first and the second."""
+    after: Beginning | None = None
+    """The beginning of all rows, whose states are known. `rows` counts its tokens first, T does not."""
+    keeps: Beginning | None = None
+    """What keeps the states that this pack computes."""
 
     @classmethod
     def of(
-        cls, rows: Sequence[tuple[int, ...]], device: torch.device, how: Packing = "rows"
+        cls,
+        rows: Sequence[tuple[int, ...]],
+        device: torch.device,
+        how: Packing = "rows",
+        *,
+        after: Beginning | None = None,
+        keeps: Beginning | None = None,
     ) -> tuple[Self, list[Tensor]]:
-        """A pack, and for each row [N] where its tokens are. A row that is there twice is read once."""
+        """A pack, and for each row [N] where its tokens are; those of `after` come first, and are the same for all.
+
+        A row that is there twice is read once.
+        """
+        past = 0 if after is None else len(after.row)
         order = sorted(range(len(rows)), key=lambda number: rows[number])
-        shared = _shared([rows[number] for number in order], how)
+        shared = [max(past, known) for known in shared_beginnings([rows[number] for number in order], how)]
         if not any(shared):
             order.sort(key=lambda number: len(rows[number]))
-        places: list[Tensor] = [torch.empty(0, dtype=torch.long)] * len(rows)
-        tokens, positions, before = list[int](), list[int](), places[0]
+        places: list[Tensor] = [torch.arange(past)] * len(rows)
+        tokens, positions, before = list[int](), list[int](), torch.arange(past)
         for number, known in zip(order, shared, strict=True):
             row = rows[number]
-            new = torch.arange(len(tokens), len(tokens) + len(row) - known)
+            new = torch.arange(past + len(tokens), past + len(tokens) + len(row) - known)
             before = places[number] = torch.cat([before[:known], new])
             tokens += row[known:]
             positions += range(known, len(row))
@@ -86,6 +114,8 @@ class Pack:
             lengths,
             torch.cat([places[number] for number, new in own if new]).to(device) if any(shared) else None,
             (next(ends), next(ends)) if how == "varlen" else None,
+            after,
+            keeps,
         )
         return pack, places
 
@@ -104,36 +134,17 @@ class Pack:
         return F.embedding(self.rows, states.reshape(len(states), -1)).view(-1, *states.shape[1:])
 
 
-def _shared(rows: Sequence[tuple[int, ...]], how: Packing) -> list[int]:
+def shared_beginnings(rows: Sequence[tuple[int, ...]], how: Packing, *, least: int = LEAST_SHARED) -> list[int]:
     """For each of the sorted rows, how many tokens of the one before it begins with; 0 if that is too few to matter."""
-    found = [0]
+    found = [0][: len(rows)]
     for before, row in pairwise(rows):
         low, high = 0, min(len(before), len(row))
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if before[low:middle] == row[low:middle] else (low, middle - 1)
         masked = 0 if how == "varlen" else (len(row) - low) * len(row)
-        found.append(low if low >= LEAST_SHARED and masked <= MOST_MASKED else 0)
+        found.append(low if low >= least and masked <= MOST_MASKED else 0)
     return found
-
-
-def packs(rows: Sequence[tuple[int, ...]], budget: int, how: Packing = "rows") -> Iterator[list[int]]:
-    """Numbers of the rows of each pack: rows that begin alike are in one, and it has at most `budget` tokens.
-
-    A longer row goes alone.
-    """
-    order = sorted(range(len(rows)), key=lambda number: rows[number])
-    pack, size, read = list[int](), 0, 0
-    for number, known in zip(order, _shared([rows[number] for number in order], how), strict=True):
-        whole = len(rows[number])
-        new = whole - (known if pack else 0)
-        if pack and (size + new > budget or read + whole > MOST_READ * budget):
-            yield pack
-            pack, size, read, new = [], 0, 0, whole
-        pack.append(number)
-        size, read = size + new, read + whole
-    if pack:
-        yield pack
 
 
 @dataclass(slots=True, eq=False)
@@ -184,6 +195,11 @@ def _attention(
         return whole
     if other := [name for name in ("position_bias", "softcap", "s_aux") if kwargs.get(name) is not None]:
         raise ValueError(f"the model's attention has {other[0]}")
+    if attention_mask.pack.keeps is not None:
+        attention_mask.pack.keeps.keep(module, key, value)
+    if attention_mask.pack.after is not None:
+        known = attention_mask.pack.after.before(module)
+        key, value = (torch.cat(states, 2) for states in zip(*known, (key, value), strict=True))
     if attention_mask.pack.ends is not None and attention_mask.suits(kwargs.get("sliding_window")):
         return _at_once(query, key, value, attention_mask, kwargs.get("scaling")), None
     return _row_by_row(module, query, key, value, attention_mask, kwargs), None

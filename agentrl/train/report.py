@@ -155,6 +155,7 @@ class StepReport:
     def shown(self) -> dict[str, float]:
         """What the progress line shows."""
         failed, overlap = self.rollout.failed_episodes, dict[str, float]()
+        unique = self.update.get("unique_tokens", 0)
         if self.overlap is not None:
             waits = {"trainer_waits_s": self.overlap.trainer_wait_s, "engine_waits_s": self.overlap.engine_wait_s}
             overlap = {**{name: round(wait, 2) for name, wait in waits.items()}, "age": self.overlap.token_age_mean}
@@ -162,6 +163,7 @@ class StepReport:
             "reward": self.rollout.reward_mean,
             **({"failed": failed} if failed else {}),
             "tokens_s": self.rollout.sampled_tokens / self.seconds,
+            **({"computed_x": round(self.update["computed_tokens"] / unique, 2)} if unique else {}),
             **overlap,
         }
 

@@ -12,7 +12,7 @@ from agentrl.monitor import RolloutMetrics
 from agentrl.rollout.evaluate import Evaluation
 from agentrl.train.bill import Bill
 from agentrl.train.progress import Position
-from agentrl.train.report import Summary, after_warm_start, draw_curve, nothing_learned, told_reward
+from agentrl.train.report import StepReport, Summary, after_warm_start, draw_curve, nothing_learned, told_reward
 
 figures = pytest.importorskip("matplotlib.figure")
 
@@ -123,3 +123,11 @@ def test_failed_and_unscored_evaluations_are_told(tmp_path):
     summary = ended(0.5, start=[None, None], final=[1, 1])
     assert (summary.eval_start, summary.eval_intervals["eval_start"]) == (None, None)
     assert list(summary.report(tmp_path))[1] == "  after RL             1.000 (1.000 to 1.000)"
+
+
+def test_the_progress_line_shows_what_is_computed_twice():
+    def shown(**update):
+        return StepReport(1, RolloutMetrics(), update, 0.0, 1.0, 1.0).shown()
+
+    assert shown(unique_tokens=200, computed_tokens=250)["computed_x"] == 1.25
+    assert "computed_x" not in shown(unique_tokens=0, computed_tokens=0), "nothing was learned"

@@ -1,0 +1,237 @@
+"""Which rows go into one pass; and stems, beginnings that are read once although their ends need several passes.
+
+Rows are a tree: those that begin alike share a path. A pack computes a path once, but its size is bounded, and a long
+beginning with many ends does not fit. So its states are computed first, as a stem, and kept. Each pack after it reads
+the stem's keys and values, and leaves their gradients there. The last one hands their sum to the stem's own backward
+pass. So each token of a tree is computed once, whatever the bound. (A prompt's last token is computed in each pass,
+since it predicts.)
+
+    stem  prompt of 3,000 tokens ──▶ keys and values of each layer
+            ├─ pack  ends of 8 rows ──▶ loss, backward
+            ├─ pack  ends of 8 rows ──▶ loss, backward
+            └─ the stem's backward pass, with the sum of both gradients
+
+Tree training as in AReaL (arXiv 2505.24298) and arXiv 2511.00413, without a mask over the tree.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from agentrl.models.adapter import without_adapter
+from agentrl.train.log_probs import alike, vocabulary
+from agentrl.train.packing import MOST_MASKED, MOST_READ, Pack, Packing, reading, shared_beginnings
+
+log = logging.getLogger("agentrl")
+
+LEAST_STEM = 64
+"""Tokens of a beginning from which on it is worth a pass of its own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _States:
+    """Keys and values of a stem's own tokens in one layer, [1, heads, tokens, channels] each."""
+
+    own: tuple[Tensor, Tensor]
+    """As the stem's pass computed them."""
+    given: tuple[Tensor, Tensor]
+    """As packs read them: what is behind them is cut off, so that gradients gather here."""
+
+
+@dataclass(slots=True, eq=False)
+class Stem:
+    """A beginning that several packs read after. Its states are computed when the first of them is."""
+
+    row: tuple[int, ...]
+    """All its tokens, those of its parent included."""
+    parent: Stem | None
+    how: Packing
+    _states: dict[bool, dict[Any, _States]] = field(default_factory=dict)
+    """By layer; with gradients, and without."""
+    _filling: bool = False
+
+    @property
+    def own_length(self) -> int:
+        """Its tokens without those of its parent."""
+        return len(self.row) - (0 if self.parent is None else len(self.parent.row))
+
+    @property
+    def chain(self) -> tuple[Stem, ...]:
+        """The stem and those before it, the deepest first."""
+        return (self, *(() if self.parent is None else self.parent.chain))
+
+    def compute(self, model: Any) -> None:
+        """Compute the states if they are not there, with gradients if they are enabled."""
+        if self.parent is not None:
+            self.parent.compute(model)
+        states = self._states.setdefault(torch.is_grad_enabled(), {})
+        if states:
+            return
+        pack, _ = Pack.of([self.row], model.device, self.how, after=self.parent, keeps=self)
+        self._filling = True
+        try:
+            with reading(pack, model):
+                model(**pack.inputs(), use_cache=False, logits_to_keep=torch.tensor([0], device=model.device))
+        finally:
+            self._filling = False
+
+    def keep(self, layer: Any, key: Tensor, value: Tensor) -> None:
+        """Keep the states of a layer. A backward pass that computes them again keeps nothing."""
+        if self._filling:
+            given = key.detach().requires_grad_(key.requires_grad), value.detach().requires_grad_(value.requires_grad)
+            self._states[torch.is_grad_enabled()][layer] = _States((key, value), given)
+
+    def before(self, layer: Any) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of all tokens of the chain, in order."""
+        own = self._states[torch.is_grad_enabled()][layer].given
+        return [*(() if self.parent is None else self.parent.before(layer)), own]
+
+    def close(self) -> None:
+        """The backward pass, once all packs after it have had theirs. Without gradients, the states are forgotten."""
+        states = self._states.pop(torch.is_grad_enabled(), {})
+        pairs = [pair for each in states.values() for pair in zip(each.own, each.given, strict=True)]
+        found = [(own, given.grad) for own, given in pairs if given.grad is not None]
+        if found:
+            torch.autograd.backward([own for own, _ in found], [gradient for _, gradient in found])
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Rows that are read in one pass."""
+
+    numbers: list[int]
+    stem: Stem | None = None
+    """What they are read after."""
+    closes: tuple[Stem, ...] = ()
+    """The stems that no later pass reads, the deepest first."""
+
+
+_Part: TypeAlias = tuple[int, int, Stem | None]
+"""From which to which of the sorted rows, and the stem before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    rows: Sequence[tuple[int, ...]]
+    """In lexicographic order: neighbours have the longest beginnings in common."""
+    known: Sequence[int]
+    """For each, how many tokens it has in common with the one before it."""
+    firsts: Sequence[int]
+    """For each, before which of its tokens nothing is predicted that is trained."""
+    budget: int
+    how: Packing
+    with_stems: bool
+
+    def passes(self) -> Iterator[tuple[range, Stem | None]]:
+        waiting: list[_Part] = [(0, len(self.rows), None)] if self.rows else []
+        while waiting:
+            first, stop, stem = waiting.pop()
+            if stop - first == 1 or self._fits(first, stop, stem):
+                yield range(first, stop), stem
+            elif (longer := self._stem(first, stop, stem)) is not None:
+                waiting.append((first, stop, longer))
+            else:
+                waiting += reversed([*self._split(first, stop, stem)])
+
+    def _fits(self, first: int, stop: int, stem: Stem | None) -> bool:
+        past = 0 if stem is None else len(stem.row)
+        lengths = [len(row) for row in self.rows[first:stop]]
+        known = [past, *(max(past, known) for known in self.known[first + 1 : stop])]
+        size = past + sum(length - known for length, known in zip(lengths, known, strict=True))
+        return size <= self.budget and sum(lengths) <= MOST_READ * self.budget
+
+    def _stem(self, first: int, stop: int, stem: Stem | None) -> Stem | None:
+        """What the rows have in common, if it is worth a pass."""
+        past = 0 if stem is None else len(stem.row)
+        common = min(*self.known[first + 1 : stop], *self.firsts[first:stop])
+        most = max((len(row) - common) * len(row) for row in self.rows[first:stop])
+        if not self.with_stems or common - past < LEAST_STEM or (self.how == "rows" and most > MOST_MASKED):
+            return None
+        return Stem(self.rows[first][:common], stem, self.how)
+
+    def _split(self, first: int, stop: int, stem: Stem | None) -> Iterator[_Part]:
+        """Where the rows part, as few parts as fit. What begins alike stays together."""
+        common = min(self.known[first + 1 : stop])
+        forks = [first, *(i for i in range(first + 1, stop) if self.known[i] == common), stop]
+        begun = first
+        for start, end in pairwise(forks[1:]):
+            if not self._fits(begun, end, stem):
+                yield begun, start, stem
+                begun = start
+        yield begun, stop, stem
+
+
+def packs(
+    rows: Sequence[tuple[int, ...]],
+    budget: int,
+    how: Packing = "rows",
+    *,
+    firsts: Sequence[int] = (),
+    with_stems: bool = False,
+) -> list[Pass]:
+    """The passes over rows, each of at most `budget` tokens, stems included. A longer row goes alone.
+
+    `firsts`: for each row, the length of the beginning that a stem may hold; by default, all but the last token.
+    """
+    order = sorted(range(len(rows)), key=lambda number: rows[number])
+    planner = _Planner(
+        [rows[number] for number in order],
+        shared_beginnings([rows[number] for number in order], how),
+        [firsts[number] if firsts else len(rows[number]) - 1 for number in order],
+        budget,
+        how,
+        with_stems,
+    )
+    found = [*planner.passes()]
+    last = {stem: at for at, (_, leaf) in enumerate(found) for stem in ([] if leaf is None else leaf.chain)}
+    return [
+        Pass([order[i] for i in numbers], leaf, tuple(s for s in (leaf.chain if leaf else ()) if last[s] == at))
+        for at, (numbers, leaf) in enumerate(found)
+    ]
+
+
+def unique_tokens(rows: Sequence[tuple[int, ...]]) -> int:
+    """The tokens of the tree that the rows form: what they share counts once."""
+    ordered = sorted(rows)
+    known = shared_beginnings(ordered, "varlen", least=1)
+    return sum(map(len, ordered)) - sum(known)
+
+
+_stems: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def reads_stems(model: Any, how: Packing) -> bool:
+    """Whether packs that are read after a stem compute the same, tried once. Models whose layers share keys and values
+    with others may not."""
+    if model not in _stems:
+        _stems[model] = _computes_the_same(model, how)
+        if not _stems[model]:
+            name = type(without_adapter(model)).__name__
+            log.warning("%s: a beginning that several packs share is read again in each", name)
+    return _stems[model]
+
+
+@torch.no_grad()
+def _computes_the_same(model: Any, how: Packing) -> bool:
+    size = vocabulary(model)
+    row, other = (tuple((17 + 29 * i * i + step * (i > 20)) % size for i in range(33)) for step in (0, 1))
+    chain = Stem(row[:19], Stem(row[:7], None, how), how)
+    pack, [place, _] = Pack.of([row, other], model.device, how, after=chain)
+    try:
+        chain.compute(model)
+        with reading(pack, model):
+            packed = model(**pack.inputs(), use_cache=False).logits[0].float()
+        alone = model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0].float()
+    except Exception:  # the boundary of foreign models, as in `packing_of`
+        log.debug("%s cannot be read after a stem", type(model).__name__, exc_info=True)
+        return False
+    found = packed[place[19:].to(packed.device) - 19]
+    return bool(found.isfinite().all()) and alike(alone[19:], found, model.dtype)
