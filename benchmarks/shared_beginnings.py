@@ -1,6 +1,6 @@
 """What rows begin with alike: how often it is computed, and what that costs, with stems and without, side by side.
 
-    python -m benchmarks.shared_beginnings              # a minute
+    python -m benchmarks.shared_beginnings              # two minutes
 
 The rows are those of an agent's session that forgets (a window of 5 messages over 40 replies behind long instructions),
 of a group with equal prompts, of a session whose thoughts are stripped, and of one with sub-agents. Tokens are random;
@@ -47,8 +47,8 @@ def window() -> list[Row]:
 
 
 def group() -> list[Row]:
-    """Eight prompts of 1,500 tokens, each with eight answers of 60."""
-    return [row(prompt, some(60)) for prompt in [some(1500) for _ in range(8)] for _ in range(8)]
+    """Four prompts of 1,500 tokens, each with eight answers of 100."""
+    return [row(prompt, some(100)) for prompt in [some(1500) for _ in range(4)] for _ in range(8)]
 
 
 def stripped() -> list[Row]:
@@ -70,9 +70,9 @@ def sub_agents() -> list[Row]:
 
 
 CASES: dict[str, Callable[[], list[Row]]] = {
-    "window of 5 over 40 replies": window,
-    "groups of equal prompts": group,
-    "stripped thoughts": stripped,
+    "window": window,
+    "group": group,
+    "stripped": stripped,
     "sub-agents": sub_agents,
 }
 
@@ -88,12 +88,13 @@ def model() -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all by default")
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(1)
     base = model()
-    for name, rows_of in CASES.items():
-        print(f"{name}: {json.dumps(compare(base, rows_of(), args.rounds))}", flush=True)
+    for name in args.cases or CASES:
+        print(f"{name}: {json.dumps(compare(base, CASES[name](), args.rounds))}", flush=True)
     print(f"{os.cpu_count()} cores, one thread, load {os.getloadavg()[0]:.0f}, torch {torch.__version__}")
 
 
