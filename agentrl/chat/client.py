@@ -50,6 +50,14 @@ class Speaker(Protocol):
         ...
 
 
+class AsksMessages(Protocol):
+    """A model that answers messages and reports what the answer cost: a ChatModel, or an engine's `EngineSpeaker`."""
+
+    async def ask(self, messages: Sequence[Message]) -> Completion:
+        """The reply, with its finish reason and usage. Raises as `ChatModel.ask` does."""
+        ...
+
+
 @dataclass(slots=True)
 class Usage:
     """How much a model was used so far: requests, and tokens as the model counts them."""

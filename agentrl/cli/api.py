@@ -187,10 +187,16 @@ async def play_all(
 
 
 def own_reward(config: PlayConfig) -> RewardFn | None:
-    """The configured reward function, for episodes that are scored one by one. Raises ConfigError."""
+    """The configured reward function, for episodes that are scored one by one: none, if it only compares episodes.
+
+    Raises ConfigError.
+    """
+    from agentrl.episode.scoring import is_relative
     from agentrl.rollout.groups import GroupReward
 
     reward = config.reward_function()
+    if is_relative(reward):
+        return None
     if isinstance(reward, GroupReward):
         raise ConfigError(f"--set reward={config.reward} scores groups together; here each episode is scored by itself")
     return reward

@@ -210,6 +210,7 @@ def _prepare(job: _EvaluateJob) -> tuple[EnvFactory, Any, list[Task]]:
 
 async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: Results) -> list[list[Trajectory]]:
     """Episodes by task. Those in `results` are not played again; the others are added to it one by one."""
+    from agentrl.episode.scoring import is_relative
     from agentrl.rollout import Rollout, run_groups
     from agentrl.rollout.opponents import open_opponents
     from agentrl.rollout.remote import with_workers
@@ -226,7 +227,7 @@ async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: R
             engine=model.engine,
             renderer=model.renderer,
             options=options,
-            reward=reward,
+            reward=None if is_relative(reward) else reward,
             opponents=open_opponents(job.config.opponents, stack, vocabulary, device="cpu", dtype="float32"),
         )
         known = results.by_place(job.samples)

@@ -14,11 +14,16 @@ from agentrl.trajectory.trajectory import SIDE, SUB_AGENT, Trajectory, role_of
 from agentrl.types import Reward
 
 
+def is_relative(reward: object) -> bool:
+    """Whether a reward function only compares the episodes of a group. `Env.score` then scores each of them, too."""
+    return bool(getattr(reward, "relative", False))
+
+
 async def score(
     env: Env, trajectory: Trajectory, reward: RewardFn | None, policy: BadCallPolicy | None, *, timeout: float
 ) -> None:
     """Write the reward and its parts into the trajectory. Raises FailedError."""
-    hook: Callable[[Trajectory], Any] = reward or env.score
+    hook: Callable[[Trajectory], Any] = env.score if reward is None or is_relative(reward) else reward
     with at_boundary("score", hook=hook):
         value = await runtime(env).hook(hook, trajectory, timeout=timeout)
         if value is None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agentrl.rewards.combine import group, in_process, per_turn, shaped, weighted
     from agentrl.rewards.judge import LLMJudge
     from agentrl.rewards.maths import Dapo
+    from agentrl.rewards.relative import RelativeJudge
     from agentrl.rewards.remote import RemoteReward
     from agentrl.rewards.searching import SearchR1
     from agentrl_envs.coding.unit_tests import UnitTests
@@ -54,6 +55,7 @@ _READY: dict[str, tuple[str, str, dict[str, Any]]] = {
 _MADE = {
     "Dapo": "maths",
     "LLMJudge": "judge",
+    "RelativeJudge": "relative",
     "RemoteReward": "remote",
     "SearchR1": "searching",
     "UnitTests": "agentrl_envs.coding.unit_tests",
@@ -86,6 +88,7 @@ __all__ = [
     "Grader",
     "LLMJudge",
     "ModelOutput",
+    "RelativeJudge",
     "RemoteReward",
     "SearchR1",
     "UnitTests",

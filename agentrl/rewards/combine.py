@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentrl._util.concurrency import gather
+from agentrl.chat.client import AsksMessages
 from agentrl.errors import ConfigError
 from agentrl.plain import number
 from agentrl.rewards.answers import LONGEST
@@ -141,8 +142,8 @@ class GroupGrader(Grader):
             )
         return rewards
 
-    async def of_group(self, trajectories: Sequence[Trajectory]) -> list[Grade]:
-        """As `grade_group`, for trajectories. agentrl's own rollout calls it."""
+    async def of_group(self, trajectories: Sequence[Trajectory], policy: AsksMessages | None = None) -> list[Grade]:
+        """As `grade_group`, for trajectories. agentrl's own rollout calls it. `policy` is the model in training."""
         return await self.grade_group([ModelOutput.of(one) for one in trajectories])
 
     def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from agentrl.episode.scoring import is_relative
 from agentrl.monitor.metrics import RolloutMetrics
-from agentrl.rollout.groups import Rollout, run_groups
+from agentrl.rollout.groups import RewardSeen, Rollout, run_groups
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import SamplingParams, Task
 
@@ -30,7 +31,12 @@ async def evaluate(
     name: str = "eval",
     on_episode: Callable[[Trajectory], None] | None = None,
 ) -> Evaluation:
-    """One greedy episode of each task, in order. Raises as `run_groups` does. Episodes without a reward are kept."""
+    """One greedy episode of each task, in order. Raises as `run_groups` does. Episodes without a reward are kept.
+
+    A relative reward has nothing to compare here: `Env.score` gives the rewards.
+    """
+    if is_relative(rollout.reward):
+        rollout = replace(rollout, reward=None, scored=RewardSeen())
     greedy: SamplingParams = {"temperature": 0.0}
     groups = await run_groups(
         rollout, tasks, 1, sampling_params=greedy, name=name, on_episode=on_episode, keep_unscored=True

@@ -14,13 +14,14 @@ from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkabl
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.concurrency import gather
 from agentrl._util.garbage import settle
+from agentrl.chat.engine_speaker import EngineSpeaker
 from agentrl.engine.base import Engine
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
 from agentrl.episode.phases import PhaseSlots
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode
-from agentrl.episode.scoring import give, nothing_earned
+from agentrl.episode.scoring import give, is_relative, nothing_earned
 from agentrl.episode.state import Parked
 from agentrl.errors import AgentRLError, ConfigError, Failure, ResumeError
 from agentrl.render.base import Renderer
@@ -67,7 +68,11 @@ class LockstepEngine(Protocol):
 class GroupReward(Protocol):
     """A reward function that scores the finished episodes of a group together; see `agentrl.rewards.group`."""
 
-    async def of_group(self, trajectories: Sequence[Trajectory]) -> Sequence[float | Reward]: ...
+    async def of_group(
+        self, trajectories: Sequence[Trajectory], policy: EngineSpeaker | None = None
+    ) -> Sequence[float | Reward]:
+        """A reward for each. `policy` is the model in training, which the function may ask."""
+        ...
 
 
 class RemotePlayer(Protocol):
@@ -170,7 +175,7 @@ async def run_groups(
         for of_group in batched(everything, group_size)
     ]
     if isinstance(rollout.reward, GroupReward):
-        await gather([score_group(rollout.reward, each) for group in groups for each in by_seat(group)])
+        await _score_groups(rollout, rollout.reward, [each for group in groups for each in by_seat(group)])
     unscored = settle_rewards(rollout.envs, rollout.scored, [trajectory for group in groups for trajectory in group])
     if unscored and not keep_unscored:
         refuse_unscored(rollout.envs, unscored[0].task)
@@ -217,9 +222,20 @@ def by_seat(group: Sequence[Trajectory]) -> list[list[Trajectory]]:
     return [[trajectory for trajectory in group if trajectory.seat == seat] for seat in seats]
 
 
-async def score_group(reward: GroupReward, group: Sequence[Trajectory]) -> None:
+async def _score_groups(rollout: Rollout, reward: GroupReward, groups: Sequence[Sequence[Trajectory]]) -> None:
+    """Score groups at once. A reward function that asks the policy does so in the engine's lockstep."""
+    policy = EngineSpeaker(rollout.engine, rollout.renderer)
+
+    async def score(seat: Seat, lockstep: LockstepProtocol) -> None:
+        with lockstep.episode():
+            await score_group(reward, groups[seat[0]], policy)
+
+    await _play_in_waves(rollout, [(number, 0) for number in range(len(groups))], score)
+
+
+async def score_group(reward: GroupReward, group: Sequence[Trajectory], policy: EngineSpeaker | None = None) -> None:
     """Score the valid episodes of a finished group. If the reward function fails by the environment's fault, all of
-    them count as failed.
+    them count as failed. What `Env.score` gave, beside a relative reward, becomes the part `score`.
 
     Raises BugError for a bug, and ConfigError.
     """
@@ -228,8 +244,11 @@ async def score_group(reward: GroupReward, group: Sequence[Trajectory]) -> None:
         return
     try:
         with at_boundary("score"):
-            for trajectory, value in zip(valid, await reward.of_group(valid), strict=True):
+            for trajectory, value in zip(valid, await reward.of_group(valid, policy), strict=True):
+                earned = trajectory.reward if is_relative(reward) else None
+                own = {} if earned is None else {"score": trajectory.reward_parts.get("score", earned)}
                 give(trajectory, value)
+                trajectory.reward_parts = {**own, **trajectory.reward_parts}
     except FailedError as failed:
         for trajectory in valid:
             trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl._util.concurrency import gather
+from agentrl.chat.engine_speaker import EngineSpeaker
 from agentrl.env.env import close_env
 from agentrl.episode.gate import admission
 from agentrl.episode.options import EpisodeHooks
@@ -101,7 +102,7 @@ class GroupPlayer:
     async def _score(self, group: Sequence[Trajectory]) -> None:
         rollout = self.rollout
         if isinstance(rollout.reward, GroupReward):
-            await score_group(rollout.reward, group)
+            await score_group(rollout.reward, group, EngineSpeaker(rollout.engine, rollout.renderer))
         unscored = settle_rewards(rollout.envs, rollout.scored, group)
         if unscored and not self.keep_unscored:
             refuse_unscored(rollout.envs, unscored[0].task)
