@@ -12,6 +12,7 @@ from agentrl.cli._errors import one_line_errors
 
 class ProjectTemplate(StrEnum):
     TOOL = "tool"
+    AGENT = "agent"
     GAME = "game"
     RETRIEVAL = "retrieval"
     SANDBOX = "sandbox"
@@ -25,8 +26,9 @@ def init(
 ) -> None:
     """Write a new environment: a package with an Env, players, tasks, a test and a configuration that trains.
 
-    tool: questions that a tool answers. game: moves in a world. retrieval: questions over passages. sandbox: bash.
-    user-simulator: a customer to serve. search-r1: Search-R1's tags over a corpus of your own.
+    tool: questions that a tool answers. agent: a program of yours, with its own loop. game: moves in a world.
+    retrieval: questions over passages. sandbox: bash. user-simulator: a customer to serve. search-r1: Search-R1's tags
+    over a corpus of your own.
     """
     from agentrl.init import write_project
 

@@ -15,7 +15,7 @@ from tokenize import NAME, generate_tokens
 
 from agentrl.errors import ConfigError, did_you_mean
 
-TEMPLATES = ("tool", "game", "retrieval", "sandbox", "user-simulator", "search-r1")
+TEMPLATES = ("tool", "agent", "game", "retrieval", "sandbox", "user-simulator", "search-r1")
 _FOLDER = Path(__file__).parent / "templates"
 _KINDS = {".py", ".md", ".toml", ".yaml", ".jsonl"}
 """Suffixes of a template's own files. Running the template leaves others beside them."""

@@ -124,5 +124,7 @@ def test_nothing_is_overwritten(folder, agentrl):
     assert agentrl("init", "parlour") == 2
     assert agentrl.stderr == "error: parlour exists; choose another name, or remove it\n"
     assert {path: path.read_bytes() for path in (folder / "parlour").rglob("*.*")} == before
-    with pytest.raises(ConfigError, match="--template chess: there is no such template; the templates are tool, game"):
+    with pytest.raises(
+        ConfigError, match="--template chess: there is no such template; the templates are tool, agent,"
+    ):
         write_project("hall", "chess", folder)

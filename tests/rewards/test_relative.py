@@ -20,7 +20,7 @@ from tests.rewards.scripted_judge import OBEYED, ScriptedJudge, attempts
 from tests.slime.conftest import Sample
 
 
-def number_in(text: str) -> float:
+def number_in(text: str, reference: str = "") -> float:
     """The worth of an attempt: the first number in it."""
     return float(re.search(r"-?\d+", text)[0])
 
@@ -49,7 +49,7 @@ async def test_a_ranking_becomes_rewards_from_0_to_1_with_one_prompt():
 
 
 async def test_equal_episodes_are_shown_once_and_ties_share_their_ranks():
-    async with ScriptedJudge(lambda text: number_in(text) // 10) as served:
+    async with ScriptedJudge(lambda text, reference: number_in(text) // 10) as served:
         judge = judge_at(served)
         assert await rewards_of(judge, wrote("10", "25", "25", "27", "31")) == [0.0, 0.5, 0.5, 0.5, 1.0]
         assert len(attempts(served.prompts[0])) == 4

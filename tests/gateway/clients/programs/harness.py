@@ -1,4 +1,4 @@
-"""A shipped harness of a library, in the library's own Python: harness.py (openai_agents|strands) PAUSE_S.
+"""A shipped harness of a library, in the library's own Python: harness.py (openai_agents|langgraph|strands) PAUSE_S.
 
 Plays one episode with a scripted model and a pause in its middle, and prints what it came to, as JSON.
 """
@@ -26,6 +26,24 @@ if name == "openai_agents":
     class Seeker(OpenAIAgents):
         def agent(self, task, model):
             return Agent(name="seeker", instructions="Search, then answer.", tools=[search], model=model)
+
+        def score(self, trajectory):
+            return float(self.result == self.task.label)
+
+elif name == "langgraph":
+    from langchain.agents import create_agent
+    from langchain_core.tools import tool
+
+    from agentrl_envs.agents.langgraph import LangGraph
+
+    @tool
+    def search(query: str) -> str:
+        """Search the notes."""
+        return f"results for {query}"
+
+    class Seeker(LangGraph):
+        def graph(self, task, model):
+            return create_agent(model, [search], system_prompt="Search, then answer.")
 
         def score(self, trajectory):
             return float(self.result == self.task.label)

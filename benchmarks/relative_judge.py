@@ -1,0 +1,235 @@
+"""RelativeJudge: does it find a known order, and does a policy learn from it?
+
+    python -m benchmarks.relative_judge order [--groups 200] [--model smollm2-135m] [--out FOLDER]
+    python -m benchmarks.relative_judge demo [--seeds 0] [--steps 40] [--out FOLDER]
+
+    order   groups of four lists of animals, of which longer ones are better. Scripted judges (one that knows the order,
+            one that errs, one that prefers what it reads first, one that answers every third request with a refusal)
+            and, with --model, a real model. Kendall's tau with the known order, and of the judge with itself
+    demo    the demo's task. A scripted judge ranks each group in place of the checker: it knows which attempts looked
+            the answer up and gave the right one. Held-out questions are scored by the Env's own score
+
+An interrupted `demo`, or `order` with a model, continues with the same command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from agentrl.chat.client import AsksMessages
+from agentrl.chat.completions import Completion
+from agentrl.rewards import RelativeJudge
+from agentrl.rewards.ranking import kendall_tau
+from agentrl.train import TrainConfig, train
+from agentrl.trajectory.model_output import ModelOutput
+from agentrl.types import Message, Reward
+from benchmarks.groups_that_teach import demo_config
+from tests.rewards.scripted_judge import ScriptedJudge, attempts
+
+ANIMALS = [
+    "cat",
+    "dog",
+    "cow",
+    "hen",
+    "goat",
+    "pig",
+    "duck",
+    "fox",
+    "wolf",
+    "bear",
+    "lion",
+    "tiger",
+    "rat",
+    "bee",
+    "ant",
+]
+RUBRIC = "Which attempt names more animals?"
+console = Console(highlight=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("order", "demo"))
+    parser.add_argument("--groups", type=int, default=200)
+    parser.add_argument("--model", help="a real model that judges, beside the scripted judges")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--out", type=Path, default=Path(f"runs/bench-judge-{int(time.time())}"))
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.part == "order":
+        asyncio.run(order(args.groups, args.model, args.out))
+    else:
+        demo(args)
+
+
+async def order(groups: int, model: str | None, out: Path) -> None:
+    for name, judge in SCRIPTED.items():
+        report(name, [await judged(number, judge(number)) for number in range(groups)])
+    if model is not None:
+        report(model, await by_model(model, groups, out / f"{model}.jsonl"))
+
+
+def group_of(number: int) -> list[ModelOutput]:
+    """Four lists of different lengths, in a random order."""
+    rng = random.Random(number)
+    lists = [", ".join(rng.sample(ANIMALS, length)) for length in rng.sample((1, 3, 6, 10), 4)]
+    return [ModelOutput.of_turns([text.capitalize() + "."], prompt=f"Name animals ({number}).") for text in lists]
+
+
+def named(text: str) -> int:
+    return sum(word in ANIMALS for word in re.findall("[a-z]+", text.lower()))
+
+
+async def judged(number: int, asked: AsksMessages) -> dict[str, float]:
+    """The figures of one group, which is ranked twice."""
+    judge, group = RelativeJudge(rubric=RUBRIC, twice=1.0), group_of(number)
+    judge.model = asked
+    rewards = [one for one in await judge.grade_group(group) if isinstance(one, Reward)]
+    known = [float(named(one.answer)) for one in group]
+    tau = kendall_tau(known, [one.value for one in rewards])
+    tokens = sum(one.parts["judge_tokens"] for one in rewards)
+    return {"tau": tau, "judge_tokens": tokens, **{k: v for k, v in rewards[0].parts.items() if k != "judge_tokens"}}
+
+
+def report(name: str, found: Sequence[dict[str, float]]) -> None:
+    usable = [one for one in found if not one["judge_unusable"]]
+    own = [one["judge_agreement"] for one in found if "judge_agreement" in one]
+    console.print(
+        f"{name}: {len(found)} groups, {len(usable)} ranked, tau with the known order "
+        f"{fmean([one['tau'] for one in usable] or [0]):.3f}, with itself {fmean(own or [0]):.3f} "
+        f"({len(own)} ranked twice), {fmean(one['judge_tokens'] for one in found):.0f} tokens a group"
+    )
+
+
+class Scripted:
+    """A judge in this process: its rankings are made of the prompt by a function."""
+
+    def __init__(self, rank: Callable[[dict[str, str], random.Random], Sequence[str]], number: int) -> None:
+        self.rank, self.rng = rank, random.Random(f"judge {number}")
+
+    async def ask(self, messages: Sequence[Message]) -> Completion:
+        prompt = messages[0]["content"]
+        said = f"RANKING: {' > '.join(self.rank(dict(attempts(prompt)), self.rng))}"
+        message: Message = {"role": "assistant", "content": said}
+        return Completion(message, message, "stop", {"prompt_tokens": len(prompt) // 4, "completion_tokens": 8})
+
+
+def knows(texts: dict[str, str], rng: random.Random) -> Sequence[str]:
+    return sorted(texts, key=lambda name: -named(texts[name]))
+
+
+def errs(texts: dict[str, str], rng: random.Random) -> Sequence[str]:
+    return sorted(texts, key=lambda name: -named(texts[name]) + rng.gauss(0, 4))
+
+
+def first_first(texts: dict[str, str], rng: random.Random) -> Sequence[str]:
+    return list(texts)
+
+
+def refuses(texts: dict[str, str], rng: random.Random) -> Sequence[str]:
+    return ["I cannot"] if rng.random() < 1 / 3 else knows(texts, rng)
+
+
+SCRIPTED: dict[str, Callable[[int], Scripted]] = {
+    rank.__name__: (lambda number, rank=rank: Scripted(rank, number)) for rank in (knows, errs, first_first, refuses)
+}
+
+
+def kept_figures(file: Path) -> dict[int, dict[str, float]]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {one.pop("group"): one for one in map(json.loads, lines)}
+
+
+async def by_model(model: str, groups: int, kept: Path) -> list[dict[str, float]]:
+    """Rankings by a real model, in this process. Each is kept as soon as it is there."""
+    from agentrl.chat.engine_speaker import EngineSpeaker
+    from agentrl.cli.models import open_model
+
+    found = await asyncio.to_thread(kept_figures, kept)
+    left = [number for number in range(groups) if number not in found]
+    async with open_model(model, "auto") as opened:
+        speaker = EngineSpeaker(opened.engine, opened.renderer, most=64)
+
+        async def one(number: int) -> None:
+            found[number] = await judged(number, speaker)
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"group": number, **found[number]}) + "\n")
+
+        for start in range(0, len(left), 8):
+            await asyncio.gather(*map(one, left[start : start + 8]))
+    return [found[number] for number in range(groups)]
+
+
+JUDGE = """from agentrl.rewards import RelativeJudge
+
+judge = RelativeJudge(base_url={url!r}, model="scripted", rubric="Which attempt looked up the answer, and is right?")
+"""
+
+
+def demo(args: argparse.Namespace) -> None:
+    base = demo_config(args.out)
+    imitate = base.pop("warm_start")
+    finish({**base, "steps": 0, "warm_start": imitate}, args.out / "warm")
+    url = serve_in_thread()
+    (args.out / "judge.py").write_text(JUDGE.format(url=url))
+    base |= {"model": str(args.out / "warm"), "steps": args.steps, "checkpoint_every": 5}
+    for seed in args.seeds:
+        out = args.out / f"judge-{seed}"
+        finish({**base, "seed": seed, "reward": f"{args.out}/judge.py:judge"}, out)
+        summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+        parts = [json.loads(line)["reward_parts"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+        own = [part["judge_agreement"] for part in parts if "judge_agreement" in part]
+        console.print(
+            f"seed {seed}: held out, by the checker: {summary['eval_start']:.3f} before, {summary['eval_final']:.3f} "
+            f"after {len(parts)} steps; sampled, likewise: {fmean(part['score'] for part in parts[:5]):.3f} in the "
+            f"first five steps, {fmean(part['score'] for part in parts[-5:]):.3f} in the last; the judge: "
+            f"{fmean(part['judge_tokens'] for part in parts):.0f} tokens an episode, agreement {fmean(own):.2f}, "
+            f"unusable {fmean(part['judge_unusable'] for part in parts):.3f}"
+        )
+
+
+def finish(config: dict[str, Any], out: Path) -> None:
+    """Train, or continue an interrupted run, unless it was finished before."""
+    if not (out / "summary.json").exists():
+        train(TrainConfig.make(**{**config, "out": out}), resume=(out / "config.yaml").exists(), console=console)
+
+
+def worth(text: str, reference: str) -> float:
+    """As `FactSearch.score`: the answer is right, and was read."""
+    answer = text.rpartition("[writes]\n")[2]
+    read = re.findall(r"\[is answered\]\n(.*?)(?=\n\[writes\]|\Z)", text, re.DOTALL)
+    seen = re.search(rf"\b{re.escape(reference)}\b", "\n".join(read))
+    return float(answer.strip() == f"Answer: {reference}" and seen is not None)
+
+
+def serve_in_thread() -> str:
+    """Start the scripted judge, and return its address. It ends with this process."""
+    ready: list[Any] = []
+    started = threading.Event()
+
+    async def serve() -> None:
+        async with ScriptedJudge(worth) as judge:
+            ready.append(judge.url)
+            started.set()
+            await asyncio.Event().wait()
+
+    threading.Thread(target=lambda: asyncio.run(serve()), daemon=True).start()
+    started.wait()
+    return str(ready[0])
+
+
+if __name__ == "__main__":
+    main()
