@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests that need a container engine: a Docker Engine started from nothing, on a socket of its own, and bubblewrap.
 #
-#   .ci/docker.sh [pytest arguments]     (default: the tests of sandboxes and of coding environments)
+#   .ci/docker.sh [pytest arguments]     (default: the tests of sandboxes, and of environments that use them)
 #   .ci/docker.sh -- command             (any command, beside the engine; docker_engine.py says what it finds)
 #
 # Needs Debian or Ubuntu, root, and a package registry for what is not installed yet. Nothing is left behind but those
@@ -9,7 +9,7 @@
 # run once more, alone (again.py): both runs are printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || set -- tests/sandbox tests/envs/coding -n 2
+[ $# -ge 1 ] || set -- tests/sandbox tests/envs/coding tests/envs/agents -n 2
 
 missing=()
 for package in docker.io bubblewrap busybox-static git patch procps python3-pytest; do

@@ -53,7 +53,7 @@ class ScriptedJudge:
         return " > ".join(" = ".join(name for name in worth if worth[name] == level) for level in levels)
 
 
-_QUOTED = re.compile(r"<(task|reference|attempt)( E\d+)? (\w+)>\n(.*?)\n</\1\2 \3>", re.DOTALL)
+_QUOTED = re.compile(r"<(task|reference|attempt)((?: E\d+)?) (\w+)>\n(.*?)\n</\1\2 \3>", re.DOTALL)
 
 
 def attempts(prompt: str) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ from agentrl.rewards import RelativeJudge
 from agentrl.rewards.ranking import attempt_text, kendall_tau, read_ranking
 from agentrl.rollout import Rollout, evaluate, run_groups
 from agentrl.trajectory.model_output import ModelOutput
-from tests.rewards.scripted_judge import OBEYED, ScriptedJudge, attempts
+from tests.rewards.scripted_judge import OBEYED, ScriptedJudge, attempts, outside
 from tests.slime.conftest import Sample
 
 
@@ -68,6 +68,13 @@ async def test_a_ranking_is_kept_by_its_content():
     assert [grade.value for grade in again] == [0.75, 0.0, 0.75]
     assert first[0].parts["judge_tokens"] > 0 == again[0].parts["judge_tokens"]
     assert len(served.prompts) == 2
+
+
+async def test_a_label_is_shown_as_the_reference():
+    async with ScriptedJudge(lambda text, reference: -abs(number_in(text) - float(reference))) as served:
+        group = [ModelOutput.of_turns([text], prompt="Guess.", label=7) for text in ("1", "6", "9")]
+        assert await rewards_of(judge_at(served), group) == [0.0, 1.0, 0.5]
+    assert "Guess." not in outside(served.prompts[0])
 
 
 async def test_the_order_is_shuffled_and_its_effect_is_measured():
