@@ -1,11 +1,13 @@
 """RelativeJudge: does it find a known order, and does a policy learn from it?
 
     python -m benchmarks.relative_judge order [--groups 200] [--model smollm2-135m] [--out FOLDER]
+    python -m benchmarks.relative_judge rows [--groups 400] [--out FOLDER]
     python -m benchmarks.relative_judge demo [--seeds 0] [--steps 40] [--out FOLDER]
 
     order   groups of four lists of animals, of which longer ones are better. Scripted judges (one that knows the order,
             one that errs, one that prefers what it reads first, one that answers every third request with a refusal)
             and, with --model, a real model. Kendall's tau with the known order, and of the judge with itself
+    rows    chat.jsonl, with rankings of other groups, to teach a model by `agentrl sft`
     demo    the demo's task. A scripted judge ranks each group in place of the checker: it knows which attempts looked
             the answer up and gave the right one. Held-out questions are scored by the Env's own score
 
@@ -55,13 +57,15 @@ ANIMALS = [
     "bee",
     "ant",
 ]
+_OTHERS = 100_000
+"""The number of the first group that is not among those of `order`."""
 RUBRIC = "Which attempt names more animals?"
 console = Console(highlight=False)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("order", "demo"))
+    parser.add_argument("part", choices=("order", "rows", "demo"))
     parser.add_argument("--groups", type=int, default=200)
     parser.add_argument("--model", help="a real model that judges, beside the scripted judges")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -71,6 +75,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.part == "order":
         asyncio.run(order(args.groups, args.model, args.out))
+    elif args.part == "rows":
+        asyncio.run(rows(args.groups, args.out / "chat.jsonl"))
     else:
         demo(args)
 
@@ -79,7 +85,7 @@ async def order(groups: int, model: str | None, out: Path) -> None:
     for name, judge in SCRIPTED.items():
         report(name, [await judged(number, judge(number)) for number in range(groups)])
     if model is not None:
-        report(model, await by_model(model, groups, out / f"{model}.jsonl"))
+        report(model, await by_model(model, groups, out / f"{Path(model).name}.jsonl"))
 
 
 def group_of(number: int) -> list[ModelOutput]:
@@ -125,6 +131,22 @@ class Scripted:
         said = f"RANKING: {' > '.join(self.rank(dict(attempts(prompt)), self.rng))}"
         message: Message = {"role": "assistant", "content": said}
         return Completion(message, message, "stop", {"prompt_tokens": len(prompt) // 4, "completion_tokens": 8})
+
+
+async def rows(groups: int, file: Path) -> None:
+    """Each ranking of the judge that knows the order, as chat."""
+    found = list[str]()
+
+    class Kept(Scripted):
+        async def ask(self, messages: Sequence[Message]) -> Completion:
+            reply = await super().ask(messages)
+            found.append(json.dumps({"messages": [*messages, reply.message]}))
+            return reply
+
+    for number in range(_OTHERS, _OTHERS + groups):
+        await judged(number, Kept(knows, number))
+    await asyncio.to_thread(file.write_text, "\n".join(found) + "\n", encoding="utf-8")
+    console.print(f"{len(found)} rows in {file}")
 
 
 def knows(texts: dict[str, str], rng: random.Random) -> Sequence[str]:

@@ -25,7 +25,7 @@ Rubric: {rubric}
 {attempts}
 
 Compare them in a few sentences. Then write one last line: RANKING: and the names of all {count} attempts from best to \
-worst, with > between them, and = between attempts of equal worth."""
+worst, with > between them, and = between attempts of equal worth. An example of the form only: RANKING: {example}"""
 
 _LINE = re.compile(r"^\W*RANKING\b[\s:*]*(.+)$", re.MULTILINE | re.IGNORECASE)
 _SPECIAL = re.compile(r"<(?=[|｜]|/?s>|/?(?:bos|eos|pad|start_of_turn|end_of_turn)>)|\[(?=/?INST\])")
@@ -33,15 +33,24 @@ _ORNAMENTS = " \t*`.,;'\"()[]"
 
 
 def judge_prompt(
-    attempts: Sequence[str], names: Sequence[str], *, mark: str, rubric: str, task: str, reference: str
+    attempts: Sequence[str],
+    names: Sequence[str],
+    *,
+    mark: str,
+    rubric: str,
+    task: str,
+    reference: str,
+    example: Sequence[str],
 ) -> str:
-    """What the judge reads. `mark` must be in none of the texts, so that no text can end its own quotation."""
+    """What the judge reads. `mark` must be in none of the texts, so that no text can end its own quotation. `example`
+    are the names in some order."""
     texts = zip(names, attempts, strict=True)
     return _PROMPT.format(
         count=len(attempts),
         mark=mark,
         rubric=rubric,
         task=task,
+        example=" > ".join(example),
         reference=f"\n<reference {mark}>\n{reference}\n</reference {mark}>\n" if reference else "",
         attempts="\n\n".join(f"<attempt {name} {mark}>\n{text}\n</attempt {name} {mark}>" for name, text in texts),
     )

@@ -151,7 +151,13 @@ class RelativeJudge(GroupGrader):
         names = [f"E{number}" for number in range(1, len(shown) + 1)]
         reference = "" if one.label is None else plain(str(one.label))
         prompt = judge_prompt(
-            order, names, mark=mark, rubric=self.rubric, task=task_text(one.prompt), reference=reference
+            order,
+            names,
+            mark=mark,
+            rubric=self.rubric,
+            task=task_text(one.prompt),
+            reference=reference,
+            example=random.Random(f"{seed}/example").sample(names, len(names)),
         )
         try:
             answer = await judge.ask([{"role": "user", "content": prompt}])
