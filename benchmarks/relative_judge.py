@@ -1,12 +1,13 @@
 """RelativeJudge: does it find a known order, and does a policy learn from it?
 
-    python -m benchmarks.relative_judge order [--groups 200] [--model smollm2-135m] [--out FOLDER]
+    python -m benchmarks.relative_judge order [--groups 200] [--model smollm2-135m] [--twice 1.0] [--out FOLDER]
     python -m benchmarks.relative_judge rows [--groups 400] [--out FOLDER]
     python -m benchmarks.relative_judge demo [--seeds 0] [--steps 40] [--out FOLDER]
 
-    order   groups of four lists of animals, of which longer ones are better. Scripted judges (one that knows the order,
-            one that errs, one that prefers what it reads first, one that answers every third request with a refusal)
-            and, with --model, a real model. Kendall's tau with the known order, and of the judge with itself
+    order   groups of four lists of animals, of which longer ones are better. Scripted judges: one that knows the order,
+            one that errs, one that prefers what it reads first, one that refuses every third request. With --model, a
+            real model instead, which is shown one solved prompt before its own (--solved 0: none). Kendall's tau with
+            the known order, and of the judge with itself
     rows    chat.jsonl, with rankings of other groups, to teach a model by `agentrl sft`
     demo    the demo's task. A scripted judge ranks each group in place of the checker: it knows which attempts looked
             the answer up and gave the right one. Held-out questions are scored by the Env's own score
@@ -21,7 +22,6 @@ import asyncio
 import json
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ from agentrl.train import TrainConfig, train
 from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import Message, Reward
 from benchmarks.groups_that_teach import demo_config
-from tests.rewards.scripted_judge import ScriptedJudge, attempts
+from tests.rewards.scripted_judge import ScriptedJudge, attempts, serving
 
 ANIMALS = [
     "cat",
@@ -68,24 +68,27 @@ def main() -> None:
     parser.add_argument("part", choices=("order", "rows", "demo"))
     parser.add_argument("--groups", type=int, default=200)
     parser.add_argument("--model", help="a real model that judges, beside the scripted judges")
+    parser.add_argument("--solved", type=int, default=1)
+    parser.add_argument("--twice", type=float, default=1.0, help="share of groups that are ranked in two orders")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--out", type=Path, default=Path(f"runs/bench-judge-{int(time.time())}"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.part == "order":
-        asyncio.run(order(args.groups, args.model, args.out))
+        asyncio.run(order(args))
     elif args.part == "rows":
         asyncio.run(rows(args.groups, args.out / "chat.jsonl"))
     else:
         demo(args)
 
 
-async def order(groups: int, model: str | None, out: Path) -> None:
+async def order(args: argparse.Namespace) -> None:
+    if args.model is not None:
+        report(args.model, await by_model(args))
+        return
     for name, judge in SCRIPTED.items():
-        report(name, [await judged(number, judge(number)) for number in range(groups)])
-    if model is not None:
-        report(model, await by_model(model, groups, out / f"{Path(model).name}.jsonl"))
+        report(name, [await judged(number, judge(number), args.twice) for number in range(args.groups)])
 
 
 def group_of(number: int) -> list[ModelOutput]:
@@ -99,9 +102,9 @@ def named(text: str) -> int:
     return sum(word in ANIMALS for word in re.findall("[a-z]+", text.lower()))
 
 
-async def judged(number: int, asked: AsksMessages) -> dict[str, float]:
-    """The figures of one group, which is ranked twice."""
-    judge, group = RelativeJudge(rubric=RUBRIC, twice=1.0), group_of(number)
+async def judged(number: int, asked: AsksMessages, twice: float) -> dict[str, float]:
+    """The figures of one group."""
+    judge, group = RelativeJudge(rubric=RUBRIC, twice=twice), group_of(number)
     judge.model = asked
     rewards = [one for one in await judge.grade_group(group) if isinstance(one, Reward)]
     known = [float(named(one.answer)) for one in group]
@@ -133,20 +136,26 @@ class Scripted:
         return Completion(message, message, "stop", {"prompt_tokens": len(prompt) // 4, "completion_tokens": 8})
 
 
-async def rows(groups: int, file: Path) -> None:
-    """Each ranking of the judge that knows the order, as chat."""
-    found = list[str]()
+async def solved(groups: int) -> list[Message]:
+    """Prompts of other groups, each with the ranking of the judge that knows the order."""
+    found = list[Message]()
 
     class Kept(Scripted):
         async def ask(self, messages: Sequence[Message]) -> Completion:
             reply = await super().ask(messages)
-            found.append(json.dumps({"messages": [*messages, reply.message]}))
+            found.extend([*messages, reply.message])
             return reply
 
     for number in range(_OTHERS, _OTHERS + groups):
-        await judged(number, Kept(knows, number))
-    await asyncio.to_thread(file.write_text, "\n".join(found) + "\n", encoding="utf-8")
-    console.print(f"{len(found)} rows in {file}")
+        await judged(number, Kept(knows, number), 0.0)
+    return found
+
+
+async def rows(groups: int, file: Path) -> None:
+    chat = await solved(groups)
+    lines = [json.dumps({"messages": chat[start : start + 2]}) for start in range(0, len(chat), 2)]
+    await asyncio.to_thread(file.write_text, "\n".join(lines) + "\n", encoding="utf-8")
+    console.print(f"{len(lines)} rows in {file}")
 
 
 def knows(texts: dict[str, str], rng: random.Random) -> Sequence[str]:
@@ -175,24 +184,35 @@ def kept_figures(file: Path) -> dict[int, dict[str, float]]:
     return {one.pop("group"): one for one in map(json.loads, lines)}
 
 
-async def by_model(model: str, groups: int, kept: Path) -> list[dict[str, float]]:
+class Shown:
+    """A model that is shown solved prompts before each prompt."""
+
+    def __init__(self, model: AsksMessages, before: Sequence[Message]) -> None:
+        self.model, self.before = model, before
+
+    async def ask(self, messages: Sequence[Message]) -> Completion:
+        return await self.model.ask([*self.before, *messages])
+
+
+async def by_model(args: argparse.Namespace) -> list[dict[str, float]]:
     """Rankings by a real model, in this process. Each is kept as soon as it is there."""
     from agentrl.chat.engine_speaker import EngineSpeaker
     from agentrl.cli.models import open_model
 
+    kept = args.out / f"{Path(args.model).name}.jsonl"
     found = await asyncio.to_thread(kept_figures, kept)
-    left = [number for number in range(groups) if number not in found]
-    async with open_model(model, "auto") as opened:
-        speaker = EngineSpeaker(opened.engine, opened.renderer, most=64)
+    left = [number for number in range(args.groups) if number not in found]
+    async with open_model(args.model, "auto") as opened:
+        model = Shown(EngineSpeaker(opened.engine, opened.renderer, most=24), await solved(args.solved))
 
         async def one(number: int) -> None:
-            found[number] = await judged(number, speaker)
+            found[number] = await judged(number, model, args.twice)
             with kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"group": number, **found[number]}) + "\n")
 
         for start in range(0, len(left), 8):
             await asyncio.gather(*map(one, left[start : start + 8]))
-    return [found[number] for number in range(groups)]
+    return [found[number] for number in range(args.groups)]
 
 
 JUDGE = """from agentrl.rewards import RelativeJudge
@@ -205,22 +225,27 @@ def demo(args: argparse.Namespace) -> None:
     base = demo_config(args.out)
     imitate = base.pop("warm_start")
     finish({**base, "steps": 0, "warm_start": imitate}, args.out / "warm")
-    url = serve_in_thread()
-    (args.out / "judge.py").write_text(JUDGE.format(url=url))
     base |= {"model": str(args.out / "warm"), "steps": args.steps, "checkpoint_every": 5}
-    for seed in args.seeds:
-        out = args.out / f"judge-{seed}"
-        finish({**base, "seed": seed, "reward": f"{args.out}/judge.py:judge"}, out)
-        summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-        parts = [json.loads(line)["reward_parts"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-        own = [part["judge_agreement"] for part in parts if "judge_agreement" in part]
-        console.print(
-            f"seed {seed}: held out, by the checker: {summary['eval_start']:.3f} before, {summary['eval_final']:.3f} "
-            f"after {len(parts)} steps; sampled, likewise: {fmean(part['score'] for part in parts[:5]):.3f} in the "
-            f"first five steps, {fmean(part['score'] for part in parts[-5:]):.3f} in the last; the judge: "
-            f"{fmean(part['judge_tokens'] for part in parts):.0f} tokens an episode, agreement {fmean(own):.2f}, "
-            f"unusable {fmean(part['judge_unusable'] for part in parts):.3f}"
-        )
+    with serving(ScriptedJudge(worth)) as url:
+        (args.out / "judge.py").write_text(JUDGE.format(url=url), encoding="utf-8")
+        for seed in args.seeds:
+            out = args.out / f"judge-{seed}"
+            finish({**base, "seed": seed, "reward": f"{args.out}/judge.py:judge"}, out)
+            console.print(f"seed {seed}: {told(out)}")
+
+
+def told(run: Path) -> str:
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    parts = [json.loads(line)["reward_parts"] for line in lines]
+    own = [part["judge_agreement"] for part in parts if "judge_agreement" in part]
+    return (
+        f"held out, by the checker: {summary['eval_start']:.3f} before, {summary['eval_final']:.3f} after {len(parts)} "
+        f"steps; sampled, likewise: {fmean(part['score'] for part in parts[:5]):.3f} in the first five steps, "
+        f"{fmean(part['score'] for part in parts[-5:]):.3f} in the last; the judge: "
+        f"{fmean(part['judge_tokens'] for part in parts):.0f} tokens an episode, agreement {fmean(own or [0]):.2f}, "
+        f"unusable {fmean(part['judge_unusable'] for part in parts):.3f}"
+    )
 
 
 def finish(config: dict[str, Any], out: Path) -> None:
@@ -235,22 +260,6 @@ def worth(text: str, reference: str) -> float:
     read = re.findall(r"\[is answered\]\n(.*?)(?=\n\[writes\]|\Z)", text, re.DOTALL)
     seen = re.search(rf"\b{re.escape(reference)}\b", "\n".join(read))
     return float(answer.strip() == f"Answer: {reference}" and seen is not None)
-
-
-def serve_in_thread() -> str:
-    """Start the scripted judge, and return its address. It ends with this process."""
-    ready: list[Any] = []
-    started = threading.Event()
-
-    async def serve() -> None:
-        async with ScriptedJudge(worth) as judge:
-            ready.append(judge.url)
-            started.set()
-            await asyncio.Event().wait()
-
-    threading.Thread(target=lambda: asyncio.run(serve()), daemon=True).start()
-    started.wait()
-    return str(ready[0])
 
 
 if __name__ == "__main__":

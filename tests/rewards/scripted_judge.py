@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -51,6 +54,28 @@ class ScriptedJudge:
             worth[re.findall(r"<attempt (E\d+)", prompt[:place])[-1]] = float("inf")
         levels = sorted(set(worth.values()), reverse=True)
         return " > ".join(" = ".join(name for name in worth if worth[name] == level) for level in levels)
+
+
+@contextmanager
+def serving(judge: ScriptedJudge) -> Iterator[str]:
+    """Serve the judge from a thread while the context is open: its address."""
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+
+    async def serve() -> None:
+        async with judge:
+            ready.set()
+            await ended.wait()
+
+    ended = asyncio.Event()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread.start()
+    ready.wait()
+    try:
+        yield judge.url
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()
 
 
 _QUOTED = re.compile(r"<(task|reference|attempt)((?: E\d+)?) (\w+)>\n(.*?)\n</\1\2 \3>", re.DOTALL)

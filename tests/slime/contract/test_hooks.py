@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from agentrl.engine import Generation, ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
+from tests.rewards.scripted_judge import ScriptedJudge, serving
 from tests.slime.conftest import ENV_FILE
 from tests.slime.contract.conftest import FULLY_ASYNC
+from tests.slime.player import Player
 from tests.test_thinking import TEMPLATE
 
 
@@ -48,6 +52,32 @@ def test_group_reward_of_failed_and_of_resumed_groups(start, rows, held):
     samples, data, _ = run.train(1)
     assert [s.group_index for s in samples[:2]] == [0, 0]
     assert data["raw_reward"][:2] == [1.0, 1.0]
+
+
+@pytest.mark.path("group reward")
+def test_group_reward_of_a_judge_that_compares(start, rows, tmp_path, monkeypatch):
+    """It reads each group once, and its ranks replace the Env's rewards."""
+    say, said = Player._say, count()
+    monkeypatch.setattr(Player, "_say", lambda self, ids: lengthened(say(self, ids), said))
+    judge = ScriptedJudge(lambda text, reference: len(text))
+    with serving(judge) as url:
+        made = (
+            f"from agentrl.rewards import RelativeJudge\njudge = RelativeJudge(base_url={url!r}, model='m', twice=0)\n"
+        )
+        (tmp_path / f"{tmp_path.name}.py").write_text(made)  # each host loads a module of its own name
+        monkeypatch.syspath_prepend(str(tmp_path))
+        run = start(rows(), group_rm=True, custom_rm_path=f"{tmp_path.name}.judge")
+        samples, data, _ = run.train()
+    assert len(judge.prompts) == 4
+    for shorter, longer in (sorted(samples[i : i + 2], key=lambda one: len(one.response)) for i in (0, 2, 4, 6)):
+        assert shorter.group_index == longer.group_index
+        assert (shorter.reward, longer.reward) == (0.0, 1.0)
+    assert data["raw_reward"] == [sample.reward for sample in samples]
+
+
+def lengthened(said: Any, places: Iterator[int]) -> Any:
+    """A turn of text, each longer than the one before; a call as it is."""
+    return said + "!" * next(places) if isinstance(said, str) else said
 
 
 @pytest.mark.path("dynamic filter of agentrl.slime")
