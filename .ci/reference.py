@@ -91,8 +91,13 @@ CONFIGS = {
         "agentrl.errors:BadCallPolicy",
         "agentrl.types:TurnOptions",
         "agentrl.gateway.agent:SessionOptions",
+        "agentrl.episode.gateway_config:GatewayConfig",
     ),
-    "slime": ("agentrl.slime.config:SlimeConfig", "agentrl.episode.host_config:ParkingConfig"),
+    "slime": (
+        "agentrl.slime.config:SlimeConfig",
+        "agentrl.episode.host_config:ParkingConfig",
+        "agentrl.episode.gateway_config:GatewayConfig",
+    ),
     "Simulated users and judges": ("agentrl.chat.client:SpeakerConfig", "agentrl.chat.simulation:UserConfig"),
     "Sandboxes": ("agentrl_sandbox.spec:SandboxSpec",),
     "Environments": (

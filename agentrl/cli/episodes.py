@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 import typer
+from pydantic import ValidationError
 
-from agentrl._util.config_errors import unknown
+from agentrl._util.config_errors import problems, unknown
 from agentrl.cli.settings import merge, parse_settings
 from agentrl.env.env import Env
 from agentrl.episode.config import load_reward
+from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.episode.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
 from agentrl.errors import ConfigError, InfraError
 from agentrl.monitor.earned import Earned
@@ -46,6 +48,8 @@ class PlayConfig:
     """Who has the other seats of an Env with seats; see `TrainConfig.opponents`. policy is the player itself."""
     workers: int = 0
     """As in a training run."""
+    gateway: GatewayConfig = GatewayConfig()  # noqa: RUF009 - immutable
+    """As in a training run."""
 
     @classmethod
     def parse(
@@ -69,6 +73,7 @@ class PlayConfig:
         opponents = settings.pop("opponents", ["policy"])
         if not isinstance(opponents, list) or not opponents or not all(isinstance(name, str) for name in opponents):
             raise ConfigError(f"--set opponents={opponents}: give a list, as in --set opponents=[players.py:function]")
+        gateway = _gateway(settings.pop("gateway", {})) if with_workers else GatewayConfig()
         workers = settings.pop("workers", 0) if with_workers else 0
         if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
             raise ConfigError(f"--set workers={workers}: give a number of processes, 0 or more")
@@ -76,17 +81,19 @@ class PlayConfig:
             if key not in known:
                 others = {"special_tokens": None, "opponents": None}
                 others |= {"reward": None} if with_reward else {}
-                others |= {"workers": None} if with_workers else {}
+                others |= {"workers": None, "gateway": None} if with_workers else {}
                 raise ConfigError(f"--set: {unknown([key], {**known, **others})} (as in --set limits.turns=4)")
             if not isinstance(value, Mapping):
                 raise ConfigError(f"--set {key}={value}: name a key of it, as in --set {key}.KEY=VALUE")
         limits = Limits.of(settings.get("limits", {}))
         env_config, engine_config = settings.get("env_config", {}), settings.get("engine_config", {})
-        return cls(env_config, limits, engine_config, reward, special, tuple(opponents), workers)
+        return cls(env_config, limits, engine_config, reward, special, tuple(opponents), workers, gateway)
 
     def options(self, thinking: Thinking = "keep") -> EpisodeOptions:
         """The options of its episodes."""
-        return EpisodeOptions(limits=self.limits, thinking=thinking, special_tokens=self.special_tokens)
+        return EpisodeOptions(
+            limits=self.limits, thinking=thinking, special_tokens=self.special_tokens, gateway=self.gateway
+        )
 
     def check_opponents(self, cls: type[Env]) -> None:
         """Raises ConfigError for opponents of an Env without seats."""
@@ -96,6 +103,14 @@ class PlayConfig:
     def reward_function(self) -> RewardFn | None:
         """The function at `reward`. Raises ConfigError."""
         return load_reward(self.reward, "--set reward=")
+
+
+def _gateway(given: Any) -> GatewayConfig:
+    """Raises ConfigError with one line that names each wrong key."""
+    try:
+        return GatewayConfig.model_validate(given)
+    except ValidationError as exc:
+        raise ConfigError(f"--set gateway: {problems(exc, GatewayConfig)}") from exc
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from agentrl._util.config_errors import problems
 from agentrl._util.loading import load_object
+from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.episode.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
 from agentrl.errors import ConfigError
 from agentrl.types import JSON, Limits, SamplingParams, renamed_limits
@@ -35,6 +36,8 @@ class EpisodeConfig(BaseModel):
     opponents: list[str] = Field(default_factory=lambda: ["policy"], min_length=1)
     """In an Env with seats, who plays against the policy, in turn from task to task: policy (itself, all seats are
     trained), `file.py:function` of messages and tools, or, in the embedded trainer, a folder with older weights."""
+    gateway: GatewayConfig = GatewayConfig()
+    """Where agents reach their model; see [agents](agents.md#agents-on-other-machines)."""
 
     @field_validator("limits")
     @classmethod
@@ -68,6 +71,7 @@ class EpisodeConfig(BaseModel):
             sampling_params=sampling_params or SamplingParams(),
             thinking=self.thinking,
             special_tokens=self.special_tokens,
+            gateway=self.gateway,
         )
 
     def reward_function(self) -> RewardFn | None:

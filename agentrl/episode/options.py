@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agentrl._util.moved import renamed
+from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.errors import ConfigError
 from agentrl.types import Limits, MaybeAwait, Reward, SamplingParams
 
@@ -41,6 +42,8 @@ class EpisodeOptions:
     special_tokens: SpecialTokens = "keep"
     """Special tokens such as `<|im_end|>` in users' text, tools and documents. "keep" encodes them as the template's
     own render does, and they can forge a turn. "as_text" encodes them as text. Their count is a metric."""
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
+    """Where an AgentEnv's agent reaches its model."""
 
     def __post_init__(self) -> None:
         if self.thinking == "strip" and self.limits.observation_tokens is not None:

@@ -10,6 +10,7 @@ from agentrl.chat.options import SessionOptions
 from agentrl.chat.tokens.writer import prove_for_agents
 from agentrl.env.env import Env, runtime
 from agentrl.env.tools import is_tool
+from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.errors import ConfigError
 from agentrl.gateway.endpoint import Endpoint
 from agentrl.gateway.playing import AgentRun
@@ -76,7 +77,7 @@ class AgentEnv(Env):
     async def _agentrl_play(self, episode: Any, left: float | None, /) -> StopReason:
         if self._playing is None:
             with at_boundary("run"):
-                self._playing = await self._begin()
+                self._playing = await self._begin(episode.talk.options.gateway)
         try:
             return await self._playing.run_until_pause(episode, left)
         finally:
@@ -85,13 +86,13 @@ class AgentEnv(Env):
     def _agentrl_read(self, answer: str | None, /) -> str | None:
         return None if self._playing is None else self._playing.read
 
-    async def _begin(self) -> AgentRun:
-        """Open a session at this event loop's gateway."""
+    async def _begin(self, config: GatewayConfig) -> AgentRun:
+        """Open a session at this event loop's gateway. Raises ConfigError if the gateway cannot start."""
         from agentrl.gateway.serving.server import loop_gateway  # aiohttp is imported only if it is used
 
         if not isinstance(self.session, SessionOptions):
             raise ConfigError(f"{type(self).__name__}.session is {self.session!r:.80}; write SessionOptions(...)")
-        gateway = await loop_gateway()
+        gateway = await loop_gateway(config)
         session = Session(f"sk-{secrets.token_hex(20)}", options=self.session)
         endpoint = Endpoint(key=session.key, url=gateway.url, socket=str(gateway.socket_path))
         playing = AgentRun(self, self.run, session, endpoint, leave=lambda: gateway.remove(session))

@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from shlex import quote
+from urllib.parse import urlsplit
 
 from agentrl._util.loading import load_object
+from agentrl.episode.gateway_config import is_address
 from agentrl.errors import ConfigError
 from agentrl.sandbox import Sandbox
 
@@ -29,7 +31,7 @@ class Endpoint:
     key: str
     """The API key."""
     url: str
-    """The base URL for Anthropic's clients: http://127.0.0.1:PORT."""
+    """The base URL for Anthropic's clients: http://127.0.0.1:PORT, unless the run sets `gateway`."""
     socket: str
     """The same server at a Unix socket of this machine."""
     model: str = "agentrl"
@@ -37,7 +39,7 @@ class Endpoint:
 
     @property
     def openai(self) -> str:
-        """The base URL for OpenAI's clients: http://127.0.0.1:PORT/v1."""
+        """The base URL for OpenAI's clients: `url` with /v1 after it."""
         return f"{self.url}/v1"
 
     @property
@@ -46,8 +48,10 @@ class Endpoint:
         return {SOCKET_INSIDE: self.socket}
 
     def variables(self) -> dict[str, str]:
-        """Environment variables that lead most programs to the model, and keep them from using a proxy."""
-        unproxied = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), _HERE)))
+        """Environment variables that lead most programs to the model, past the machine's proxy if it has an address."""
+        own = urlsplit(self.url).hostname or _HERE
+        known = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+        unproxied = ",".join(filter(None, (known, _HERE, own if is_address(own) and own != _HERE else "")))
         return {
             "OPENAI_BASE_URL": self.openai,
             "OPENAI_API_BASE": self.openai,

@@ -7,6 +7,7 @@ import pytest
 
 from agentrl import SessionOptions, StopReason, Task
 from agentrl.cli._session import session_tree
+from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.testing import call, rollout
 from tests.gateway.agents import ADD, RefusedByGateway, ask, doing
 from tests.gateway.wires.test_reading import IMAGE
@@ -60,15 +61,14 @@ async def test_a_refusal_is_logged_counted_and_named(what):
 
 
 async def test_a_path_that_is_not_served_and_a_body_that_is_too_long_are_named(monkeypatch):
+    monkeypatch.setattr(GatewayConfig, "body_bytes", 1000)
+
     async def lost(env, task, endpoint):
         assert await post(endpoint, "/chat/completions", {}) == 404
 
     played = await rollout(doing(lost)(), TASK, ["Hi."])
     assert "POST /chat/completions is not served here; these are: /v1/messages" in played.failure.error
     assert played.info["agent"]["refused"] == 1
-
-    monkeypatch.setattr("agentrl.gateway.serving.http.BODY_BYTES", 1000)
-    monkeypatch.setattr("agentrl.gateway.serving.bodies.BODY_BYTES", 1000)
 
     async def large(env, task, endpoint):
         assert await post(endpoint, "/v1/messages", b"x" * 2000) == 413

@@ -16,7 +16,8 @@ ACCEPT_S = 2.0
 PROGRESS_S = 3.0
 """Seconds between two progress events. Clients accept about 60 s of silence."""
 
-_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""The last one keeps a proxy from holding events back."""
 
 
 async def respond(

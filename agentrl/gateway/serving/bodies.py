@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import zlib
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Any
 from aiohttp import web
 
 BODY_BYTES = 64 << 20
-"""The longest body, both as received and decompressed."""
+"""The longest body, both as received and decompressed, unless a server has another limit."""
+BODY_S = 300.0
+"""Seconds for a body to arrive."""
 _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 
@@ -23,37 +26,43 @@ class DeniedError(Exception):
         self.status = status
 
 
-async def body_of(request: web.BaseRequest) -> bytes:
-    """The body. Clients that first ask whether to send it (`Expect`) get a yes. Raises DeniedError."""
+async def body_of(request: web.BaseRequest, most: int = BODY_BYTES) -> bytes:
+    """The body, of at most `most` bytes. Clients that first ask whether to send it (`Expect`) get a yes.
+
+    Raises DeniedError.
+    """
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     try:
-        raw = await request.read()
+        async with asyncio.timeout(BODY_S):
+            raw = await request.read()
     except web.HTTPRequestEntityTooLarge as exc:
-        raise _too_long() from exc
-    return unpacked(raw, request.headers.get("Content-Encoding", ""))
+        raise _too_long(most) from exc
+    except TimeoutError as exc:
+        raise DeniedError(408, f"the body did not arrive within {BODY_S:g} s; send it at once") from exc
+    return unpacked(raw, request.headers.get("Content-Encoding", ""), most)
 
 
-def unpacked(raw: bytes, coding: str) -> bytes:
+def unpacked(raw: bytes, coding: str, most: int = BODY_BYTES) -> bytes:
     """The decompressed body. Raises DeniedError if its coding is unknown, or if it is broken or too long."""
     coding = coding.strip().lower()
     if coding in ("", "identity"):
         return raw
     try:
-        return _unpacked(raw, _unpacker(coding, raw))
+        return _unpacked(raw, _unpacker(coding, raw), most)
     except DeniedError:
         raise
     except Exception as exc:  # each coding has other errors
         raise DeniedError(400, f"the body is not {coding}, although its Content-Encoding names it: {exc}") from exc
 
 
-def _unpacked(raw: bytes, make: Callable[[], Any]) -> bytes:
+def _unpacked(raw: bytes, make: Callable[[], Any], most: int) -> bytes:
     found = b""
     while raw:  # a body may hold several compressed pieces in a row
         unpacker = make()
-        found += unpacker.decompress(raw, BODY_BYTES + 1 - len(found))
-        if len(found) > BODY_BYTES:
-            raise _too_long()
+        found += unpacker.decompress(raw, most + 1 - len(found))
+        if len(found) > most:
+            raise _too_long(most)
         if not unpacker.eof:
             raise EOFError("its end is missing")
         raw = unpacker.unused_data
@@ -81,5 +90,5 @@ def _unpacker(coding: str, raw: bytes) -> Callable[[], Any]:
         ) from exc
 
 
-def _too_long() -> DeniedError:
-    return DeniedError(413, f"the body has more than {BODY_BYTES} bytes; send less")
+def _too_long(most: int) -> DeniedError:
+    return DeniedError(413, f"the body has more than {most} bytes; send less")

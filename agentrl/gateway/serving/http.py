@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -22,9 +24,13 @@ from agentrl.chat.wires.responses import Responses
 from agentrl.gateway.endpoint import RESET_PATH
 from agentrl.gateway.serving.answering import json_response, respond
 from agentrl.gateway.serving.bodies import BODY_BYTES, DeniedError, body_of
+from agentrl.gateway.serving.limits import SessionLimits, Strangers
 from agentrl.types import JSON
 
 _log = logging.getLogger(__name__)
+_connections_log = logging.getLogger(f"{__name__}.connections")
+# aiohttp logs a traceback for what is no HTTP, and strangers can send that.
+_connections_log.setLevel(logging.CRITICAL)
 
 CLOSE_S = 5.0
 
@@ -33,25 +39,35 @@ _REPLIES: dict[str, Wire] = {"/v1/messages": _MESSAGES, "/v1/responses": _RESPON
 _COUNTS: dict[str, Wire] = {"/v1/messages/count_tokens": _MESSAGES, "/v1/responses/input_tokens": _RESPONSES}
 
 
-class WireServer:
-    """Answers on three wires.
+Found: TypeAlias = tuple[SessionHandler, SessionLimits]
+"""What answers a request, and how much it may be asked."""
 
-    `find` returns the object that answers a request, given the key in its path ("" if there is none). It raises
-    RefusedError or DeniedError. `model` is the name under which the model is listed. A request may use any name.
+
+class WireServer:
+    """Answers on the vendors' wires.
+
+    `find` returns what answers a request, given the key in its path ("" if there is none). It raises RefusedError or
+    DeniedError. `model` is the name under which the model is listed. A request may use any name.
     """
 
-    def __init__(self, find: Callable[[str, web.BaseRequest], SessionHandler], model: str) -> None:
+    def __init__(
+        self, find: Callable[[str, web.BaseRequest], Found], model: str, *, body_bytes: int = BODY_BYTES
+    ) -> None:
         self._find = find
         self._model = model
+        self._body_bytes = body_bytes
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._runner = web.ServerRunner(_Connections(self._answer, self._connection_lost), shutdown_timeout=CLOSE_S)
+        self._strangers = Strangers()
+        connections = _Connections(self._answer, self._connection_lost, self._strangers, body_bytes)
+        self._runner = web.ServerRunner(connections, shutdown_timeout=CLOSE_S)
         self._last: dict[RequestHandler, Exchange] = {}
-        """The last answer sent on each connection, until another request comes. A reset shows that it was lost."""
+        """The last answer sent on each connection, until another request comes. A reset shows that it was lost. Not so
+        with TLS: there the end of an orderly connection is reset, too, if the client does not read its last record."""
 
-    async def listen(self, host: str, port: int) -> int:
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen at an address; port 0 takes a free one. Returns the port. Raises OSError."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+        site = web.TCPSite(self._runner, host, port, ssl_context=tls)
         await site.start()
         return int(self._runner.addresses[-1][1])
 
@@ -72,8 +88,9 @@ class WireServer:
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         last = self._last.pop(request.protocol, None)
-        if request.path == RESET_PATH:  # a sandbox's relay reports it
-            if last is not None:
+        if request.path == RESET_PATH:
+            # Only a sandbox's relay reports it, at the Unix socket. A proxy may share a connection among its clients.
+            if last is not None and isinstance(request.protocol.sockname, str):
                 last.lost()
             return web.Response()
         key, path = _split(request.path)
@@ -95,66 +112,83 @@ class WireServer:
         if path in ("/", "/health") and method in ("HEAD", "GET"):
             return web.Response()
         if path == "/v1/models" or path.startswith("/v1/models/"):
-            self._found(key, request)
-            return json_response(_models(path, self._model, anthropic=wire is _MESSAGES))
+            with self._found(key, request)[1].request():
+                return json_response(_models(path, self._model, anthropic=wire is _MESSAGES))
         if method == "POST" and path in _REPLIES:
             return await self._reply(request, key, path, wire)
         if method == "POST" and path in _COUNTS:
             return await self._count(request, key, path, wire)
         served = ", ".join((*_REPLIES, *_COUNTS, "/v1/models"))
         not_served = DeniedError(404, f"{method} {path} is not served here; these are: {served}")
-        with suppress(RefusedError, DeniedError), _noting(self._found(key, request), f"{method} {path}"):
+        with suppress(RefusedError, DeniedError), _noting(self._found(key, request)[0], f"{method} {path}"):
             raise not_served
         raise not_served
 
     async def _reply(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
-        session = self._found(key, request)
-        with _noting(session, f"POST {path}"):
-            answer = await _read(request, path, wire, session)
-            asked = reading.in_branch(answer.request, request.headers)
-        exchange = session.ask(asked)
-        response = await respond(request, answer, exchange, self._closing)
+        session, limits = self._found(key, request)
+        with limits.request():
+            with _noting(session, f"POST {path}"):
+                answer = await self._read(request, path, wire, session)
+                asked = reading.in_branch(answer.request, request.headers)
+            exchange = session.ask(asked)
+            response = await respond(request, answer, exchange, self._closing)
         if request.transport is None:
             exchange.lost()
-        else:
+        elif not request.secure:
             self._last[request.protocol] = exchange
         return response
 
     async def _count(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
-        session = self._found(key, request)
-        with _noting(session, f"POST {path}"):
-            answer = await _read(request, path, wire, session)
+        session, limits = self._found(key, request)
+        with limits.request(), _noting(session, f"POST {path}"):
+            answer = await self._read(request, path, wire, session)
             tokens = await session.count(answer.request)
         kind = {} if wire is _MESSAGES else {"object": "response.input_tokens"}
         return json_response({"input_tokens": tokens, **kind})
 
-    def _found(self, key: str, request: web.BaseRequest) -> SessionHandler:
+    async def _read(self, request: web.BaseRequest, path: str, wire: Wire, session: SessionHandler) -> ReplyWriter:
+        """Read a request. The returned ReplyWriter writes the answer. Raises RefusedError and DeniedError."""
+        raw = await body_of(request, self._body_bytes)
+        return wire.read(reading.read_body(raw), request.headers, _digest(path, raw), session.options)
+
+    def _found(self, key: str, request: web.BaseRequest) -> Found:
         if self._closing.done():
             raise RefusedError("unavailable", "the gateway is closing; ask again later")
-        return self._find(key, request)
+        found = self._find(key, request)
+        self._strangers.left(request.protocol)
+        return found
 
 
 class _Connections(web.Server):
     """aiohttp's server without routes. It reports how each connection ends."""
 
-    def __init__(self, handler: Any, lost: Any) -> None:
+    def __init__(self, handler: Any, lost: Any, strangers: Strangers, body_bytes: int) -> None:
         super().__init__(
             handler,
-            request_factory=_request,
+            request_factory=partial(_request, body_bytes),
             handler_cancellation=True,  # reports at once that a client has disconnected
             access_log=None,
+            logger=_connections_log,
             auto_decompress=False,  # else aiohttp refuses broken bodies, and the session does not learn of it
         )
         self._lost = lost
+        self._strangers = strangers
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._strangers.came(handler, transport)
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
+        self._strangers.left(handler)
         self._lost(handler, exc)
 
 
-def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> web.BaseRequest:
+def _request(
+    most: int, message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]
+) -> web.BaseRequest:
     loop = asyncio.get_running_loop()
-    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=BODY_BYTES)
+    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=most)
 
 
 @contextmanager
@@ -173,12 +207,6 @@ def _noting(session: SessionHandler, what: str) -> Iterator[None]:
     except Exception as exc:
         session.note_refused(what, 500, f"{type(exc).__name__}: {exc}")
         raise
-
-
-async def _read(request: web.BaseRequest, path: str, wire: Wire, session: SessionHandler) -> ReplyWriter:
-    """Read a request. The returned ReplyWriter writes the answer. Raises RefusedError and DeniedError."""
-    raw = await body_of(request)
-    return wire.read(reading.read_body(raw), request.headers, _digest(path, raw), session.options)
 
 
 def _split(path: str) -> tuple[str, str]:

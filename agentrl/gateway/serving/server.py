@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import ssl
 import tempfile
 from pathlib import Path
 from typing import Protocol, Self
@@ -10,8 +12,13 @@ from typing import Protocol, Self
 from aiohttp import web
 
 from agentrl.chat.request import RefusedError, SessionHandler
+from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.episode.shared import loop_resources
-from agentrl.gateway.serving.http import WireServer, keys
+from agentrl.errors import ConfigError
+from agentrl.gateway.serving.http import Found, WireServer, keys
+from agentrl.gateway.serving.limits import SessionLimits
+
+log = logging.getLogger("agentrl")
 
 MODEL = "agentrl"
 """The name under which the model is listed. A request may use any name."""
@@ -27,24 +34,27 @@ class KeyedSession(SessionHandler, Protocol):
 
 
 class Gateway:
-    """Serves sessions over three wires at a port of this machine, and at a Unix socket for sandboxes.
+    """Serves sessions over the vendors' wires at a port, and at a Unix socket for sandboxes of this machine.
 
         async with Gateway() as gateway:
             gateway.add(session)  # a client reaches it at gateway.url, with the session's key
 
-    Entering raises OSError if it cannot listen.
+    Entering raises OSError if it cannot listen, and ConfigError for a certificate that cannot be used.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._host = host
-        self._port = port
-        self._sessions: dict[str, SessionHandler] = {}
+    def __init__(self, config: GatewayConfig | None = None) -> None:
+        self._config = config or GatewayConfig()
+        self._port = self._config.port
+        self._sessions: dict[str, Found] = {}
 
     async def __aenter__(self) -> Self:
+        tls = _tls(self._config)
         self._folder = Path(tempfile.mkdtemp(prefix="agentrl-gateway-"))
-        self._server = WireServer(self._session, MODEL)
+        self._server = WireServer(self._session, MODEL, body_bytes=self._config.body_bytes)
         try:
-            self._port = await self._server.listen(self._host, self._port)
+            self._port = await self._server.listen(self._config.host, self._config.port, tls)
+            if warning := self._config.warning(self._port):
+                log.warning("%s", warning)
             await self._server.listen_at(self.socket_path)
             # A sandbox mounts it as another user, for another user. Like the port, it refuses requests without a key.
             self._folder.chmod(0o711)
@@ -60,8 +70,8 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Without a path: `http://127.0.0.1:PORT`. Clients of OpenAI's APIs need `/v1` after it."""
-        return f"http://{self._host}:{self._port}"
+        """The base URL that agents get: `http://127.0.0.1:PORT`. Clients of OpenAI's APIs need `/v1` after it."""
+        return self._config.url(self._port)
 
     @property
     def socket_path(self) -> Path:
@@ -70,13 +80,13 @@ class Gateway:
 
     def add(self, session: KeyedSession) -> None:
         """Serve a session from now on."""
-        self._sessions[session.key] = session
+        self._sessions[session.key] = (session, SessionLimits(self._config.rate))
 
     def remove(self, session: KeyedSession) -> None:
         """End a session: from now on its key is refused with 400."""
         self._sessions.pop(session.key, None)
 
-    def _session(self, key: str, request: web.BaseRequest) -> SessionHandler:
+    def _session(self, key: str, request: web.BaseRequest) -> Found:
         """Raises RefusedError with status 400 for an unknown key, because all clients stop on that status alone."""
         for given in keys(key, request):
             if given in self._sessions:
@@ -88,9 +98,30 @@ class Gateway:
         )
 
 
-async def loop_gateway() -> Gateway:
-    """The one gateway of the running event loop. It starts on first use, and closes with the loop.
+async def loop_gateway(config: GatewayConfig | None = None) -> Gateway:
+    """The gateway of the running event loop with this configuration. It starts on first use, and closes with the loop.
 
-    Raises OSError if it cannot listen.
+    Raises ConfigError if it cannot listen, or for a certificate that cannot be used.
     """
-    return await loop_resources().entered("gateway", Gateway)
+    config = config or GatewayConfig()
+    try:
+        return await loop_resources().entered(("gateway", config), lambda: Gateway(config))
+    except OSError as exc:
+        raise ConfigError(
+            f"the gateway cannot listen at {config.host}:{config.port} ({exc}); choose another gateway.host or "
+            "gateway.port, and port 0 with workers"
+        ) from exc
+
+
+def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
+    """What the gateway shows its clients. None for plain HTTP. Raises ConfigError for files that cannot be used."""
+    if config.certificate is None:
+        return None
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        tls.load_cert_chain(config.certificate, config.private_key)
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigError(
+            f"gateway.certificate {config.certificate} and its key cannot be used ({exc}); give PEM files of one pair"
+        ) from exc
+    return tls

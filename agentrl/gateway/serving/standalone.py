@@ -18,7 +18,8 @@ from agentrl.engine.base import Engine
 from agentrl.engine.sglang.access import Access, exposure
 from agentrl.episode.options import EpisodeOptions, SpecialTokens
 from agentrl.gateway.serving.bodies import DeniedError
-from agentrl.gateway.serving.http import WireServer, keys
+from agentrl.gateway.serving.http import Found, WireServer, keys
+from agentrl.gateway.serving.limits import SessionLimits
 from agentrl.gateway.session.exchange import RefusedExchange
 from agentrl.gateway.session.session import Session
 from agentrl.render.base import Renderer
@@ -131,9 +132,11 @@ async def running_server(
     """
     access = Access(host, api_key)
 
-    def find(key: str, request: web.BaseRequest) -> Standalone:
+    limits = SessionLimits()
+
+    def find(key: str, request: web.BaseRequest) -> Found:
         _check(access, key, request)
-        return answering
+        return answering, limits
 
     if warning := exposure(host, api_key, "generate"):
         _log.warning("%s", warning)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +13,7 @@ from typing import Any
 from agentrl import Endpoint
 from agentrl.chat.options import SessionOptions
 from agentrl.engine.scripted import ScriptedEngine, scripted_log_prob
+from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.episode.options import EpisodeOptions
 from agentrl.gateway.serving.server import Gateway
 from agentrl.gateway.session.session import Session
@@ -102,16 +103,20 @@ async def playing(
     limits: Limits | None = None,
     context_length: int = 1 << 20,
     always: Fault | None = None,
+    config: GatewayConfig | None = None,
 ) -> AsyncIterator[tuple[Played, Endpoint]]:
-    """A gateway with one session, behind a proxy that does `faults`. At the end it is written as a trajectory."""
+    """A gateway with one session, behind a proxy that does `faults`. At the end it is written as a trajectory.
+
+    With `config` the client is given that gateway's own address, and the proxy is left out.
+    """
     engine = ScriptEngine(script, context_length=context_length)
     session = Session(_KEY, options=options)
-    async with Gateway() as gateway, proxied(gateway.url, faults or {}, always=always) as proxy:
+    async with Gateway(config) as gateway, proxied(gateway.url, faults or {}, always=always) as proxy:
         gateway.add(session)
         renderer = thinking_model()[1]
         session.play(engine, renderer, EpisodeOptions(limits=limits or Limits(turns=100)), None, "s")
         played = Played(engine, session, proxy)
-        yield played, Endpoint(key=_KEY, url=proxy.url, socket=str(gateway.socket_path))
+        yield played, Endpoint(key=_KEY, url=gateway.url if config else proxy.url, socket=str(gateway.socket_path))
         session.close("the episode is over")
         await session.quiet()
     assert session.error is None, session.error
@@ -124,9 +129,13 @@ async def play(
     fails: bool = False,
     unclaimed: int = 0,
     timeout: float = LIMIT_S,
+    through: Callable[[Sequence[str]], Sequence[str]] = tuple,
     **more: Any,
 ) -> Played:
-    """A session of one client: each of `starts` is a process, one after the other, in the same folder and home."""
+    """A session of one client: each of `starts` is a process, one after the other, in the same folder and home.
+
+    `through` makes the command that runs a command elsewhere.
+    """
     async with (
         LocalSandbox(SandboxSpec(workdir="/work", memory_mb=1 << 15, file_mb=1024), trusted=True) as box,
         playing(script, **more) as (played, endpoint),
@@ -136,7 +145,7 @@ async def play(
         await box.exec("git init -q .", check=True)
         for start in starts:
             said = start(endpoint)
-            said = Start(said.argv, {**said.env, "HOME": str(home)})
+            said = Start(through(said.argv), {**said.env, "HOME": str(home)})
             played.ended.append(await said.run(box, timeout=timeout))
             assert not played.ended[-1].timed_out, played.output[-3000:]
             assert fails or played.ended[-1].exit_code == 0, played.output[-3000:]

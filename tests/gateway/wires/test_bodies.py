@@ -10,7 +10,10 @@ import zlib
 import aiohttp
 import pytest
 
+from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.gateway.serving import bodies
+from agentrl.gateway.serving.server import Gateway
+from tests.gateway.wires.fakes import FakeSession
 
 PLAIN = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Go. " * 100}]}).encode()
 
@@ -75,8 +78,10 @@ async def test_what_cannot_be_unpacked_is_refused(gateway, session, body, coding
     assert (found, len(session.refused), words in answer["error"]["message"]) == (status, 1, True)
 
 
-async def test_a_small_body_that_unpacks_to_a_long_one_is_refused(gateway, session, monkeypatch):
-    monkeypatch.setattr(bodies, "BODY_BYTES", 10_000)
-    status, body = await post(gateway, gzip.compress(b" " * 1_000_000), "gzip")
-    assert status == 413
-    assert "the body has more than 10000 bytes" in body["error"]["message"]
+async def test_a_small_body_that_unpacks_to_a_long_one_is_refused():
+    async with Gateway(GatewayConfig(body_mb=0.01)) as gateway:
+        gateway.add(FakeSession())
+        status, body = await post(gateway, gzip.compress(b" " * 1_000_000), "gzip")
+        assert status == 413
+        assert "the body has more than 10485 bytes" in body["error"]["message"]
+        assert (await post(gateway, PLAIN, ""))[0] == 200

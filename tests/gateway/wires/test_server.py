@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from agentrl.chat.request import RefusedError
+from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.gateway.serving import answering
 from agentrl.gateway.serving.server import Gateway, loop_gateway
 from tests.gateway.wires.fakes import PLAIN, FakeSession
@@ -299,5 +300,5 @@ async def test_a_taken_port():
     async with Gateway() as first:
         port = int(first.url.rpartition(":")[2])
         with pytest.raises(OSError, match="address already in use"):
-            async with Gateway(port=port):
+            async with Gateway(GatewayConfig(port=port)):
                 pass

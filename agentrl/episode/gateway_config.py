@@ -1,0 +1,120 @@
+"""Where agents reach their model: the gateway's address, its certificate and its limits."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_REMOTE_RATE = 20.0
+"""Requests a second of one session that comes from other machines, if `requests_per_s` is not set."""
+
+
+class GatewayConfig(BaseModel):
+    """Where agents reach their model. The default serves agents and sandboxes of this machine.
+
+    Agents on other machines need an address that is not loopback, and either a certificate or a proxy of yours with
+    TLS. Each process that plays episodes has a gateway of its own.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    host: str = "127.0.0.1"
+    """Address to listen at. Other machines reach any address that is not loopback; 0.0.0.0 is every address."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port to listen at; 0 takes a free one. With workers it must be 0, since each process has a gateway."""
+    certificate: str | None = None
+    """PEM file with the certificate chain. With it the gateway speaks HTTPS only."""
+    private_key: str | None = None
+    """PEM file with the certificate's key. Default: it is in the file of the certificate."""
+    public_url: str | None = None
+    """The base URL that agents get, if they reach the gateway by another name or through a proxy:
+    `https://agents.example.org`. `{port}` in it stands for the port."""
+    body_mb: float = Field(default=64.0, gt=0, le=1024)
+    """The largest body of a request, in MiB, as received and decompressed."""
+    requests_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Requests a second of one session, with bursts of three times as many; more get a 503. Default: 20, or no limit if
+    only this machine reaches the gateway."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.host:
+            raise ValueError("host '' would listen at every address; write 0.0.0.0 if that is meant")
+        if self.private_key is not None and self.certificate is None:
+            raise ValueError("private_key needs the certificate that it belongs to")
+        if self.public_url is None:
+            self._check_own_address()
+        else:
+            _check_url(self.public_url)
+            if not self.port and "{port}" not in self.public_url:
+                raise ValueError("public_url needs a fixed port, or {port} in it")
+        return self
+
+    def _check_own_address(self) -> None:
+        """Raises ValueError if agents could not use the address, or not safely."""
+        if self.local:
+            return
+        if self.certificate is None:
+            raise ValueError(
+                f"host {self.host} is open to other machines, and keys would cross the network in clear text: give a "
+                "certificate, or the public_url of a proxy with TLS (http://... if you trust the network)"
+            )
+        if is_address(self.host) and ipaddress.ip_address(self.host).is_unspecified:
+            raise ValueError(f"no agent can connect to {self.host}; give the public_url, as in https://NAME:{{port}}")
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine reaches the address."""
+        return is_loopback(self.host)
+
+    @property
+    def rate(self) -> float | None:
+        """Requests a second of one session. None: no limit."""
+        default = None if self.local and self.public_url is None else _REMOTE_RATE
+        return default if self.requests_per_s is None else self.requests_per_s
+
+    @property
+    def body_bytes(self) -> int:
+        return int(self.body_mb * (1 << 20))
+
+    def url(self, port: int) -> str:
+        """The base URL that agents get, without a slash at its end. `port` is the one that the gateway listens at."""
+        if self.public_url is not None:
+            return self.public_url.replace("{port}", str(port)).rstrip("/")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.certificate is None else 'https'}://{host}:{port}"
+
+    def warning(self, port: int) -> str | None:
+        """A warning if keys and conversations may cross a network in clear text. None if not."""
+        url = urlsplit(self.url(port))
+        if url.scheme == "https" or is_loopback(url.hostname or ""):
+            return None
+        return (
+            f"agents reach their model at {url.scheme}://{url.netloc} without TLS: whoever is on the way reads keys "
+            "and conversations; give gateway.certificate, or an https:// public_url"
+        )
+
+
+def is_address(name: str) -> bool:
+    """Whether it is an IP address, not a name."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url.replace("{port}", "1"))
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or "@" in url:
+        raise ValueError(f"public_url {url!r:.80} is no base URL; write https://NAME, with a port or a path if needed")
+    if re.search(r"\s", url):
+        raise ValueError("public_url holds a space; remove it")
