@@ -15,7 +15,7 @@ mkdir -p "$1"
 folder=$(cd "$1" && pwd)
 shift
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || set -- tests/engine/test_real_sglang.py tests/engine/test_trained_sglang.py tests/engine/test_real_images.py tests/slime/test_real_router.py
+[ $# -ge 1 ] || set -- tests/engine/test_real_sglang.py tests/engine/test_real_grammar.py tests/engine/test_trained_sglang.py tests/engine/test_real_images.py tests/slime/test_real_router.py
 
 project=${VENV:-.venv}/bin/python
 model=${MODEL:-$folder/model}

@@ -33,7 +33,7 @@ _STOP_S = 10.0
 # taken is bounded by the number of tokens.
 _WORKER = (
     "--device cpu --attention-backend torch_native --disable-cuda-graph --disable-overlap-schedule "
-    "--mem-fraction-static 0.8 --max-total-tokens 16384 --skip-server-warmup --sleep-on-idle --grammar-backend none"
+    "--mem-fraction-static 0.8 --max-total-tokens 16384 --skip-server-warmup --sleep-on-idle --grammar-backend xgrammar"
 )
 # The router's command line does not take consistent_hashing, its arguments do.
 _ROUTER = """

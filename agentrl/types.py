@@ -176,6 +176,9 @@ class SamplingParams(TypedDict, total=False):
     """Added to the logits, by token id as text."""
     sampling_seed: int
     """With a seed, the only randomness of a token is a function of (seed, its position in the sequence)."""
+    structural_tag: str
+    """A grammar that the text must follow, as JSON of xgrammar's structural tags. Only for engines with
+    `takes_grammars`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,9 @@ class Generation:
     sampled when it ended, in order."""
     said: ChatReply | None = None
     """The turn in messages, from a MessageEngine."""
+    constrained: Sequence[bool] = ()
+    """For each token, whether a grammar has changed its probability: it excluded others that the policy could have
+    sampled. Such tokens are not trained. Empty: none."""
 
     def versions(self) -> Iterator[tuple[str | None, int, int]]:
         """Each version with the range of the tokens that it sampled, in order; at least one, which may be empty."""

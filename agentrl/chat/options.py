@@ -27,8 +27,9 @@ class SessionOptions:
     """The most replies of an episode, all conversations together, if `limits.turns` is not set."""
     images: Literal["refuse", "omit"] = "refuse"
     """Images, and other media such as PDFs: refuse the request, or replace them with a note."""
-    forced: Literal["refuse", "ignore"] = "refuse"
-    """A `tool_choice` that forces a call, or a required format of the answer: refuse the request, or sample freely."""
+    forced: Literal["exact", "ignore", "refuse"] = "exact"
+    """A `tool_choice` that forces a call, or a required format of the answer. "exact" samples under a grammar, and
+    refuses the request if the engine cannot. "ignore" samples freely, and "refuse" always refuses."""
     unreadable: Literal["text", "call"] = "text"
     """How the client gets a tool call that cannot be parsed. As text, which ends most agents; or as a call with the raw
     text as its arguments, which most clients answer with an error that the model reads."""

@@ -61,6 +61,18 @@ class Entry:
     """Names of deferred tools that this result gives to the model (Anthropic's `tool_reference`)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """The form that a client demands of the answer: a call of one of the tools, JSON, or either of them."""
+
+    names: tuple[str, ...] = ()
+    """The tools that may be called. Empty: none."""
+    schema: Mapping[str, JSON] | None = None
+    """The JSON schema of an answer without calls. None: there must be a call."""
+    parallel: bool = True
+    """Whether there may be more than one call."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """One request for a reply."""
@@ -77,6 +89,8 @@ class ChatRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     model: str = ""
+    forced: Forced | None = None
+    """What the answer must be. None: anything."""
     asked: Mapping[str, JSON] = field(default_factory=dict)
     """What is recorded but not obeyed: temperature, top_p, top_k, seed; tools, images and formats that are left out."""
     branch: str = ""

@@ -36,7 +36,10 @@ def stop_strings(params: SamplingParams) -> Sequence[str]:
 
 
 class Engine(Protocol):
-    """Generates one conversation turn at a time. Implementations: SGLangEngine, LocalEngine, ScriptedEngine."""
+    """Generates one conversation turn at a time. Implementations: SGLangEngine, LocalEngine, ScriptedEngine.
+
+    An engine whose class has `takes_grammars = True` obeys `structural_tag`, and returns `Generation.constrained`.
+    """
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
@@ -166,6 +169,10 @@ class EngineWrapper:
     @property
     def takes_images(self) -> bool:
         return getattr(self.engine, "takes_images", False)
+
+    @property
+    def takes_grammars(self) -> bool:
+        return getattr(self.engine, "takes_grammars", False)
 
     async def abort(self, rid: str | None = None) -> None:
         await self.engine.abort(rid)

@@ -70,6 +70,10 @@ class PausableEngine(AsyncClosing):
     def takes_images(self) -> bool:
         return getattr(self.engine, "takes_images", False)
 
+    @property
+    def takes_grammars(self) -> bool:
+        return getattr(self.engine, "takes_grammars", False)
+
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
         """While the context is open, no request runs. Raises EngineError if the engine cannot abort."""

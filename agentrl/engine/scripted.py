@@ -58,6 +58,8 @@ class ScriptedEngine(AsyncClosing):
     """
 
     takes_images = True
+    takes_grammars = True
+    """A script keeps to a grammar by itself, or the session reports that it did not."""
 
     def __init__(
         self,

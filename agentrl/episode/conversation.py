@@ -254,6 +254,9 @@ class Conversation:
         generation = self._cut_at_split_stop(
             _mark_finished(generation, params["stop_token_ids"]), params.get("stop") or ()
         )
+        if generation.finish_reason == "abort" and "structural_tag" in params:  # the grammar would begin again
+            self.discarded_tokens += given
+            return Generation((), (), "abort")
         self.discarded_tokens += given - len(generation.tokens)
         trajectory.append_model(generation, prompt_tokens=sent, seconds=seconds)
         return generation
@@ -331,8 +334,9 @@ class Conversation:
             tokens = generation.tokens[:count]
             text = self.renderer.decode([*before, *tokens][-2 * longest :])
             if matched := next((string for string in stop if string in text), None):
-                log_probs = generation.log_probs[:count]
-                return replace(generation, tokens=tokens, log_probs=log_probs, finish_reason="stop", matched=matched)
+                log_probs, flags = generation.log_probs[:count], generation.constrained[:count]
+                cut = replace(generation, tokens=tokens, log_probs=log_probs, constrained=flags)
+                return replace(cut, finish_reason="stop", matched=matched)
         return generation
 
     def _render(self, observed: Observed) -> Rendered:

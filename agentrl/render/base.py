@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -67,6 +67,9 @@ class Renderer(Protocol):
 
     certificate: Certificate
     stop_token_ids: frozenset[int]
+    marks: Mapping[int, str]
+    """Tokens that the template writes as marks, such as `<tool_call>`, with their texts. Spelled out in other tokens,
+    such a text is no mark."""
     vision: ImageCounter | None
     """The image side of the model; None if it reads text only, or is not asked to read more."""
 

@@ -70,6 +70,8 @@ class TemplateRenderer:
             template = spelling_out(template, fingerprint(tokenizer))
         self._turns = replace(proof.turns, template=template, memo=memo)
         self.stop_token_ids = proof.turns.profile.stop_token_ids
+        special = {token: template.decode([token]) for token in template.special_ids}
+        self.marks: Mapping[int, str] = {**special, **proof.parser.atoms}
 
     def bind(self, tools: Sequence[ToolSpec] = (), **template_kwargs: JSON) -> Renderer:
         """Keyword arguments are added to earlier ones; the tools replace earlier ones."""

@@ -237,6 +237,9 @@ class Segment:
         self._sampled += len(tokens)
         self._trained += len(tokens)
         self._check()
+        if any(generation.constrained):
+            before = self.response_length - len(tokens)
+            self.mask_where([*repeat(1, before), *(not flag for flag in generation.constrained)], "constrained")
 
     def append_action(self, action: Action) -> None:
         """Close the open turn with its action. Raises LedgerError if no turn is open, or if its tokens differ."""
@@ -451,6 +454,8 @@ def checked(generation: Generation) -> tuple[array[int], array[float]]:
     """The tokens and log-probs of a generation. Raises LedgerError if one is invalid, or if their numbers differ."""
     tokens, log_probs = _id_array(generation.tokens), _log_prob_array(generation.log_probs)
     require(len(tokens) == len(log_probs), f"{len(tokens)} sampled tokens but {len(log_probs)} log_probs")
+    flags = len(generation.constrained)
+    require(flags in (0, len(tokens)), f"{len(tokens)} sampled tokens but {flags} flags of a grammar")
     return tokens, log_probs
 
 

@@ -15,13 +15,22 @@ Source: TypeAlias = Literal["sampled", "observation", "scaffold"]
 Author: TypeAlias = Literal["model", "env", "template"]
 SpanType: TypeAlias = Literal["sampled", "close", "observation", "prompt"]
 MaskReason: TypeAlias = Literal[
-    "malformed", "off_policy", "env_failure", "overlong", "host", "dropped", "side", "undelivered", "replaced"
+    "malformed",
+    "off_policy",
+    "env_failure",
+    "overlong",
+    "host",
+    "dropped",
+    "side",
+    "undelivered",
+    "constrained",
+    "replaced",
 ]
 """Why sampled tokens are not trained: unreadable turn, stale weights, broken world, over a limit, the host's wish.
 `replaced`: another group took the place of their group, whose episodes all got the same reward.
 
 Of an agent that plays by itself: a reply that it dropped, a conversation other than its main one, a reply that it never
-received."""
+received. `constrained`: its client demanded a form, and the grammar excluded other tokens in this place."""
 
 _SOURCES: Mapping[SpanType, Source] = {
     "sampled": "sampled",

@@ -44,6 +44,10 @@ REASONS: dict[str, Reason] = {
         "SessionOptions(side='mask' | 'train')",
     ),
     "undelivered": Reason("The agent never received this reply.", "no option: the request was cut off"),
+    "constrained": Reason(
+        "The agent's client demanded a form, such as a tool call, and the grammar excluded other tokens in this place.",
+        "SessionOptions(forced='exact' | 'ignore')",
+    ),
     "replaced": Reason(
         "The group taught nothing (equal rewards, failures) or a filter dropped it; refill put another in its place.",
         "refill, filters (train)",

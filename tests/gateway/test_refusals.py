@@ -36,8 +36,8 @@ async def post(endpoint, path, body, **headers):
 
 REFUSED = {
     "an image": ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages[0].content[0]: the model reads"),
-    "a forced call": ({"tools": [ADD], "tool_choice": "required"}, "tool_choice: 'required' would force"),
-    "a format": ({"response_format": {"type": "json_object"}}, "response_format: 'json_object' needs"),
+    "a forced call": ({"tool_choice": "required"}, "tool_choice: a call is demanded, and there are no tools"),
+    "a format": ({"response_format": {"type": "lark"}}, "response_format: 'lark' is not served"),
     "many replies": ({"n": 99}, "n is 99"),
 }
 
@@ -91,17 +91,17 @@ async def test_a_count_that_is_refused_is_logged():
 async def test_an_agent_that_hides_a_refusal_fails_with_it():
     async def run(env, task, endpoint):
         await ask(endpoint, USER)
-        await quietly(endpoint, tool_choice="required", tools=[ADD])
+        await quietly(endpoint, n=99)
         raise RuntimeError("exit code 1")
 
     played = await rollout(doing(run)(), TASK, ["Hi."])
     assert played.failure.error.startswith("RuntimeError: exit code 1; the gateway refused its last request: ")
-    assert "tool_choice" in played.failure.error
+    assert "n is 99" in played.failure.error
 
 
 async def test_a_refusal_that_the_agent_got_over_is_not_blamed():
     async def run(env, task, endpoint):
-        await quietly(endpoint, tool_choice="required", tools=[ADD])
+        await quietly(endpoint, n=99)
         await ask(endpoint, USER)
         raise RuntimeError("oops")
 

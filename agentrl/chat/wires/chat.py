@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, ChatRequest, Entry, RefusalKind, RefusedError, Reply, Role
-from agentrl.chat.wires import reading
+from agentrl.chat.wires import forcing, reading
 from agentrl.chat.wires.base import DEFAULTS, ReplyWriter, arguments_text, compact
 from agentrl.chat.wires.openai_errors import error_body
 from agentrl.chat.wires.reading import refuse
@@ -38,7 +38,8 @@ class Chat:
         request = ChatRequest(
             wire="chat",
             entries=tuple(entries),
-            tools=tuple(tools) if reading.no_force(body.get("tool_choice")) else (),
+            tools=tuple(tools) if forcing.tools_shown(body.get("tool_choice")) else (),
+            forced=forcing.forced(body, tools, options),
             stream=body.get("stream") is True,
             n=reading.bound(body.get("n"), "n") or 1,
             max_tokens=reading.bound(body.get(most), most),
@@ -57,7 +58,6 @@ class Chat:
 
 
 def _refuse_unserved(body: Mapping[str, JSON]) -> None:
-    reading.no_grammar("response_format", body.get("response_format"))
     for name in ("logprobs", "top_logprobs"):
         if reading.unlike(body.get(name), False, 0):
             raise refuse(f"{name}: the log-probs stay in the trajectory; leave it out")

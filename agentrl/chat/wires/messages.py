@@ -9,7 +9,7 @@ from typing import cast
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, ChatRequest, Entry, RefusalKind, RefusedError, Reply, ReplyUsage, Role
-from agentrl.chat.wires import reading
+from agentrl.chat.wires import forcing, reading
 from agentrl.chat.wires.base import DEFAULTS, ReplyWriter, compact, event
 from agentrl.chat.wires.reading import refuse
 from agentrl.chat.wires.relaxed import relaxed
@@ -39,13 +39,14 @@ class Messages:
         if not entries:
             raise refuse("messages: at least one message is needed")
         tools, deferred, left_out = _tools(body.get("tools"))
-        shown = reading.no_force(body.get("tool_choice"))
+        shown = forcing.tools_shown(body.get("tool_choice"))
         kept = [text for text in system if not text.startswith(_BILLING)]
         request = ChatRequest(
             wire="messages",
             entries=(*(reading.blocks("system", kept) if kept else ()), *entries),
             tools=tuple(tools) if shown else (),
             deferred=deferred if shown else {},
+            forced=forcing.forced(body, tools, options),
             stream=body.get("stream") is True,
             max_tokens=reading.bound(body.get("max_tokens"), "max_tokens"),
             stop=reading.strings(body.get("stop_sequences"), "stop_sequences"),
@@ -72,9 +73,6 @@ def _error(kind: str, message: str) -> JSON:
 
 
 def _refuse_unserved(body: Mapping[str, JSON]) -> None:
-    config = body.get("output_config")
-    reading.no_grammar("output_config.format", config.get("format") if isinstance(config, dict) else None)
-    reading.no_grammar("output_format", body.get("output_format"))
     for name in ("container", "mcp_servers"):
         if body.get(name):
             raise refuse(f"{name}: this gateway runs no tools; leave it out")

@@ -202,29 +202,6 @@ def unlike(value: JSON, *harmless: JSON) -> bool:
     return value is not None and value not in harmless
 
 
-def no_grammar(parameter: str, form: JSON) -> None:
-    """Raises RefusedError for an answer format that would need constrained sampling."""
-    kind = form.get("type") if isinstance(form, dict) else form
-    if unlike(kind, "text"):
-        raise refuse(
-            f"{parameter}: {kind!r} needs sampling that is held to a grammar, which is not the policy's own; "
-            "leave it out and ask for the format in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))"
-        )
-
-
-def no_force(choice: JSON) -> bool:
-    """Whether the tools may be called. Raises RefusedError if the client demands a call."""
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind == "none":
-        return False
-    if unlike(kind, "auto"):
-        raise refuse(
-            f'tool_choice: {kind!r} would force a call that the policy did not choose; use "auto", or leave it out '
-            "(an AgentEnv may set SessionOptions(forced='ignore'))"
-        )
-    return True
-
-
 def unique(values: Iterable[T | None]) -> tuple[T, ...]:
     """The values without repetitions and without empty ones, in order."""
     return tuple(dict.fromkeys(cast(Iterator[T], filter(None, values))))

@@ -9,7 +9,7 @@ from typing import cast
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, ChatRequest, Entry, RefusalKind, Role
-from agentrl.chat.wires import reading
+from agentrl.chat.wires import forcing, reading
 from agentrl.chat.wires.base import DEFAULTS, ReplyWriter
 from agentrl.chat.wires.openai_errors import error_body
 from agentrl.chat.wires.reading import refuse
@@ -48,7 +48,8 @@ class Responses:
         request = ChatRequest(
             wire="responses",
             entries=(*([Entry("system", instructions)] if instructions else ()), *entries),
-            tools=tuple(tools.specs) if reading.no_force(body.get("tool_choice")) else (),
+            tools=tuple(tools.specs) if forcing.tools_shown(body.get("tool_choice")) else (),
+            forced=forcing.forced(body, tools.specs, options),
             stream=body.get("stream") is True,
             max_tokens=reading.bound(body.get("max_output_tokens"), "max_output_tokens"),
             model=reading.string(body.get("model"), "model"),
@@ -67,8 +68,6 @@ def _refuse_unserved(body: Mapping[str, JSON]) -> None:
     for name, remedy in _KEPT_BY_OPENAI.items():
         if body.get(name):
             raise refuse(f"{name}: nothing is stored here; {remedy}")
-    form = body.get("text")
-    reading.no_grammar("text.format", form.get("format") if isinstance(form, dict) else None)
     include = reading.sequence(body.get("include"), "include")
     if reading.unlike(body.get("top_logprobs"), 0) or "message.output_text.logprobs" in include:
         raise refuse("top_logprobs: the log-probs stay in the trajectory; leave it out, of include too")

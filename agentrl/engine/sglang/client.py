@@ -12,7 +12,7 @@ import string
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from agentrl.engine.sglang import workers
 from agentrl.engine.sglang.answers import read_generation
 from agentrl.engine.sglang.bodies import check_sampling_params
 from agentrl.engine.sglang.connections import Address, Connections, UnavailableError
+from agentrl.engine.sglang.constrained import GRAMMARS, constrained, is_comparable, scoring_body
 from agentrl.engine.sglang.encoding import HistoryEncoder
 from agentrl.engine.sglang.workers import Workers
 from agentrl.errors import ConfigError, EngineError
@@ -93,6 +94,7 @@ class SGLangEngine(AsyncClosing):
     """
 
     takes_images = True
+    takes_grammars = True
 
     def __init__(
         self,
@@ -172,7 +174,32 @@ class SGLangEngine(AsyncClosing):
         finally:
             request.gone = True
             del self._requests[id(request)]
-        return found or Generation((), (), "abort")
+        if found is None:
+            return Generation((), (), "abort")
+        if found.tokens and GRAMMARS & sampling_params.keys():
+            more = {**self.extra, **(extra or {})}
+            flags = await self._constrained(input_ids, found, sampling_params, images, more, headers)
+            found = replace(found, constrained=flags)
+        return found
+
+    async def _constrained(
+        self,
+        input_ids: Sequence[int],
+        generation: Generation,
+        sampling_params: SamplingParams,
+        images: Sequence[Image],
+        more: Mapping[str, Any],
+        headers: Mapping[str, str],
+    ) -> Sequence[bool]:
+        """For each token, whether a grammar has changed its probability. All, if that cannot be found out."""
+        unknown = [True] * len(generation.tokens)
+        if not is_comparable(generation, sampling_params, images):
+            return unknown
+        body, where = scoring_body(input_ids, generation, more), f"{self.url}/generate"
+        answer = await self._patiently(
+            lambda: self._connections.post(where, body, headers, self._timeout), ended=lambda: self.stopped()
+        )
+        return unknown if answer is None else constrained(generation, answer)
 
     async def _patiently(
         self,

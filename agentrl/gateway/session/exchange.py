@@ -40,7 +40,8 @@ class PendingAnswer:
     def is_like(self, request: ChatRequest) -> bool:
         """Whether another request asks the same of the prompt."""
         mine = self.request
-        return all(getattr(mine, name) == getattr(request, name) for name in ("n", "max_tokens", "stop", "branch"))
+        same = ("n", "max_tokens", "stop", "branch", "forced")
+        return all(getattr(mine, name) == getattr(request, name) for name in same)
 
 
 class Answers:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from agentrl.chat.options import SessionOptions
-from agentrl.chat.request import Entry, Reply, ReplyCall, ReplyUsage
+from agentrl.chat.request import Entry, Forced, Reply, ReplyCall, ReplyUsage
 from agentrl.gateway.session.matching import canonical
 from agentrl.gateway.session.tree import Node
 from agentrl.types import Action, ToolCall, ToolSpec
@@ -67,6 +67,28 @@ def _is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def disobeyed(reply: Reply, forced: Forced | None) -> str | None:
+    """What is wrong with a complete reply to a client that demands a form. None if nothing is."""
+    if forced is None or reply.stop in ("length", "stop_sequence"):
+        return None
+    if reply.calls:
+        unknown = [
+            call.name for call in reply.calls if call.name not in forced.names or isinstance(call.arguments, str)
+        ]
+        return f"the reply calls {unknown[0]!r:.80}" if unknown else None
+    if forced.schema is None:
+        return "the reply has no call"
+    return None if _is_json(reply.content) else "the reply is not JSON"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def shown(entry: Entry) -> str:

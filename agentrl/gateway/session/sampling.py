@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-from agentrl._util.boundary import at_boundary
-from agentrl.chat.request import ChatRequest, RefusedError
+from agentrl._util.boundary import FailedError, at_boundary
+from agentrl.chat.request import ChatRequest, Forced, RefusedError
+from agentrl.chat.tokens.grammar import structural_tag
 from agentrl.chat.tokens.writer import Writer, prove_for_agents
 from agentrl.engine.base import Engine, EngineWrapper, RequestFields, ask, forget
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeOptions
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import ConfigError, EngineError, RequestError
 from agentrl.gateway.session.tree import Head, Node, Prompt
 from agentrl.render.base import Renderer
 from agentrl.render.long_text import aside, too_long
@@ -193,7 +194,8 @@ class Sampler:
         Raises FailedError if the engine breaks.
         """
         await self.ready()
-        talk = self._talk(node, number)
+        grammar = self.grammar(node.prompt, request.forced)
+        talk = self._talk(node, number, grammar)
         wishes = turn_options_of(request)
         discarded_tokens = 0
         while True:
@@ -203,6 +205,10 @@ class Sampler:
             self._start(node, talk)
             try:
                 sampled = await talk.sample(wishes)
+            except FailedError as failed:
+                if grammar is not None and isinstance(failed.__cause__, RequestError):
+                    raise RefusedError("invalid", f"the engine refuses this form: {failed.__cause__}") from failed
+                raise
             finally:
                 self._end(node)
                 self.discarded_tokens, discarded_tokens = (
@@ -214,10 +220,28 @@ class Sampler:
             if sampled.stop is not StopReason.ABORTED:
                 raise RefusedError("context_full", f"prompt is too long: {node.prompt.length} tokens")
 
-    def _talk(self, node: Node, number: int) -> Conversation:
+    def grammar(self, prompt: Prompt, forced: Forced | None) -> str | None:
+        """The grammar of what a client demands, as `structural_tag`; None if it demands nothing.
+
+        Raises RefusedError if the engine or the template cannot do it.
+        """
+        if forced is None:
+            return None
+        if not getattr(self._engine, "takes_grammars", False):
+            what = "tool_choice" if forced.schema is None else "response_format"
+            raise RefusedError(
+                "invalid",
+                f"{what}: this engine cannot sample under a grammar; use SGLang, or leave it out and ask for the form "
+                "in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))",
+            )
+        return structural_tag(self.bind(prompt.head), forced, prompt.head.tools, thinking=prompt.rendered.thinking)
+
+    def _talk(self, node: Node, number: int, grammar: str | None) -> Conversation:
         assert self._engine is not None
         prompt, limits = node.prompt, self.options.limits
         options, params = self.options, _for(number, self.options.sampling_params)
+        if grammar is not None:
+            params = {**params, "structural_tag": grammar}
         if params is not options.sampling_params:
             options = replace(options, sampling_params=params)
         if limits.tokens is not None:

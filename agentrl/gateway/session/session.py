@@ -33,7 +33,7 @@ from agentrl.gateway.session import replaying
 from agentrl.gateway.session.exchange import Answers, PendingAnswer, RefusedExchange, Waiting
 from agentrl.gateway.session.log import SessionLog
 from agentrl.gateway.session.matching import START, Digest, entry_digest, tools_digest
-from agentrl.gateway.session.replying import reply_of, shown
+from agentrl.gateway.session.replying import disobeyed, reply_of, shown
 from agentrl.gateway.session.sampling import Sampler, turn_options_of
 from agentrl.gateway.session.segments import write
 from agentrl.gateway.session.tree import Head, Node, Prompt, Tree, TreePosition
@@ -280,6 +280,7 @@ class Session:
                 raise RefusedError("invalid", str(exc)) from exc
             self.log.note("prompt", lambda: replaying.of_prompt(prompt), prompt=prompt.index, tokens=prompt.length)
         self._sampler.check_fits(prompt)
+        self._sampler.grammar(prompt, request.forced)  # refused before the turn counts
         self._take_turns(request.n)
         first = len(prompt.replies)
         answer.nodes = [self.tree.add(prompt, request.branch) for _ in range(request.n)]
@@ -296,6 +297,10 @@ class Session:
         for call in action.calls:
             if call.error is not None:
                 self._audit("unreadable_call", node, stored=call.raw, why=call.error)
+        if (wrong := disobeyed(reply, answer.request.forced)) is not None:
+            node.lost = True
+            self.log.note("lost", request=answer.number)
+            raise RefusedError("invalid", f"{wrong}, although the engine sampled under a grammar; check its settings")
         if self._on_turn is not None:
             self._on_turn(_line(node))
         return reply

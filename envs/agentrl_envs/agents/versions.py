@@ -44,5 +44,5 @@ CLIENTS: Mapping[str, Client] = {
     ),
     "strands-agents": Client(("strands-agents[anthropic,openai]==1.62.0",), "pypi", quick=True),
     "pydantic-ai": Client(("pydantic-ai-slim[anthropic,openai]==2.68.0",), "pypi"),
-    "smolagents": Client(("smolagents[openai]==1.26.0",), "pypi"),
+    "smolagents": Client(("smolagents[openai]==1.26.0",), "pypi", quick=True),
 }

@@ -16,7 +16,7 @@ from agentrl_envs.agents.strands import StrandsAgents
 def test_a_harness_is_patient_with_its_agent(harness):
     assert harness.session.images == "omit"
     assert Limits().turns_or(harness.session.replies) >= 100
-    assert harness.session.forced == "refuse"
+    assert harness.session.forced == "exact"
 
 
 @pytest.mark.parametrize("harness", [ClaudeCode, Codex, MiniSweAgent])

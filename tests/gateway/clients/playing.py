@@ -50,6 +50,7 @@ class ScriptEngine(ScriptedEngine):
         super().__init__(self._say, renderer, context_length=context_length)
         self.script = script
         self.calls: list[tuple[list[int], list[int]]] = []
+        self.params: list[Any] = []
         self.delay: Callable[[int], float] = lambda number: 0.0
         """Seconds that a turn takes, by its number from 1."""
 
@@ -59,6 +60,7 @@ class ScriptEngine(ScriptedEngine):
         await asyncio.sleep(self.delay(len(self.calls) + 1))
         made = await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
         self.calls.append((list(input_ids), list(made.tokens)))
+        self.params.append(sampling_params)
         return made
 
     def read(self, tokens: Any) -> str:

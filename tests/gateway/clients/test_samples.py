@@ -139,10 +139,42 @@ async def test_an_image_ends_no_session(client):
 
 
 CITY = '{"name": "Paris"}'
+FINAL = Say("", (("final_result", CITY),))
+_HELD = [
+    ("langgraph", ("chat", "output"), [Say(CITY)], "json_schema"),
+    ("langgraph", ("responses", "output"), [Say(CITY)], "json_schema"),
+    ("smolagents", ("tools", "whole"), [Say("", (said.SEARCH.run("a"),)), Say("", (said.SEARCH.run("b"),))], "calls"),
+    *(
+        [
+            ("langgraph", ("messages", "output"), [Say("", (("City", CITY),))], "calls"),
+            *(
+                ("pydantic-ai", (wire, "output"), [Say("", (said.SEARCH.run("it"),)), FINAL], "calls")
+                for wire in ("chat", "responses", "messages")
+            ),
+        ]
+        if ALL
+        else []
+    ),
+]
+
+
+@pytest.mark.parametrize(("client", "options", "turns", "kind"), _HELD)
+async def test_what_a_library_forces_is_sampled_under_a_grammar(client, options, turns, kind):
+    """Each request has one, and what the script says obeys it: the session would refuse anything else."""
+    last = [Say("", (("final_answer", '{"answer": "Paris"}'),))] if client == "smolagents" else []
+    played = await play(Script([*turns, *last]), starter(client, *options))
+    assert "Paris" in played.output
+    grammars = [json.loads(params["structural_tag"]) for params in played.engine.params]
+    assert len(grammars) == len(turns) + len(last)
+    assert all(('"star"' in json.dumps(one)) == (kind == "calls") for one in grammars)
+    assert [line for line in played.session.log.lines if line["event"] == "refused"] == []
+    assert len(played.trajectory.segments) == 1
+
+
 FORCED = [("langgraph", "chat", Say(CITY), "json_schema"), ("langgraph", "responses", Say(CITY), "json_schema")]
 MORE_FORCED = [
     ("langgraph", "messages", Say("", (("City", CITY),)), "City"),
-    *(("pydantic-ai", wire, Say("", (("final_result", CITY),)), "") for wire in ("chat", "responses", "messages")),
+    *(("pydantic-ai", wire, FINAL, "") for wire in ("chat", "responses", "messages")),
     ("smolagents", "tools", Say("", (("final_answer", '{"answer": "Paris"}'),)), "required"),
 ]
 

@@ -230,12 +230,16 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ("messages", {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]: .*text only"),
         ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text only"),
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "text only"),
-        ("messages", {"tool_choice": {"type": "any"}}, 'tool_choice: .*"auto"'),
-        ("chat", {"tool_choice": "required"}, 'tool_choice: .*"auto"'),
-        ("responses", {"tool_choice": {"type": "function", "name": "look"}}, 'tool_choice: .*"auto"'),
-        ("messages", {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format: .*prompt"),
-        ("chat", {"response_format": {"type": "json_object"}}, "response_format: .*prompt"),
-        ("responses", {"text": {"format": {"type": "json_schema"}}}, "text.format: .*prompt"),
+        ("messages", {"tool_choice": {"type": "any"}}, "tool_choice: a call is demanded, and there are no tools"),
+        (
+            "responses",
+            {"tool_choice": {"type": "function", "name": "look"}},
+            "tool_choice: no tool has the name 'look'",
+        ),
+        ("chat", {"tool_choice": {"type": "web_search"}}, "tool_choice: 'web_search' is not served"),
+        ("chat", {"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, 'with the mode "required" only'),
+        ("chat", {"response_format": {"type": "grammar"}}, "response_format: 'grammar' is not served"),
+        ("responses", {"text": {"format": {"type": "json_schema", "schema": []}}}, "text.format.schema must be"),
         ("chat", {"logprobs": True}, "logprobs: .*leave it out"),
         ("responses", {"include": ["message.output_text.logprobs"]}, "top_logprobs: .*leave it out"),
         ("responses", {"previous_response_id": "resp_1"}, "previous_response_id: .*whole conversation"),
@@ -359,7 +363,7 @@ SCHEMA = {"type": "json_schema"}
 def test_what_is_forced_can_be_ignored(wire, body, recorded):
     if recorded:
         with pytest.raises(RefusedError, match=r"SessionOptions\(forced='ignore'\)"):
-            read(wire, **body)
+            relaxed(wire, SessionOptions(forced="refuse"), **body)
     request = relaxed(wire, IGNORE, **body)
     assert request.asked.get("forced_ignored", {}) == recorded
     assert request == replace(read(wire), asked=request.asked)

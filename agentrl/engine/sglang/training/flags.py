@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 
 _CPU = shlex.split(
     "--device cpu --attention-backend torch_native --disable-cuda-graph --disable-overlap-schedule "
-    "--skip-server-warmup --sleep-on-idle --grammar-backend none --mem-fraction-static 0.8 --max-total-tokens 16384"
+    "--skip-server-warmup --sleep-on-idle --grammar-backend xgrammar --mem-fraction-static 0.8 --max-total-tokens 16384"
 )
 """Flags for a CPU. The fraction is of the machine's free memory, which other programs take and release; the tokens are
 an upper bound. Without sleep-on-idle, the scheduler would keep a core busy that the trainer needs.

@@ -1,0 +1,195 @@
+"""The form that a client demands of an answer, as a grammar over the tokens that the chat template would write.
+
+How a template writes a call is read from what it makes of examples, so no format is known by name. The grammar is a
+structural tag of xgrammar, which SGLang takes as `structural_tag`. Marks such as `<tool_call>` are single tokens in it.
+With text alone a model might spell them out, and then they are no marks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, TypeAlias
+
+from agentrl.chat.request import Forced, RefusedError
+from agentrl.errors import TemplateError
+from agentrl.render.base import Renderer
+from agentrl.types import JSON, ToolSpec
+
+_TEXT, _THOUGHT = "EXAMPLE-TEXT", "EXAMPLE-THOUGHT"
+_ARGUMENTS = re.compile(r'\{\s*"example"\s*:\s*"value"\s*\}')
+_PRIVATE = 0xF0000
+"""In examples, a mark is one character of a private plane of Unicode: this, and its place among the marks."""
+_MARK = re.compile("([\U000f0000-\U000ffffd])")
+_REMEDY = "ask for the form in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))"
+_Format: TypeAlias = dict[str, Any]
+
+
+def structural_tag(renderer: Renderer, forced: Forced, tools: Sequence[ToolSpec], *, thinking: bool) -> str:
+    """The grammar as JSON. `thinking`: the prompt has opened a thought.
+
+    Raises RefusedError if the template writes arguments in another form than JSON.
+    """
+    examples = _Examples(renderer, tuple(renderer.marks))
+    answers = [] if forced.schema is None else [examples.json(forced.schema, thinking)]
+    if forced.names:
+        answers.append(examples.calls(forced, tools, thinking))
+    return json.dumps({"type": "structural_tag", "format": _either(answers)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Shell:
+    """What a template writes around the arguments of calls of one tool."""
+
+    before: str
+    """Before the first call, such as an empty thought."""
+    begin: str
+    end: str
+    between: str | None
+    """Between two calls. None if the template writes only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Examples:
+    """Answers as the template writes them."""
+
+    renderer: Renderer
+    marks: Sequence[int]
+
+    def json(self, schema: Mapping[str, JSON], thinking: bool) -> _Format:
+        """An answer in JSON."""
+        message: dict[str, JSON] = {"role": "assistant", "content": _TEXT}
+        before = self._written(message).partition(_TEXT)[0]
+        rest = self._after_thought(message)
+        thought = None if rest is None else (rest[0], rest[1].partition(_TEXT)[0])
+        content = {"type": "json_schema", "json_schema": dict(schema)}
+        return self._with_thought(thought, before, [content], thinking)
+
+    def calls(self, forced: Forced, tools: Sequence[ToolSpec], thinking: bool) -> _Format:
+        """One call or more."""
+        schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+        shells = {name: self._shell(name) for name in forced.names}
+        each = [
+            _sequence(
+                [
+                    *self._pieces(shell.begin),
+                    {"type": "json_schema", "json_schema": schemas.get(name) or {"type": "object"}},
+                    *self._pieces(shell.end),
+                ]
+            )
+            for name, shell in shells.items()
+        ]
+        content = [_either(each)]
+        name, first = next(iter(shells.items()))
+        if forced.parallel and first.between is not None:
+            more = _sequence([*self._pieces(first.between), _either(each)])
+            content.append({"type": "star", "content": more})
+        return self._with_thought(self._thought_before(name, first), first.before, content, thinking)
+
+    def _with_thought(
+        self, thought: tuple[str, str] | None, before: str, content: list[_Format], thinking: bool
+    ) -> _Format:
+        """The content after a thought, or without one if the prompt has not opened it."""
+        plain = _sequence([*self._pieces(before), *content])
+        if thought is None or not thought[1].strip():
+            return plain
+        opening, closing = ("" if thinking else thought[0]), thought[1]
+        thoughtful = _sequence([*self._pieces(opening), *self._until(closing), *content])
+        return thoughtful if thinking else _either([thoughtful, plain])
+
+    def _until(self, closing: str) -> list[_Format]:
+        """Any text up to the end of a thought, and that."""
+        found = _MARK.search(closing)
+        if found is None:
+            return [{"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": closing}]
+        excluded = sorted({*self.marks, *self.renderer.stop_token_ids})
+        return [{"type": "any_tokens", "exclude_tokens": excluded}, *self._pieces(closing[found.start() :])]
+
+    def _pieces(self, text: str) -> list[_Format]:
+        """A text as formats: each mark is one token."""
+        return [
+            {"type": "token", "token": self.marks[ord(part) - _PRIVATE]}
+            if _MARK.fullmatch(part)
+            else {"type": "const_string", "value": part}
+            for part in _MARK.split(text)
+            if part
+        ]
+
+    def _written(self, message: Mapping[str, JSON]) -> str:
+        """An assistant message without the token that ends it; marks as private characters. Raises RefusedError."""
+        try:
+            tokens = self.renderer.encode(dict(message))
+        except TemplateError as exc:
+            raise RefusedError("invalid", f"the template cannot write such an answer ({exc}); {_REMEDY}") from exc
+        if tokens and tokens[-1] in self.renderer.stop_token_ids:
+            tokens = tokens[:-1]
+        places, parts, run = {token: at for at, token in enumerate(self.marks)}, list[str](), list[int]()
+        for token in tokens:
+            if token in places:
+                parts += [self.renderer.decode(run), chr(_PRIVATE + places[token])]
+                run = []
+            else:
+                run.append(token)
+        return "".join([*parts, self.renderer.decode(run)])
+
+    def _shell(self, name: str) -> _Shell:
+        """Raises RefusedError for a template that writes arguments in another form than JSON."""
+        one = self._written(_message(name, 1))
+        found = list(_ARGUMENTS.finditer(one))
+        if len(found) != 1:
+            raise RefusedError(
+                "invalid", f"this model's template does not write arguments as JSON in its calls; {_REMEDY}"
+            )
+        head, tail = one[: found[0].start()], one[found[0].end() :]
+        middle = self._middle(name)
+        if middle is None:
+            return _Shell("", head, tail, None)
+        end = _common_start(middle, tail)
+        begin = _common_start(head[::-1], middle[len(end) :][::-1])[::-1]
+        if end != tail or not begin:
+            return _Shell("", head, tail, None)
+        return _Shell(head.removesuffix(begin), begin, end, middle[len(end) :].removesuffix(begin))
+
+    def _middle(self, name: str) -> str | None:
+        """What the template writes between the arguments of two calls. None if it writes only one call."""
+        if not self.renderer.certificate.capabilities.get("parallel_calls"):
+            return None
+        two = self._written(_message(name, 2))
+        found = list(_ARGUMENTS.finditer(two))
+        return two[found[0].end() : found[1].start()] if len(found) == 2 else None
+
+    def _thought_before(self, name: str, shell: _Shell) -> tuple[str, str] | None:
+        rest = self._after_thought(_message(name, 1))
+        found = None if rest is None else _ARGUMENTS.search(rest[1])
+        if rest is None or found is None or not rest[1][: found.start()].endswith(shell.begin):
+            return None
+        return rest[0], rest[1][: found.start()].removesuffix(shell.begin)
+
+    def _after_thought(self, message: Mapping[str, JSON]) -> tuple[str, str] | None:
+        """What the template writes before and after the thought of a message. None if it writes no thoughts."""
+        if not self.renderer.certificate.capabilities.get("thinking"):
+            return None
+        opening, thought, rest = self._written({**message, "reasoning_content": _THOUGHT}).partition(_THOUGHT)
+        return (opening, rest) if thought else None
+
+
+def _message(name: str, count: int) -> dict[str, JSON]:
+    function = {"name": name, "arguments": {"example": "value"}}
+    calls = [{"id": f"call0000{i}", "type": "function", "function": function} for i in range(count)]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _sequence(elements: Sequence[_Format]) -> _Format:
+    return {"type": "sequence", "elements": list(elements)} if len(elements) > 1 else elements[0]
+
+
+def _either(found: Sequence[_Format]) -> _Format:
+    return {"type": "or", "elements": list(found)} if len(found) > 1 else found[0]
+
+
+def _common_start(one: str, other: str) -> str:
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return one[: sum(1 for _ in same)]

@@ -1,0 +1,51 @@
+"""Which tokens a grammar has changed. SGLang's log-probs of a request with a grammar are those of the constrained
+distribution; the same tokens are scored again without the grammar, and compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.types import Generation
+
+GRAMMARS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
+"""SGLang's sampling parameters for grammars."""
+_REMOVED = 0.02
+"""How much higher a log-prob may be with the grammar than without: the grammar excluded 2 % of the probability. An
+engine's own rounding between sampling and scoring stays below it."""
+
+
+def is_comparable(generation: Generation, sampling_params: Mapping[str, Any], images: Sequence[object]) -> bool:
+    """Whether the tokens can be scored without the grammar. A score is at temperature 1, and of one set of weights."""
+    whole = generation.finish_reason != "abort" and not generation.earlier_versions
+    return whole and not images and sampling_params.get("temperature", 1.0) == 1.0
+
+
+def scoring_body(prompt: Sequence[int], generation: Generation, fields: Mapping[str, Any]) -> bytes:
+    """The request that scores the tokens of a generation. `fields` select the policy, such as a LoRA adapter."""
+    body = {
+        **fields,
+        "input_ids": [*prompt, *generation.tokens],
+        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+        "return_logprob": True,
+        "logprob_start_len": len(prompt) - 1,
+        "stream": False,
+    }
+    return json.dumps(body).encode()
+
+
+def constrained(generation: Generation, answer: bytes) -> list[bool]:
+    """For each token, whether the grammar has changed its probability. All are, if the answer does not show it."""
+    count = len(generation.tokens)
+    try:
+        meta = json.loads(answer)["meta_info"]
+        scored = meta["input_token_logprobs"][-count:]
+        same = [int(entry[1]) for entry in scored] == list(generation.tokens)
+        version = meta.get("weight_version")
+        if not same or (None if version is None else str(version)) != generation.weight_version:
+            return [True] * count
+        pairs = zip(generation.log_probs, (float(entry[0]) for entry in scored), strict=True)
+        return [not held - free < _REMOVED for held, free in pairs]
+    except (ValueError, TypeError, LookupError):
+        return [True] * count
