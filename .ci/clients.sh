@@ -3,7 +3,7 @@
 #
 #   .ci/clients.sh FOLDER [all] [pytest arguments]      (default: tests/gateway/clients -n 2)
 #
-# FOLDER keeps the clients, about a minute of installing, done once: two CLIs and three SDKs, or with "all" every one of
+# FOLDER keeps the clients, about a minute of installing, done once: three CLIs and five SDKs, or with "all" every one of
 # envs/agentrl_envs/agents/versions.py, which pins them, and the long sessions too (a stall of a minute). Needs a
 # registry of Python and one of npm. The clients reach nothing but the gateway: there is no model and no account.
 # Coding agents in sandboxes are among the tests beside a Docker Engine: .ci/docker.sh -- .ci/clients.sh FOLDER

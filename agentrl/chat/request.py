@@ -10,7 +10,7 @@ from agentrl.chat.options import SessionOptions
 from agentrl.errors import AgentRLError
 from agentrl.types import JSON, ToolSpec
 
-WireName: TypeAlias = Literal["messages", "responses", "chat"]
+WireName: TypeAlias = Literal["messages", "responses", "chat", "gemini"]
 Role: TypeAlias = Literal["system", "developer", "user", "tool", "assistant"]
 RefusalKind: TypeAlias = Literal["invalid", "context_full", "closed", "overloaded", "unavailable"]
 

@@ -14,7 +14,7 @@ from agentrl.cli.models import OpenModel, check_model, import_slow, open_model
 from agentrl.cli.options import Device, DeviceName, EngineName, ModelName
 from agentrl.errors import ConfigError
 
-WIRES = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/models")
+WIRES = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1beta/models/NAME:generateContent", "/v1/models")
 ENDPOINTS = ("/generate", "/health", "/model_info", "/server_info", "/workers", "/v1/loads", "/abort_request")
 
 

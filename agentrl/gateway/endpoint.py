@@ -23,7 +23,7 @@ _HERE = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The model, for one agent: OpenAI's Chat Completions and Responses, and Anthropic's Messages.
+    """The model, for one agent: OpenAI's Chat Completions and Responses, Anthropic's Messages, and Google's Gemini API.
 
     The key belongs to one session. Every request with it is part of this episode, and a request without it is refused.
     """
@@ -31,7 +31,7 @@ class Endpoint:
     key: str
     """The API key."""
     url: str
-    """The base URL for Anthropic's clients: http://127.0.0.1:PORT, unless the run sets `gateway`."""
+    """The base URL for Anthropic's and Google's clients: http://127.0.0.1:PORT, unless the run sets `gateway`."""
     socket: str
     """The same server at a Unix socket of this machine."""
     model: str = "agentrl"
@@ -58,6 +58,8 @@ class Endpoint:
             "OPENAI_API_KEY": self.key,
             "ANTHROPIC_BASE_URL": self.url,
             "ANTHROPIC_AUTH_TOKEN": self.key,
+            "GOOGLE_GEMINI_BASE_URL": self.url,
+            "GEMINI_API_KEY": self.key,
             "NO_PROXY": unproxied,
             "no_proxy": unproxied,
         }

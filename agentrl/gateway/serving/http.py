@@ -1,12 +1,13 @@
-"""An HTTP server for three wires: it reads a request, finds the session that answers it, and sends the answer."""
+"""An HTTP server for the vendors' wires: reads a request, finds the session that answers it, and sends the answer."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import logging
+import re
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from agentrl.chat.request import Exchange, RefusedError, SessionHandler
 from agentrl.chat.wires import reading
 from agentrl.chat.wires.base import ReplyWriter, Wire
 from agentrl.chat.wires.chat import Chat
+from agentrl.chat.wires.gemini import Gemini
 from agentrl.chat.wires.messages import Messages
 from agentrl.chat.wires.responses import Responses
 from agentrl.gateway.endpoint import RESET_PATH
@@ -34,10 +36,13 @@ _connections_log.setLevel(logging.CRITICAL)
 
 CLOSE_S = 5.0
 
-_MESSAGES, _RESPONSES, _CHAT = Messages(), Responses(), Chat()
+_MESSAGES, _RESPONSES, _CHAT, _GEMINI = Messages(), Responses(), Chat(), Gemini()
 _REPLIES: dict[str, Wire] = {"/v1/messages": _MESSAGES, "/v1/responses": _RESPONSES, "/v1/chat/completions": _CHAT}
 _COUNTS: dict[str, Wire] = {"/v1/messages/count_tokens": _MESSAGES, "/v1/responses/input_tokens": _RESPONSES}
 
+
+_GEMINI_PATH = re.compile(r"/v1(?:beta|alpha)?/models/([^:]+):(generateContent|streamGenerateContent|countTokens)")
+"""Google's API names the model and the method in the path."""
 
 Found: TypeAlias = tuple[SessionHandler, SessionLimits]
 """What answers a request, and how much it may be asked."""
@@ -111,14 +116,15 @@ class WireServer:
         method = request.method
         if path in ("/", "/health") and method in ("HEAD", "GET"):
             return web.Response()
-        if path == "/v1/models" or path.startswith("/v1/models/"):
-            with self._found(key, request)[1].request():
-                return json_response(_models(path, self._model, anthropic=wire is _MESSAGES))
-        if method == "POST" and path in _REPLIES:
+        called = _GEMINI_PATH.fullmatch(path)
+        if method == "POST" and (path in _REPLIES or (called and called[2] != "countTokens")):
             return await self._reply(request, key, path, wire)
-        if method == "POST" and path in _COUNTS:
+        if method == "POST" and (path in _COUNTS or called):
             return await self._count(request, key, path, wire)
-        served = ", ".join((*_REPLIES, *_COUNTS, "/v1/models"))
+        if method in ("GET", "HEAD") and re.match("/v1(beta)?/models(/|$)", path):
+            with self._found(key, request)[1].request():
+                return json_response(_models(path, self._model, wire))
+        served = ", ".join((*_REPLIES, *_COUNTS, "/v1/models", "/v1beta/models/NAME:generateContent"))
         not_served = DeniedError(404, f"{method} {path} is not served here; these are: {served}")
         with suppress(RefusedError, DeniedError), _noting(self._found(key, request)[0], f"{method} {path}"):
             raise not_served
@@ -143,13 +149,18 @@ class WireServer:
         with limits.request(), _noting(session, f"POST {path}"):
             answer = await self._read(request, path, wire, session)
             tokens = await session.count(answer.request)
+        if wire is _GEMINI:
+            return json_response({"totalTokens": tokens})
         kind = {} if wire is _MESSAGES else {"object": "response.input_tokens"}
         return json_response({"input_tokens": tokens, **kind})
 
     async def _read(self, request: web.BaseRequest, path: str, wire: Wire, session: SessionHandler) -> ReplyWriter:
         """Read a request. The returned ReplyWriter writes the answer. Raises RefusedError and DeniedError."""
         raw = await body_of(request, self._body_bytes)
-        return wire.read(reading.read_body(raw), request.headers, _digest(path, raw), session.options)
+        body = reading.read_body(raw)
+        if (called := _GEMINI_PATH.fullmatch(path)) is not None:
+            body = _with_path(body, called, sse=request.query.get("alt") == "sse")
+        return wire.read(body, request.headers, _digest(path, raw), session.options)
 
     def _found(self, key: str, request: web.BaseRequest) -> Found:
         if self._closing.done():
@@ -209,6 +220,15 @@ def _noting(session: SessionHandler, what: str) -> Iterator[None]:
         raise
 
 
+def _with_path(body: Mapping[str, JSON], called: re.Match[str], *, sse: bool) -> Mapping[str, JSON]:
+    """A body of Google's API, with what its path says: the model, and how to answer."""
+    inner = body.get("generateContentRequest")
+    if isinstance(inner, dict):  # a count of a whole request
+        body = inner
+    streamed = called[2] == "streamGenerateContent"
+    return {**body, "model": called[1], "stream": streamed and sse, "array": streamed and not sse}
+
+
 def _split(path: str) -> tuple[str, str]:
     """The key in a path, and the rest of it."""
     if not path.startswith("/s/"):
@@ -219,6 +239,8 @@ def _split(path: str) -> tuple[str, str]:
 
 def _wire(path: str, request: web.BaseRequest) -> Wire:
     """The wire that writes the answer, even if it is an error."""
+    if path.startswith("/v1beta/") or _GEMINI_PATH.fullmatch(path) or "x-goog-api-client" in request.headers:
+        return _GEMINI
     if path.startswith("/v1/messages") or "anthropic-version" in request.headers:
         return _MESSAGES
     return _RESPONSES if path.startswith("/v1/responses") else _CHAT
@@ -229,17 +251,22 @@ def keys(key: str, request: web.BaseRequest) -> Iterator[str]:
     headers = request.headers
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
-    yield from filter(None, (key, bearer, headers.get("x-api-key"), headers.get("x-goog-api-key")))
+    others = (headers.get("x-api-key"), headers.get("x-goog-api-key"), request.query.get("key"))
+    yield from filter(None, (key, bearer, *others))
 
 
 def _digest(path: str, raw: bytes) -> str:
     return hashlib.blake2b(path.encode() + b"\n" + raw, digest_size=16).hexdigest()
 
 
-def _models(path: str, listed: str, *, anthropic: bool) -> JSON:
-    name = path.removeprefix("/v1/models").strip("/")
+def _models(path: str, listed: str, wire: Wire) -> JSON:
+    name = path.partition("/models")[2].strip("/")
+    if wire is _GEMINI:
+        methods = ["generateContent", "countTokens"]
+        found = {"name": f"models/{name or listed}", "supportedGenerationMethods": methods}
+        return found if name else {"models": [found]}
     model: dict[str, JSON] = {"id": name or listed}
-    if anthropic:
+    if wire is _MESSAGES:
         model |= {"type": "model", "display_name": model["id"], "created_at": "2026-01-01T00:00:00Z"}
         model |= {"lifecycle": "active"}
         page = {"has_more": False, "first_id": listed, "last_id": listed}

@@ -45,4 +45,6 @@ CLIENTS: Mapping[str, Client] = {
     "strands-agents": Client(("strands-agents[anthropic,openai]==1.62.0",), "pypi", quick=True),
     "pydantic-ai": Client(("pydantic-ai-slim[anthropic,openai]==2.68.0",), "pypi"),
     "smolagents": Client(("smolagents[openai]==1.26.0",), "pypi", quick=True),
+    "gemini-cli": Client(("@google/gemini-cli@0.61.0",), "npm", quick=True),
+    "google-genai": Client(("google-genai==3.6.1",), "pypi", quick=True),
 }

@@ -15,7 +15,13 @@ ALL = os.environ.get("AGENTRL_CLIENTS_PLAYED") == "all"
 FOLDER = Path(os.environ["AGENTRL_CLIENTS"]) if "AGENTRL_CLIENTS" in os.environ else None
 """Set by `.ci/clients.sh`. What happens to be installed makes no difference to `make test`."""
 
-_COMMANDS = {"claude-code": "claude", "claude-code-2.1.197": "claude", "qwen-code": "qwen", "mini-swe-agent": "mini"}
+_COMMANDS = {
+    "claude-code": "claude",
+    "claude-code-2.1.197": "claude",
+    "qwen-code": "qwen",
+    "gemini-cli": "gemini",
+    "mini-swe-agent": "mini",
+}
 
 
 def path_of(client: str) -> str:

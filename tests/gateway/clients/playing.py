@@ -106,12 +106,14 @@ async def playing(
     context_length: int = 1 << 20,
     always: Fault | None = None,
     config: GatewayConfig | None = None,
+    delay: Callable[[int], float] | None = None,
 ) -> AsyncIterator[tuple[Played, Endpoint]]:
     """A gateway with one session, behind a proxy that does `faults`. At the end it is written as a trajectory.
 
     With `config` the client is given that gateway's own address, and the proxy is left out.
     """
     engine = ScriptEngine(script, context_length=context_length)
+    engine.delay = delay or engine.delay
     session = Session(_KEY, options=options)
     async with Gateway(config) as gateway, proxied(gateway.url, faults or {}, always=always) as proxy:
         gateway.add(session)

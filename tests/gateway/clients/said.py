@@ -90,6 +90,7 @@ EXEC = Shell("exec_command", "cmd")
 MINI = Shell("bash", "command")
 SEARCH = Shell("search", "query")
 OPENCODE = Shell("bash", "command", {"description": "look"})
+GEMINI = Shell("run_shell_command", "command", {"description": "look"})
 QWEN = Shell("run_shell_command", "command", {"is_background": False})
 
 

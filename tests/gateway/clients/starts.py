@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shlex import join, quote
 
 from agentrl import Endpoint
 from agentrl_envs.agents import claude_code, codex, mini_swe_agent
@@ -18,6 +19,7 @@ _PROGRAMS = {
     "strands-agents": "strands",
     "pydantic-ai": "pydantic_ai",
     "smolagents": "smolagents",
+    "google-genai": "google_genai",
 }
 _PACKAGES = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/openai", "messages": "@ai-sdk/anthropic"}
 
@@ -34,6 +36,8 @@ def starter(client: str, *options: str, prompt: str = MAIN) -> Callable[[Endpoin
         return lambda endpoint: codex.command(endpoint, prompt, *options, program=program)
     if client == "mini-swe-agent":
         return lambda endpoint: mini_swe_agent.command(endpoint, prompt, "-o", "out.json", program=program)
+    if client == "gemini-cli":
+        return lambda endpoint: _gemini(endpoint, prompt, program)
     if client == "qwen-code":
         return lambda endpoint: _qwen(endpoint, prompt, program)
     return lambda endpoint: _opencode(endpoint, prompt, program, *options)
@@ -47,6 +51,13 @@ def _with_node(env: dict[str, str]) -> dict[str, str]:
 def _qwen(endpoint: Endpoint, prompt: str, program: str) -> Start:
     argv = [program, "-p", prompt, "--yolo", "--auth-type", "openai"]
     return Start(argv, _with_node({**endpoint.variables(), "OPENAI_MODEL": endpoint.model}))
+
+
+def _gemini(endpoint: Endpoint, prompt: str, program: str) -> Start:
+    settings = json.dumps({"security": {"auth": {"selectedType": "gemini-api-key"}}, "telemetry": {"enabled": False}})
+    argv = [program, "-p", prompt, "--yolo", "-m", endpoint.model]
+    wrapped = f"mkdir -p $HOME/.gemini; echo {quote(settings)} > $HOME/.gemini/settings.json; exec {join(argv)}"
+    return Start(["sh", "-c", wrapped], _with_node({**endpoint.variables(), "GEMINI_CLI_TRUST_WORKSPACE": "true"}))
 
 
 def _opencode(endpoint: Endpoint, prompt: str, program: str, wire: str) -> Start:

@@ -24,7 +24,8 @@ SUBMIT = Say("Done.", (("bash", '{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINA
 
 
 @pytest.mark.parametrize(
-    "client", ["claude-code", "codex", *(["claude-code-2.1.197", "mini-swe-agent", "qwen-code"] if ALL else [])]
+    "client",
+    ["claude-code", "codex", "gemini-cli", *(["claude-code-2.1.197", "mini-swe-agent", "qwen-code"] if ALL else [])],
 )
 async def test_cli(client):
     turns, segments = {
@@ -33,6 +34,7 @@ async def test_cli(client):
         "codex": (said.odd(said.EXEC), 1),
         "mini-swe-agent": (said.odd(said.MINI, more=[Say("No call.")], last=SUBMIT), 3),  # two replies are dropped
         "qwen-code": (said.odd(said.QWEN, last=DONE), 1),
+        "gemini-cli": (said.odd(said.GEMINI, last=DONE), 1),
     }[client]
     played = await play(Script(turns), starter(client))
     assert len(played.engine.calls) == len(turns)
@@ -64,6 +66,25 @@ async def test_library(client, wire, how):
     played = await play(Script(turns), starter(client, wire, how))
     assert "42" in played.output
     assert (len(played.engine.calls), len(played.trajectory.segments)) == (len(turns), 1)
+
+
+@pytest.mark.parametrize("how", ["stream", "whole"])
+async def test_google_genai(how):
+    """It calls its tool by itself, and counts tokens first."""
+    turns = said.odd(said.SEARCH, unknown=False, last=DONE)
+    played = await play(Script(turns), starter("google-genai", how))
+    assert "42" in played.output
+    assert (len(played.engine.calls), len(played.trajectory.segments)) == (len(turns), 1)
+
+
+@pytest.mark.parametrize("client", ["gemini-cli", "google-genai"])
+async def test_a_slow_model_of_googles_clients(client):
+    """While the engine runs, a stream holds events without content."""
+    shell, options = (said.GEMINI, ()) if client == "gemini-cli" else (said.SEARCH, ("stream",))
+    script = Script([Say("One.", (shell.run("echo one"),)), DONE])
+    played = await play(script, starter(client, *options), delay=lambda number: 5.0)
+    assert "42" in played.output
+    assert (len(played.engine.calls), len(played.trajectory.segments)) == (2, 1)
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
@@ -143,6 +164,7 @@ FINAL = Say("", (("final_result", CITY),))
 _HELD = [
     ("langgraph", ("chat", "output"), [Say(CITY)], "json_schema"),
     ("langgraph", ("responses", "output"), [Say(CITY)], "json_schema"),
+    ("google-genai", ("output",), [Say(CITY)], "json_schema"),
     ("smolagents", ("tools", "whole"), [Say("", (said.SEARCH.run("a"),)), Say("", (said.SEARCH.run("b"),))], "calls"),
     *(
         [

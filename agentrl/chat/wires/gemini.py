@@ -1,0 +1,334 @@
+"""Google's Gemini API: generateContent and streamGenerateContent."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from agentrl.chat.options import SessionOptions
+from agentrl.chat.request import Call, ChatRequest, Entry, RefusalKind, RefusedError, Reply, ReplyCall
+from agentrl.chat.wires import forcing, reading
+from agentrl.chat.wires.base import DEFAULTS, ReplyWriter, compact
+from agentrl.chat.wires.reading import refuse
+from agentrl.chat.wires.relaxed import relaxed
+from agentrl.types import JSON, ToolSpec
+
+_UNREADABLE = "INVALID_JSON"
+"""The key for the text of a call that is not a JSON object."""
+_STOPS = {"end": "STOP", "calls": "STOP", "length": "MAX_TOKENS", "stop_sequence": "STOP"}
+_STATUS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
+_STATUS |= {408: "DEADLINE_EXCEEDED", 503: "UNAVAILABLE"}
+_MEDIA = ("inlineData", "fileData")
+_ANSWERS = ("output", "result", "error")
+"""Keys under which clients put a tool's result."""
+_ASKED = {
+    "temperature": "temperature",
+    "topP": "top_p",
+    "topK": "top_k",
+    "seed": "seed",
+    "presencePenalty": "presence_penalty",
+    "frequencyPenalty": "frequency_penalty",
+    "thinkingConfig": "thinking",
+}
+
+
+class Gemini:
+    """The wire of `/v1beta/models/NAME:generateContent`. The server puts `model`, `stream` and `array` into the body,
+    which the path names. With `array` an answer is a list, as from streamGenerateContent without alt=sse."""
+
+    def read(
+        self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
+    ) -> ReplyWriter:
+        config = _object(body, "generationConfig")
+        _refuse_unserved(body, config)
+        contents = _Contents(omit=options.images == "omit")
+        entries = [*contents.system(_of(body, "systemInstruction")), *contents.entries(body.get("contents"))]
+        if not any(entry.role != "system" for entry in entries):
+            raise refuse("contents: at least one content is needed")
+        tools, left_out = _tools(body.get("tools"))
+        demands, changed = relaxed(_demands(body, config), options)
+        asked = {ours: config[theirs] for theirs, ours in _ASKED.items() if config.get(theirs) is not None}
+        request = ChatRequest(
+            wire="gemini",
+            entries=tuple(entries),
+            tools=tuple(tools) if forcing.tools_shown(demands.get("tool_choice")) else (),
+            forced=forcing.forced(demands, tools, options),
+            stream=body.get("stream") is True,
+            n=reading.bound(config.get("candidateCount"), "generationConfig.candidateCount") or 1,
+            max_tokens=reading.bound(config.get("maxOutputTokens"), "generationConfig.maxOutputTokens"),
+            stop=reading.strings(config.get("stopSequences"), "generationConfig.stopSequences"),
+            model=reading.string(body.get("model"), "model"),
+            asked={
+                **asked,
+                **({"tools_left_out": left_out} if left_out else {}),
+                **({"images_omitted": contents.omitted} if contents.omitted else {}),
+                **changed,
+            },
+            digest=digest,
+            retried=reading.is_retry(headers),
+        )
+        return _ContentWriter(request, array=body.get("array") is True)
+
+    def error(self, status: int, message: str, kind: RefusalKind | None = None) -> JSON:
+        return _error(status, message, kind)
+
+
+def _error(status: int, message: str, kind: RefusalKind | None) -> JSON:
+    if kind == "context_full":
+        message = f"The input token count exceeds the maximum number of tokens allowed: {message}"
+    known = _STATUS.get(status, "INVALID_ARGUMENT" if status < 500 else "INTERNAL")
+    return {"error": {"code": status, "message": message, "status": known}}
+
+
+def _of(found: Mapping[str, JSON], name: str) -> JSON:
+    """A field, whose name may be written in either of the API's spellings."""
+    snake = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
+    return found.get(name, found.get(snake))
+
+
+def _object(found: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
+    value = _of(found, name)
+    return {} if value is None else reading.mapping(value, name)
+
+
+def _refuse_unserved(body: Mapping[str, JSON], config: Mapping[str, JSON]) -> None:
+    if _of(body, "cachedContent"):
+        raise refuse("cachedContent: nothing is stored here; send the whole conversation as contents")
+    if config.get("responseLogprobs") or config.get("logprobs"):
+        raise refuse("generationConfig.responseLogprobs: the log-probs stay in the trajectory; leave it out")
+    modalities = reading.sequence(config.get("responseModalities"), "generationConfig.responseModalities")
+    if any(str(one).upper() != "TEXT" for one in modalities):
+        raise refuse('generationConfig.responseModalities: the model writes text only; use ["TEXT"], or leave it out')
+
+
+def _demands(body: Mapping[str, JSON], config: Mapping[str, JSON]) -> dict[str, JSON]:
+    """What the request demands of the answer, in the words of OpenAI's API."""
+    calling = _object(_object(body, "toolConfig"), "functionCallingConfig")
+    mode = str(calling.get("mode") or "AUTO").lower().removeprefix("mode_unspecified") or "auto"
+    names = reading.strings(_of(calling, "allowedFunctionNames"), "allowedFunctionNames")
+    choice: JSON = mode
+    if mode == "any":
+        allowed = {"mode": "required", "tools": [{"name": name} for name in names]}
+        choice = {"type": "allowed_tools", **allowed} if names else "required"
+    demands: dict[str, JSON] = {"tool_choice": choice}
+    kind = config.get("responseMimeType")
+    if kind == "application/json":
+        own = config.get("responseJsonSchema", config.get("responseSchema"))
+        schema = None if own is None else _schema(own)
+        demands["response_format"] = {"type": "json_schema", "schema": schema}
+    elif reading.unlike(kind, "text/plain"):
+        raise refuse(f"generationConfig.responseMimeType: {kind!r:.80} is not served; use application/json")
+    return demands
+
+
+class _Contents:
+    """Reads contents. Calls without ids, which older clients send, are matched with their results in order."""
+
+    def __init__(self, *, omit: bool) -> None:
+        self.omitted = 0
+        self._omit = omit
+        self._open: list[Call] = []
+
+    def system(self, content: JSON) -> list[Entry]:
+        if content is None:
+            return []
+        parts = [content] if isinstance(content, str) else _of(reading.mapping(content, "systemInstruction"), "parts")
+        parts = [parts] if isinstance(parts, dict) else parts
+        texts = [
+            reading.part_text(
+                part if isinstance(part, str) else {"type": "text", **_part(part, "systemInstruction")}, ""
+            )
+            for part in reading.sequence(parts, "systemInstruction.parts")
+        ]
+        return reading.blocks("system", texts) if texts else []
+
+    def entries(self, contents: JSON) -> Iterator[Entry]:
+        for index, content in enumerate(reading.sequence(contents, "contents")):
+            where = f"contents[{index}]"
+            content = reading.mapping(content, where)
+            role = content.get("role") or "user"
+            if role not in ("user", "model", "function"):
+                raise refuse(f"{where}.role must be user or model, not {role!r:.80}")
+            sent = reading.sequence(content.get("parts"), f"{where}.parts")
+            parts = [(_part(part, f"{where}.parts[{i}]"), f"{where}.parts[{i}]") for i, part in enumerate(sent)]
+            if role == "model":
+                yield self._assistant(parts)
+            else:
+                yield from reading.joined([self._block(*part) for part in parts] or [Entry("user")])
+
+    def _assistant(self, parts: Sequence[tuple[Mapping[str, JSON], str]]) -> Entry:
+        texts: list[str] = []
+        thoughts: list[str] = []
+        receipts: list[str] = []
+        calls: list[Call] = []
+        for part, where in parts:
+            receipts.append(_receipt(_of(part, "thoughtSignature")))
+            if (called := _of(part, "functionCall")) is not None:
+                calls.append(_call(reading.mapping(called, f"{where}.functionCall"), where))
+                receipts.append(calls[-1].id)
+            elif part.get("text") is not None:
+                (thoughts if part.get("thought") is True else texts).append(
+                    reading.string(part["text"], f"{where}.text")
+                )
+            elif receipts[-1] == "":
+                raise _foreign(part, where)
+        self._open = list(calls)
+        return Entry(
+            "assistant", "".join(texts), "".join(thoughts) if thoughts else None, tuple(calls), reading.unique(receipts)
+        )
+
+    def _block(self, part: Mapping[str, JSON], where: str) -> Entry:
+        if (answer := _of(part, "functionResponse")) is not None:
+            answer = reading.mapping(answer, f"{where}.functionResponse")
+            name = reading.string(answer.get("name"), f"{where}.functionResponse.name")
+            call_id = reading.string(answer.get("id"), f"{where}.functionResponse.id")
+            return Entry("tool", _answer(answer.get("response")), call_id=self._answered(call_id, name))
+        if part.get("text") is not None:
+            return Entry("user", reading.string(part["text"], f"{where}.text"))
+        kind = next((name for name in _MEDIA if _of(part, name) is not None), None)
+        if kind is not None and self._omit:
+            self.omitted += 1
+            return Entry("user", "[image omitted: this model reads text only]")
+        raise reading.foreign("image", where) if kind else _foreign(part, where)
+
+    def _answered(self, call_id: str, name: str) -> str:
+        """The id of the call that a result answers: its own, or that of the first open call of that name."""
+        same = [call for call in self._open if (call.id == call_id if call_id else call.name == name)]
+        if same:
+            self._open.remove(same[0])
+        return call_id or (same[0].id if same else "")
+
+
+def _part(part: JSON, where: str) -> Mapping[str, JSON]:
+    return {"text": part} if isinstance(part, str) else reading.mapping(part, where)
+
+
+def _foreign(part: Mapping[str, JSON], where: str) -> RefusedError:
+    return refuse(f"{where}: {', '.join(part) or 'an empty part'} is not served; send text, calls and their results")
+
+
+def _call(called: Mapping[str, JSON], where: str) -> Call:
+    given = called.get("args")
+    if isinstance(given, dict) and list(given) == [_UNREADABLE]:
+        given = given[_UNREADABLE]
+    name = reading.string(called.get("name"), f"{where}.functionCall.name")
+    return Call(reading.string(called.get("id"), f"{where}.functionCall.id"), name, reading.arguments(given))
+
+
+def _answer(response: JSON) -> str:
+    """A result as text: the string itself if a client wrapped one, else its JSON."""
+    if isinstance(response, dict) and len(response) == 1:
+        key, value = next(iter(response.items()))
+        if key in _ANSWERS and isinstance(value, str):
+            return value
+    return "" if response is None else json.dumps(response, ensure_ascii=False)
+
+
+def _receipt(signature: JSON) -> str:
+    """The receipt in a signature, which is in base64 on this API. Empty for a foreign one."""
+    try:
+        return base64.b64decode(str(signature or ""), altchars=b"-_", validate=False).decode("ascii")
+    except (binascii.Error, ValueError):
+        return ""
+
+
+def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
+    """The tools, and the names of those that Google runs, which are left out."""
+    tools: list[ToolSpec] = []
+    left_out: list[str] = []
+    for index, tool in enumerate(reading.sequence(sent, "tools")):
+        tool = reading.mapping(tool, f"tools[{index}]")
+        declared = reading.sequence(_of(tool, "functionDeclarations"), f"tools[{index}].functionDeclarations")
+        for i, one in enumerate(declared):
+            where = f"tools[{index}].functionDeclarations[{i}]"
+            one = reading.mapping(one, where)
+            own = _of(one, "parametersJsonSchema")
+            parameters = _schema(one.get("parameters")) if own is None else own
+            tools.append(reading.function(one.get("name"), one.get("description"), parameters, where))
+        left_out += [name for name in tool if name not in ("functionDeclarations", "function_declarations")]
+    return tools, left_out
+
+
+def _schema(value: JSON) -> JSON:
+    """A schema of this API as JSON Schema, which writes types in small letters."""
+    if isinstance(value, list):
+        return [_schema(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: one.lower() if key == "type" and isinstance(one, str) else one if key == "enum" else _schema(one)
+        for key, one in value.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _ContentWriter:
+    request: ChatRequest
+    array: bool
+    id: str = field(default_factory=lambda: uuid4().hex)
+
+    def whole(self, replies: Sequence[Reply]) -> JSON:
+        body = self._response(replies)
+        return [body] if self.array else body
+
+    def _response(self, replies: Sequence[Reply]) -> dict[str, JSON]:
+        candidates = [
+            {
+                "content": {"role": "model", "parts": _parts(reply)},
+                "finishReason": _STOPS[reply.stop],
+                "index": index,
+            }
+            for index, reply in enumerate(replies)
+        ]
+        return {"candidates": candidates, "usageMetadata": _usage(replies), **self._head()}
+
+    def _head(self) -> dict[str, JSON]:
+        return {"modelVersion": self.request.model, "responseId": self.id}
+
+    def opening(self) -> bytes:
+        return self.progress()
+
+    def progress(self) -> bytes:
+        return _data(self._head())
+
+    def closing(self, replies: Sequence[Reply]) -> tuple[bytes, bytes]:
+        return b"", _data(self._response(replies))
+
+    def failure(self, refused: RefusedError) -> bytes:
+        return _data(_error(refused.status, str(refused), refused.kind))
+
+
+def _data(data: JSON) -> bytes:
+    return f"data: {compact(data)}\r\n\r\n".encode()
+
+
+def _parts(reply: Reply) -> list[dict[str, JSON]]:
+    parts: list[dict[str, JSON]] = []
+    if reply.reasoning is not None and not reply.without_reasoning:
+        parts.append({"text": reply.reasoning, "thought": True})
+    if reply.content or not reply.calls:
+        parts.append({"text": reply.content})
+    parts += [{"functionCall": {"id": call.id, "name": call.name, "args": _args(call)}} for call in reply.calls]
+    parts[-1]["thoughtSignature"] = base64.b64encode(reply.receipt.encode()).decode()
+    return parts
+
+
+def _args(call: ReplyCall) -> dict[str, JSON]:
+    """A call's arguments, which must be an object on this API."""
+    return {_UNREADABLE: call.arguments} if isinstance(call.arguments, str) else dict(call.arguments)
+
+
+def _usage(replies: Sequence[Reply]) -> JSON:
+    """The prompt is counted once, however many replies it has."""
+    prompt, sampled = replies[0].usage.prompt, sum(reply.usage.sampled for reply in replies)
+    return {
+        "promptTokenCount": prompt,
+        "cachedContentTokenCount": max(reply.usage.cached for reply in replies),
+        "candidatesTokenCount": sampled,
+        "totalTokenCount": prompt + sampled,
+    }
