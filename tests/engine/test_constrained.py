@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from aiohttp import web
 
 from agentrl.image import Image
 from tests.engine.fake_sglang import Fake, answer, client
@@ -38,6 +39,20 @@ async def test_only_what_the_grammar_changed_is_flagged():
     assert bodies[1]["sampling_params"] == {"max_new_tokens": 0, "temperature": 1.0}
 
 
+async def test_the_adapter_is_the_one_that_sampled():
+    """A trainer names the next one while the reply is sampled."""
+    fake = Fake()
+    async with fake.serve() as url, client(url, extra={"lora_path": "one"}) as engine:
+
+        async def held(request):
+            engine.extra = {"lora_path": "two"}
+            return web.json_response(HELD)
+
+        fake.replies += [held, scored([0.0, -0.5, -1.0])]
+        assert list((await engine.generate([1, 2], TAG)).constrained) == [False] * 3
+    assert [body["lora_path"] for body in fake.bodies] == ["one", "one"]
+
+
 async def test_without_a_grammar_nothing_is_scored():
     found, bodies = await flags(HELD, params={"temperature": 1.0})
     assert (found, len(bodies)) == ([], 1)
@@ -51,8 +66,9 @@ async def test_without_a_grammar_nothing_is_scored():
         scored([0.0, None, -1.0]),
         scored([0.0, float("nan"), -1.0]),
         answer([]),
+        (400, {"error": {"message": "LoRA adapter not found"}}),
     ],
-    ids=["other weights", "other tokens", "no number", "NaN", "no scores"],
+    ids=["other weights", "other tokens", "no number", "NaN", "no scores", "refused"],
 )
 async def test_what_cannot_be_compared_is_not_trained(second):
     found, _ = await flags(HELD, second)

@@ -28,7 +28,7 @@ from agentrl.engine.sglang.connections import Address, Connections, UnavailableE
 from agentrl.engine.sglang.constrained import GRAMMARS, constrained, is_comparable, scoring_body
 from agentrl.engine.sglang.encoding import HistoryEncoder
 from agentrl.engine.sglang.workers import Workers
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import ConfigError, EngineError, RequestError
 from agentrl.image import Image
 from agentrl.types import Generation, SamplingParams
 
@@ -145,6 +145,7 @@ class SGLangEngine(AsyncClosing):
         abort the request at the worker before they are raised.
         """
         check_sampling_params(sampling_params)
+        more = {**self.extra, **(extra or {})}
         fields = {
             # The trainer uses token ids. Only people read the text, and they want to see all of it.
             "sampling_params": {
@@ -156,8 +157,7 @@ class SGLangEngine(AsyncClosing):
             "return_logprob": True,
             "stream": False,
             **({"image_data": [image.uri for image in images]} if images else {}),
-            **self.extra,
-            **(extra or {}),
+            **more,
         }
         history = self._history.encode(session_id, input_ids)
         headers = {_ROUTING_KEY: _routing_key(session_id)} if session_id else {}
@@ -177,7 +177,6 @@ class SGLangEngine(AsyncClosing):
         if found is None:
             return Generation((), (), "abort")
         if found.tokens and GRAMMARS & sampling_params.keys():
-            more = {**self.extra, **(extra or {})}
             flags = await self._constrained(input_ids, found, sampling_params, images, more, headers)
             found = replace(found, constrained=flags)
         return found
@@ -196,9 +195,12 @@ class SGLangEngine(AsyncClosing):
         if not is_comparable(generation, sampling_params, images):
             return unknown
         body, where = scoring_body(input_ids, generation, more), f"{self.url}/generate"
-        answer = await self._patiently(
-            lambda: self._connections.post(where, body, headers, self._timeout), ended=lambda: self.stopped()
-        )
+        try:
+            answer = await self._patiently(
+                lambda: self._connections.post(where, body, headers, self._timeout), ended=lambda: self.stopped()
+            )
+        except RequestError:  # such as an adapter that the server has dropped meanwhile
+            return unknown
         return unknown if answer is None else constrained(generation, answer)
 
     async def _patiently(

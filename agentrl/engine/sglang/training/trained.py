@@ -54,6 +54,7 @@ class TrainedSGLang(AsyncClosing):
     """
 
     own_weights = True
+    takes_grammars = True
 
     def __init__(
         self,
