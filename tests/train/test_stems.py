@@ -12,6 +12,7 @@ from agentrl.train import batch, log_probs, packing, stems
 from agentrl.train.batch import Row, micro_batches
 from agentrl.train.checkpointing import checkpointing, layers_to_checkpoint
 from agentrl.train.learner import Learner
+from agentrl.train.lora import AdapterReference, attach
 from agentrl.train.packing import attending_by_rows, packing_of
 from agentrl.train.stems import packs, reads_stems, unique_tokens
 from tests.train.test_packing import CPU, PACKED, SIZES, assert_equal, bottom_right, make, with_gradients
@@ -171,3 +172,29 @@ def test_passes_hold_each_row_once_within_the_budget(seed, monkeypatch):
         assert len(each.numbers) == 1 or (size <= budget and whole <= 3 * budget)
         assert not set(each.stem.chain if each.stem else ()) & set(closed), "closed too early"
         closed += each.closes
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_an_adapters_gradients_reach_through_stems(kl_coef, make_config):
+    """The keys of the first layer have no gradient if they have no adapter, and the reference has stems of its own."""
+    pytest.importorskip("peft", reason="LoRA needs the extra `lora`")
+    learned = []
+    for budget in (37, 5000):
+        config = make_config(
+            learning_rate=1e-2,
+            minibatches=1,
+            micro_batch_tokens=budget,
+            kl_coef=kl_coef,
+            lora={"rank": 2, "targets": ["v_proj", "down_proj"]},
+        )
+        model = attach(make("Qwen2"), config.lora, base="somewhere", seed=0)
+        learner = Learner(model, config)
+        learner.reference = AdapterReference(model) if kl_coef else None
+        given = [Row(r.tokens, r.positions, r.weights, r.log_probs) for r in rows()]
+        updates = [learner.learn(given, step=step, normaliser=10) for step in (1, 2)]
+        learned.append((updates, torch.cat([p.detach().flatten() for p in learner.parameters])))
+    (found, weights), (expected, others) = learned
+    assert expected[1].computed == expected[1].unique < found[1].computed < found[1].unique + 9, "stems were used"
+    assert found[1].kl == pytest.approx(expected[1].kl, rel=1e-3)
+    assert (found[1].kl > 0) is (kl_coef > 0)
+    assert torch.allclose(weights, others, atol=1e-4)
