@@ -136,6 +136,12 @@ def test_a_failure_and_an_empty_episode_are_shown():
     assert shown[-1] == "ledger: sampled 0 = trained 0 + masked 0"
 
 
+def test_the_rewards_of_branches_are_shown():
+    t = Trajectory(Task(id="t"), session_id="s")
+    t.reward, t.branch_rewards = 1.0, {"solver/1": 1.2, "solver/2": 0.0}
+    assert lines(t)[0].startswith("task t, reward 1, stop none, 0 turns, solver/1 1.2, solver/2 0")
+
+
 @pytest.fixture
 async def recorded(folder):
     from agentrl import EnvFactory

@@ -70,6 +70,14 @@ def test_own_segments_have_their_own_turns_and_advantages():
     assert (episode.outline.step, episode.outline.advantage, episode.outline.gap) == (3, -2.0, 1.0)
 
 
+def test_own_segments_have_the_names_of_their_branches():
+    trajectory = stripped()
+    trajectory.segments[0].branch, trajectory.branch_rewards = "solver/1", {"solver": 0.5}
+    episode = read_record(trajectory.to_json(), "x")
+    assert [sequence.name for sequence in episode.sequences] == ["solver/1", ""]
+    assert episode.facts["branch_rewards"] == {"solver": 0.5}
+
+
 def test_advantages_by_turn():
     trajectory = made()
     data = trajectory.to_json()
