@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -78,8 +78,20 @@ class GroupReward(Protocol):
 class RemotePlayer(Protocol):
     """Plays episodes elsewhere; see `agentrl.rollout.remote`."""
 
-    async def play(self, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
-        """As `play_episode`."""
+    async def play(
+        self,
+        task: Task,
+        params: SamplingParams,
+        session_id: str,
+        *,
+        hooks: EpisodeHooks | None = None,
+        parked: Parked | None = None,
+    ) -> Trajectory:
+        """As `play_episode`. Of `hooks`, `aborted` and `park` are used."""
+        ...
+
+    async def abort(self, cut: Callable[[], Awaitable[None]]) -> None:
+        """Have the episodes whose `aborted` is set stop where they are; `cut` ends the engine's requests."""
         ...
 
 
@@ -327,7 +339,7 @@ async def _play_with_retry(
 ) -> Trajectory:
     """Play an episode; if its environment fails, play it again under other session ids."""
     if rollout.workers is not None:
-        return await rollout.workers.play(task, params, session_id)
+        return await rollout.workers.play(task, params, session_id, hooks=hooks, parked=parked)
     hooks = replace(hooks or EpisodeHooks(on_turn=note_turn), slots=rollout.phases)
 
     async def play(attempt: int) -> list[Trajectory]:

@@ -117,11 +117,16 @@ class LoopDrawer:
         at_once = max(round(self.settings.over_sample * self.settings.groups), self.settings.groups)
         try:
             taken = await self.loop.collect(step - 1, at_once)
-            await self.loop.abort(self.player.rollout.engine.abort, partial_groups=self.settings.staleness > 0)
+            await self.loop.abort(self._cut, partial_groups=self.settings.staleness > 0)
         except BaseException:
             await asyncio.shield(self.loop.stop())
             raise
         return taken
+
+    async def _cut(self) -> None:
+        """End the requests of the episodes that are to stop."""
+        rollout = self.player.rollout
+        await (rollout.engine.abort() if rollout.workers is None else rollout.workers.abort(rollout.engine.abort))
 
     def _unwanted(self, group: PendingGroup) -> str | None:
         settings = self.settings

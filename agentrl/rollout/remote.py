@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from agentrl.engine.base import Engine, EngineWrapper
 from agentrl.engine.table import EngineParts, open_engine
+from agentrl.env.env import Env, close_env
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.config import EpisodeConfig, load_reward
-from agentrl.episode.options import EpisodeOptions
-from agentrl.errors import ConfigError, EngineLostError, Failure
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions
+from agentrl.episode.phases import Phase, PhaseSlots
+from agentrl.episode.state import Parked
+from agentrl.errors import ConfigError, EngineLostError, Failure, InfraError
 from agentrl.render import load_renderer
+from agentrl.rollout.failures import RETRY, FailurePolicy
 from agentrl.rollout.groups import BugError, Rollout, play_episode
-from agentrl.rollout.in_flight import flying, in_flight, note_remote, take_started
+from agentrl.rollout.in_flight import flying, in_flight, note_remote, note_turn, take_started
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Generation, SamplingParams, StopReason, Task
 from agentrl.workers import JobOrder, WorkerAnswer, WorkerLostError, WorkerPool
@@ -26,6 +31,8 @@ from agentrl.workers.pipes import PipeTransport
 
 _STATUS_S = 2.0
 """Seconds between two questions what the episodes of the workers are doing."""
+_AGAIN_S = 1.0
+"""Seconds until the engine's requests are aborted once more: the first abort may have come before one had arrived."""
 SERVED = "served"
 """In `EpisodeOrder.engine`: the driver's engine, over HTTP."""
 
@@ -41,6 +48,9 @@ class EpisodeOrder:
     engine: str = SERVED
     engine_config: Mapping[str, Any] = field(default_factory=dict)
     reward: str | None = None
+    failures: FailurePolicy = RETRY
+    at_once: Mapping[Phase, int] = field(default_factory=dict)
+    """Bounds on how many episodes reset, step and score at once in all workers together; one or more for each."""
 
     @classmethod
     def of(cls, config: EpisodeConfig, tokenizer: Any) -> Self:
@@ -57,6 +67,24 @@ class _EpisodeRequest:
     task: Task
     params: SamplingParams
     session_id: str
+    parks: bool = False
+    """Whether it stops when its rollout is aborted, and is parked then."""
+    parked: Parked | None = None
+    """Where to continue, without the Env: the worker has kept it, if it is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CloseRequest:
+    """Close the Env that is kept open for a parked episode, if it is in this worker."""
+
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _PlayedEpisode:
+    trajectory: Trajectory
+    parked: bytes = b""
+    """The parked episode without its Env, pickled; empty for one that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +102,19 @@ async def open_job(order: EpisodeOrder) -> AsyncIterator[EpisodeJob]:
     renderer = order.options.renderer(load_renderer(order.tokenizer))
     engine = open_engine(order.engine, EngineParts(order.tokenizer, renderer, _no_model), order.engine_config)
     try:
-        async with envs:
-            yield EpisodeJob(Rollout(envs=envs, engine=engine, renderer=renderer, options=order.options, reward=reward))
+        async with envs, AsyncExitStack() as stack:
+            rollout = Rollout(
+                envs=envs,
+                engine=engine,
+                renderer=renderer,
+                options=order.options,
+                reward=reward,
+                failures=order.failures,
+                phases=PhaseSlots(order.at_once) if order.at_once else None,
+            )
+            job = EpisodeJob(rollout)
+            stack.push_async_callback(job.close)
+            yield job
     finally:
         await engine.close()
 
@@ -89,19 +128,73 @@ class EpisodeJob:
     """Plays single episodes of a rollout in a worker."""
 
     rollout: Rollout
+    _open: dict[str, Env] = field(default_factory=dict)
+    """Envs of parked episodes that can only be kept open, by session id."""
 
-    async def play(self, request: _EpisodeRequest, aborted: Callable[[], bool]) -> Trajectory | _Bug:
-        """The trajectory, or the bug that ended it."""
+    async def play(
+        self, request: _EpisodeRequest | _CloseRequest, aborted: Callable[[], bool]
+    ) -> _PlayedEpisode | _Bug | None:
+        """The episode, ended or parked, or the bug that ended it."""
+        if isinstance(request, _CloseRequest):
+            await self._close(request.session_id)
+            return None
         try:
             with flying(request.session_id, request.task.id):
-                return await play_episode(self.rollout, request.task, request.params, request.session_id)
+                return await self._play(request, aborted)
         except BugError as exc:
             return _Bug(exc.failure, exc.session_id)
         finally:
             take_started(request.session_id)
 
+    async def _play(self, request: _EpisodeRequest, aborted: Callable[[], bool]) -> _PlayedEpisode:
+        session_id, kept = request.session_id, list[bytes]()
+
+        async def park(episode: Parked) -> None:
+            kept.append(encoded(replace(episode, env=None), "a parked episode"))
+            if episode.env is not None:
+                await self._close(session_id)
+                self._open[session_id] = episode.env
+
+        hooks = EpisodeHooks(on_turn=note_turn)
+        if request.parks:
+            hooks = replace(hooks, aborted=aborted, park=park)
+        parked = request.parked
+        if parked is not None and parked.how == "alive":  # without its Env it is played anew
+            parked = replace(parked, env=self._open.pop(session_id, None))
+        rollout, params = self.rollout, request.params
+        trajectory = await play_episode(rollout, request.task, params, session_id, hooks=hooks, parked=parked)
+        return _PlayedEpisode(trajectory, kept[-1] if kept and trajectory.stop is StopReason.ABORTED else b"")
+
+    async def _close(self, session_id: str) -> None:
+        if (env := self._open.pop(session_id, None)) is not None:
+            await close_env(env)
+
+    async def close(self) -> None:
+        """Close what is kept open for parked episodes."""
+        for session_id in list(self._open):
+            await self._close(session_id)
+
     def status(self) -> Mapping[str, Mapping[str, JSON]]:
         return {session_id: flight.to_json() for session_id, flight in in_flight().items()}
+
+
+class _KeptEnv(Env):
+    """Stands for the Env of a parked episode that a worker keeps open."""
+
+    pool: WorkerPool
+    session_id: str
+    home: str
+    """The worker that has it."""
+
+    @classmethod
+    def of(cls, pool: WorkerPool, session_id: str, home: str) -> Self:
+        env = cls()
+        env.pool, env.session_id, env.home = pool, session_id, home
+        return env
+
+    async def close(self) -> None:
+        with suppress(InfraError):  # a worker that has ended has closed it
+            await self.pool.play(encoded(_CloseRequest(self.session_id), self.session_id), home=self.home)
 
 
 @dataclass(slots=True)
@@ -109,29 +202,85 @@ class EpisodeWorkers:
     """The driver's side: `play` is `play_episode` in a worker."""
 
     pool: WorkerPool
+    ends_run: bool = False
+    """Raise WorkerLostError for an episode that has ended two workers."""
     _playing: int = 0
+    _idle: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    _aborted: bool = False
+    """Whether the present epoch of the pool was aborted."""
     _watcher: asyncio.Task[None] | None = field(default=None, repr=False)
 
-    async def play(self, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
+    async def play(
+        self,
+        task: Task,
+        params: SamplingParams,
+        session_id: str,
+        *,
+        hooks: EpisodeHooks | None = None,
+        parked: Parked | None = None,
+    ) -> Trajectory:
         """One episode. If two workers end while they play it, it counts as failed.
 
         Raises BugError for a bug, ConfigError for a task that cannot be sent, and what ended the workers.
         """
-        request = encoded(_EpisodeRequest(task, params, session_id), f"task {task.id or session_id}")
+        home = ""
+        if parked is not None and isinstance(parked.env, _KeptEnv):
+            home, parked = parked.env.home, replace(parked, env=None)
+        parks = hooks is not None and hooks.park is not None
+        request = encoded(_EpisodeRequest(task, params, session_id, parks, parked), f"task {task.id or session_id}")
+        if self._aborted and hooks is not None and hooks.aborted is not None and not hooks.aborted():
+            self._aborted = False
+            self.pool.next_epoch()
+        with self._counted():
+            try:
+                answer = await self.pool.play(request, home=home)
+            except WorkerLostError as exc:
+                if self.ends_run:
+                    raise
+                trajectory = Trajectory(task, session_id=session_id)
+                trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, "run")
+                return trajectory
+        return await self._settled(answer, session_id, hooks)
+
+    async def _settled(self, answer: WorkerAnswer, session_id: str, hooks: EpisodeHooks | None) -> Trajectory:
+        found = answer.result
+        if isinstance(found, _Bug):
+            raise BugError(found.failure, found.session_id)
+        assert isinstance(found, _PlayedEpisode)
+        if answer.lost:
+            found.trajectory.info["workers_lost"] = list(answer.lost)
+        if found.parked and hooks is not None and hooks.park is not None:
+            parked: Parked = pickle.loads(found.parked)
+            if parked.how == "alive":
+                parked = replace(parked, env=_KeptEnv.of(self.pool, session_id, answer.worker))
+            await hooks.park(parked)
+        return found.trajectory
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count an episode, and note what the workers do while there is one."""
         self._playing += 1
+        self._idle.clear()
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._watch())
         try:
-            return _told(await self.pool.play(request))
-        except WorkerLostError as exc:
-            trajectory = Trajectory(task, session_id=session_id)
-            trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, "run")
-            return trajectory
+            yield
         finally:
             self._playing -= 1
-            if not self._playing and self._watcher is not None:
+            if not self._playing:
+                self._idle.set()
                 self._watcher.cancel()
                 self._watcher = None
+
+    async def abort(self, cut: Callable[[], Awaitable[None]]) -> None:
+        """Have all episodes that park stop where they are, and wait for that. `cut` ends the engine's requests."""
+        self._aborted = True
+        await self.pool.abort()
+        while self._playing:
+            await cut()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_AGAIN_S):
+                    await self._idle.wait()
 
     async def _watch(self) -> None:
         """Note now and then what the episodes do, for those who look at the run."""
@@ -139,16 +288,6 @@ class EpisodeWorkers:
             await asyncio.sleep(_STATUS_S)
             for status in await self.pool.status():
                 note_remote(status or {})
-
-
-def _told(answer: WorkerAnswer) -> Trajectory:
-    found = answer.result
-    if isinstance(found, _Bug):
-        raise BugError(found.failure, found.session_id)
-    assert isinstance(found, Trajectory)
-    if answer.lost:
-        found.info["workers_lost"] = list(answer.lost)
-    return found
 
 
 @asynccontextmanager
@@ -168,10 +307,11 @@ async def with_workers(count: int, rollout: Rollout, order: EpisodeOrder) -> Asy
         pools: list[WorkerPool] = []
         if not _opens_itself(order):
             order = await stack.enter_async_context(_served(order, rollout.engine, pools))
-        job = JobOrder(f"{__name__}:open_job", order)
+        shares = {phase: bound // count for phase, bound in order.at_once.items()}
+        job = JobOrder(f"{__name__}:open_job", replace(order, at_once=shares))
         pool = await stack.enter_async_context(WorkerPool(transport=PipeTransport(), order=job, size=count))
         pools.append(pool)
-        yield replace(rollout, workers=EpisodeWorkers(pool))
+        yield replace(rollout, workers=EpisodeWorkers(pool, ends_run=order.failures.ends_run))
 
 
 def _opens_itself(order: EpisodeOrder) -> bool:

@@ -405,14 +405,11 @@ class TrainConfig(EpisodeConfig):
             raise ValueError("over_sample ends each rollout early, and with fully_async none ends: leave one out")
         if self.at_once.generate is not None and not self.fully_async:
             raise ValueError("at_once.generate is for fully_async: otherwise concurrency bounds the engine's requests")
-        own = (
-            self.fully_async,
-            self.over_sample != 1,
-            self.at_once != AtOnceConfig(),
-            self.failures != FailureConfig(),
-        )
-        if self.workers and any(own):
-            raise ValueError("workers play whole rollouts: leave out fully_async, over_sample, at_once and failures")
+        for phase, bound in self.at_once.phases().items():
+            if bound < self.workers:
+                raise ValueError(
+                    f"at_once.{phase}: {bound} is divided among {self.workers} workers; give {self.workers} or more"
+                )
         if self.failures.least > self.group_size:
             raise ValueError(f"failures.least ({self.failures.least}) exceeds group_size ({self.group_size})")
         return self

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.episode.phases import Phase
 from agentrl.rollout.failures import FailurePolicy
 
 
@@ -20,6 +23,11 @@ class AtOnceConfig(BaseModel):
     """Calls of `Env.step`, with the tools in them."""
     score: int | None = Field(default=None, gt=0)
     """Episodes that are scored, by `Env.score` or the reward function."""
+
+    def phases(self) -> dict[Phase, int]:
+        """The bounds of `PhaseSlots`."""
+        given: Mapping[Phase, int | None] = {"reset": self.reset, "step": self.step, "score": self.score}
+        return {phase: bound for phase, bound in given.items() if bound is not None}
 
 
 class FailureConfig(BaseModel):

@@ -13,6 +13,7 @@ from agentrl.rollout.drawing import GroupDrawer
 from agentrl.rollout.filters import NO_SPREAD, drop_reason
 from agentrl.rollout.groups import Rollout
 from agentrl.rollout.loop_drawer import LoopDrawer, LoopSettings
+from agentrl.rollout.remote import EpisodeOrder
 from agentrl.train.beside import FullyAsync
 from agentrl.train.config import TrainConfig
 from agentrl.train.handover import HandOver
@@ -24,6 +25,12 @@ from agentrl.types import SamplingParams
 Drawer: TypeAlias = GroupDrawer | LoopDrawer
 
 
+def order_of(config: TrainConfig, tokenizer: Any) -> EpisodeOrder:
+    """What workers need to play the episodes of a run."""
+    order = EpisodeOrder.of(config, tokenizer)
+    return replace(order, failures=config.failures.policy(), at_once=config.at_once.phases())
+
+
 def open_drawer(
     config: TrainConfig, rollout: Rollout, buffer: GroupBuffer, warn: Callable[[str], None]
 ) -> tuple[Drawer, Rollout]:
@@ -32,7 +39,7 @@ def open_drawer(
     Whole rollouts in waves, which an engine with lockstep repeats to the bit, or a loop for `fully_async` and
     `over_sample`.
     """
-    bounds: dict[Any, int] = config.at_once.model_dump(exclude_none=True, exclude={"generate"})
+    bounds = config.at_once.phases()
     rollout = replace(rollout, failures=config.failures.policy(), phases=PhaseSlots(bounds) if bounds else None)
     if not config.fully_async and config.over_sample == 1:
         return drawer_of(config, rollout, buffer, warn), rollout

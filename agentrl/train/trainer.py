@@ -32,7 +32,7 @@ from agentrl.rollout.drawing import Drawn
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout
 from agentrl.rollout.journal import Journal
-from agentrl.rollout.remote import EpisodeOrder, with_workers
+from agentrl.rollout.remote import with_workers
 from agentrl.train import lora
 from agentrl.train.batch import Row
 from agentrl.train.bill import Bill, billed
@@ -61,7 +61,7 @@ from agentrl.train.report import (
     nothing_learned,
     told_evaluation,
 )
-from agentrl.train.rollouts import open_drawer, open_order
+from agentrl.train.rollouts import open_drawer, open_order, order_of
 from agentrl.train.rows import buffer_of, normaliser, rows_to_learn
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
 from agentrl.train.seats import run_opponents
@@ -166,7 +166,7 @@ class Trainer:
             concurrency=config.concurrency,
             opponents=opponents,
         )
-        played = with_workers(config.workers, rollout, EpisodeOrder.of(config, self.tokenizer))
+        played = with_workers(config.workers, rollout, order_of(config, self.tokenizer))
         rollout = await self._stack.enter_async_context(played)
         self.drawer, self.rollout = open_drawer(config, rollout, self.buffer, self._warn)
         self._stack.push_async_callback(self.drawer.stop)

@@ -152,12 +152,11 @@ class WorkerPool:
         if self._fatal is not None:
             raise self._fatal
 
-    def abort(self) -> None:
-        """Abort the episodes of the present epoch, wherever they are."""
+    def abort(self) -> asyncio.Future[list[Any]]:
+        """Abort the episodes of the present epoch, wherever they are. The future is done when each worker knows."""
         self._aborted = self.epoch
-        for seat in self._seats:
-            if seat.link is not None:
-                seat.link.tell("abort", self.epoch)
+        links = [seat.link for seat in self._seats if seat.link is not None]
+        return asyncio.gather(*(link.ask("abort", self.epoch) for link in links), return_exceptions=True)
 
     def next_epoch(self) -> None:
         """The next rollout begins: what aborted the last one does not concern it."""

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from agentrl import Env, StepResult, tool
+from agentrl import Env, InfraError, StepResult, tool
 
 
 class Adder(Env):
@@ -66,3 +66,55 @@ def script(ids):
             ],
         }
     return "the sum is 5"
+
+
+class Walk(Env):
+    """Three turns. It notes its process when it is opened and closed, and how many of it step at once."""
+
+    config: dict[str, Any]
+    stepping = 0
+
+    def note(self, name, line=None):
+        with (Path(self.config["folder"]) / name).open("a") as file:
+            file.write(f"{os.getpid() if line is None else line}\n")
+
+    async def reset(self, task):
+        self.note("opened")
+        self.turns = 0
+        return task.prompt
+
+    async def step(self, action):
+        if self.task.label == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        type(self).stepping += 1
+        self.note("stepping", type(self).stepping)
+        await asyncio.sleep(self.config.get("step_s", 0.0))
+        type(self).stepping -= 1
+        self.turns += 1
+        return StepResult("Go on.", done=self.turns == 3)
+
+    async def score(self, trajectory):
+        if self.task.label == "broken":
+            raise InfraError("the grader is gone")
+        return float(trajectory.tokens[0] % 7)
+
+    async def close(self):
+        self.note("closed")
+
+
+class Replayed(Walk):
+    deterministic = True
+
+
+class Kept(Walk):
+    """Can only be kept open."""
+
+
+class Unsendable(Walk):
+    """Its state cannot leave its process."""
+
+    def snapshot(self):
+        return lambda: self
+
+    def restore(self, state):
+        raise AssertionError("nothing was written")
