@@ -49,8 +49,8 @@ $(VENV)/.docs: $(STAMP)
 	@$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
 	@touch $@
 
-soak-workers: $(STAMP)  ## kill -9 of workers with 200 episodes in flight, and of their driver, 20 times each (workers and raylets of Ray: AGENTRL_SOAK=1 .ci/miles.sh FOLDER tests/workers).
-	AGENTRL_SOAK=1 $(BIN)/python -m pytest tests/workers/test_killed.py
+soak-workers: $(STAMP)  ## kill -9 of workers with 200 episodes in flight, and of their driver, 20 times each, and of both in a run with a journal (on Ray: AGENTRL_SOAK=1 .ci/miles.sh FOLDER tests/workers tests/rollout/crash/test_workers_killed.py).
+	AGENTRL_SOAK=1 $(BIN)/python -m pytest tests/workers/test_killed.py tests/rollout/crash/test_workers_killed.py
 
 gateway-clients: $(STAMP)  ## Real agents against the gateway: every client of agentrl_envs/agents/versions.py, faults and long sessions; coding agents in Docker (Debian or Ubuntu, root; half an hour; 3 GB in .cache).
 	.ci/docker.sh -- .ci/clients.sh .cache/clients all

@@ -18,9 +18,8 @@ import os
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,7 +30,6 @@ from agentrl.render import load_renderer
 from agentrl.rollout import Rollout, run_groups
 from agentrl.rollout.remote import EpisodeOrder, EpisodeWorkers, with_workers
 from agentrl.types import Message
-from agentrl.workers import JobOrder, WorkerPool
 from benchmarks.peers import load_tokenizer, save, which_tokenizer
 
 TURNS = 11
@@ -84,14 +82,11 @@ def pids_of(rollout: Rollout) -> list[int]:
     return [] if pool is None else [pid for seat in pool._seats if (pid := seat.pid) is not None]
 
 
-@asynccontextmanager
-async def on_ray(count: int, rollout: Rollout, order: EpisodeOrder) -> AsyncIterator[Rollout]:
+def on_ray(count: int, rollout: Rollout, order: EpisodeOrder) -> AbstractAsyncContextManager[Rollout]:
     """The rollout with workers that are Ray actors."""
     from agentrl.workers.actors import ActorTransport
 
-    job = JobOrder("agentrl.rollout.remote:open_job", order)
-    async with WorkerPool(transport=ActorTransport(), order=job, size=count) as pool:
-        yield replace(rollout, workers=EpisodeWorkers(pool))
+    return with_workers(count, rollout, order, transport=ActorTransport)
 
 
 async def measured(rollout: Rollout, episodes: int) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from agentrl.rollout.groups import BugError, Rollout, play_episode
 from agentrl.rollout.in_flight import flying, in_flight, note_remote, note_turn, take_started
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Generation, SamplingParams, StopReason, Task
-from agentrl.workers import JobOrder, WorkerAnswer, WorkerLostError, WorkerPool
+from agentrl.workers import JobOrder, Transport, WorkerAnswer, WorkerLostError, WorkerPool
 from agentrl.workers.base import encoded
 from agentrl.workers.pipes import PipeTransport
 
@@ -291,7 +291,9 @@ class EpisodeWorkers:
 
 
 @asynccontextmanager
-async def with_workers(count: int, rollout: Rollout, order: EpisodeOrder) -> AsyncIterator[Rollout]:
+async def with_workers(
+    count: int, rollout: Rollout, order: EpisodeOrder, *, transport: Callable[[], Transport] = PipeTransport
+) -> AsyncIterator[Rollout]:
     """The rollout with `count` workers, which play its episodes. With none, its Envs are entered here instead.
 
     An engine that only the driver can have is served to the workers over HTTP, on this machine's loopback. Raises
@@ -309,7 +311,7 @@ async def with_workers(count: int, rollout: Rollout, order: EpisodeOrder) -> Asy
             order = await stack.enter_async_context(_served(order, rollout.engine, pools))
         shares = {phase: bound // count for phase, bound in order.at_once.items()}
         job = JobOrder(f"{__name__}:open_job", replace(order, at_once=shares))
-        pool = await stack.enter_async_context(WorkerPool(transport=PipeTransport(), order=job, size=count))
+        pool = await stack.enter_async_context(WorkerPool(transport=transport(), order=job, size=count))
         pools.append(pool)
         yield replace(rollout, workers=EpisodeWorkers(pool, ends_run=order.failures.ends_run))
 

@@ -124,7 +124,7 @@ class SampleWorkers:
 
         Raises ConfigError.
         """
-        refuse_loopback(request.config.engine_url(request.flags))
+        refuse_loopback(request.config.engine_url(request.flags), 0 if self._pool is None else self._pool.started)
         sent = replace(request, sample=SentSample.of(request.sample), flags=replace(request.flags, eval_datasets=()))
         session_id = getattr(request.sample, "session_id", None) or uuid4().hex
         written = encoded(sent, f"sample {sample_name(request.sample) or session_id}")
@@ -227,8 +227,11 @@ def _vision(model: str) -> Vision | None:
 
 
 @cache
-def refuse_loopback(url: str) -> None:
-    """Raises ConfigError if workers on other nodes could not reach the engine at this URL."""
+def refuse_loopback(url: str, started: int) -> None:
+    """Raises ConfigError if workers on other nodes could not reach the engine at this URL.
+
+    A cluster may grow, so this is looked at again when more workers have `started`: only those may be on new nodes.
+    """
     ray = _ray()
     if ray is not None and is_loopback(url) and sum(node["Alive"] for node in ray.nodes()) > 1:
         raise ConfigError(f"the engine {url} is out of reach for workers on other nodes; use this node's address")

@@ -162,6 +162,11 @@ class WorkerPool:
         """The next rollout begins: what aborted the last one does not concern it."""
         self.epoch += 1
 
+    @property
+    def started(self) -> int:
+        """How often a worker has become ready, so far."""
+        return sum(seat.lives for seat in self._seats)
+
     async def status(self) -> list[Any]:
         """What the episodes of each ready worker are doing."""
         links = [seat.link for seat in self._seats if seat.ready and seat.link is not None]

@@ -254,7 +254,7 @@ async def test_an_engine_that_other_nodes_do_not_reach_is_refused(slime, monkeyp
     monkeypatch.setattr("agentrl.slime.remote._ray", lambda: ray)
     monkeypatch.setattr("agentrl.slime.remote._transport", PipeTransport)
     refuse_loopback.cache_clear()
-    refuse_loopback("http://10.0.0.7:30000")
+    refuse_loopback("http://10.0.0.7:30000", 0)
     async with slime("Adding") as rollouts:
         sample = rollouts.sample(0)
         if refused:
@@ -262,6 +262,26 @@ async def test_an_engine_that_other_nodes_do_not_reach_is_refused(slime, monkeyp
                 await adapt(rollouts.args, sample, PARAMS)
         else:
             assert (await adapt(rollouts.args, sample, PARAMS)).reward == 1.0
+    refuse_loopback.cache_clear()
+
+
+async def test_a_cluster_that_grows_is_looked_at_again_when_a_worker_starts(slime, monkeypatch):
+    nodes = [{"Alive": True}]
+    monkeypatch.setattr("agentrl.slime.remote._ray", lambda: SimpleNamespace(nodes=lambda: nodes))
+    monkeypatch.setattr("agentrl.slime.remote._transport", PipeTransport)
+    refuse_loopback.cache_clear()
+    async with slime("Adding") as rollouts:
+        for index in range(3):
+            assert (await adapt(rollouts.args, rollouts.sample(index), PARAMS)).reward == 1.0
+            if index == 1:  # the workers have started
+                nodes.append({"Alive": True})  # and none of them is there
+        pool = sample_workers(SIZE)._pool
+        before = pool.started
+        os.kill(pool._seats[0].link._process.pid, signal.SIGKILL)
+        while pool.started == before:
+            await asyncio.sleep(0.01)
+        with pytest.raises(ConfigError, match=r"127\.0\.0\.1:.* is out of reach for workers on other nodes"):
+            await adapt(rollouts.args, rollouts.sample(3), PARAMS)
     refuse_loopback.cache_clear()
 
 
