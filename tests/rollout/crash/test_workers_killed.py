@@ -63,10 +63,13 @@ def until(condition):
     return found
 
 
-def workers(settings):
-    """All processes that were workers."""
+def workers(settings, driver=None):
+    """All processes that were workers, or those of a driver that live."""
     file = settings.folder / "workers"
-    return [int(line.split()[0]) for line in file.read_text().splitlines()] if file.exists() else []
+    noted = [[*map(int, line.split())] for line in file.read_text().splitlines()] if file.exists() else []
+    if driver is None:
+        return [pid for pid, _ in noted]
+    return [pid for pid, parent in noted if (settings.ray or parent == driver) and lives(pid)]
 
 
 def error(settings):
@@ -81,18 +84,17 @@ def ended(child):
 def run_with_kills(settings, rng, *given):
     """Kill a worker and the driver in turn, spread over the course of the run. Return its last weights."""
     seeds = count()
-    child, before = start(settings, *given, next(seeds)), 0
+    child = start(settings, *given, next(seeds))
     for number in range(2 * KILLS):
         after = int(0.8 * (number + rng.random()) / (2 * KILLS) * STEPS)
-        until(lambda: ended(child) or (updates(settings) >= after and len(workers(settings)) >= before + 2))  # noqa: B023
+        until(lambda: ended(child) or (updates(settings) >= after and len(workers(settings, child)) > 1))  # noqa: B023
         assert not ended(child), error(settings) or "the run ended before it was killed"
         time.sleep(rng.uniform(0, 0.15))
         if number % 2 == 0:
-            os.kill(rng.choice(workers(settings)[-2:]), signal.SIGKILL)
+            os.kill(rng.choice(workers(settings, child)), signal.SIGKILL)
             continue
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        before = len(workers(settings))
         child = start(settings, *given, next(seeds))
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0, error(settings)

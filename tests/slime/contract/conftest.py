@@ -57,6 +57,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in here:
         if WORKERS and (why := NOT_IN_WORKERS.get(item.originalname)):
             item.add_marker(pytest.mark.skip(reason=f"with workers: {why}"))
+        if WORKERS:  # the first test of a host waits until they have started
+            item.add_marker(pytest.mark.timeout(600))
         item.add_marker(pytest.mark.filterwarnings("default"))  # the hosts' own are not ours to fix
     if surplus:
         config.hook.pytest_deselected(items=[item for item in items if item in surplus])
