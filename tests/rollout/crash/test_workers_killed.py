@@ -87,7 +87,8 @@ def run_with_kills(settings, rng, *given):
     child = start(settings, *given, next(seeds))
     for number in range(2 * KILLS):
         after = int(0.8 * (number + rng.random()) / (2 * KILLS) * STEPS)
-        until(lambda: ended(child) or (updates(settings) >= after and len(workers(settings, child)) > 1))  # noqa: B023
+        least = 2 - number % 2  # a worker is killed while there is another one
+        until(lambda: ended(child) or (updates(settings) >= after and len(workers(settings, child)) >= least))  # noqa: B023
         assert not ended(child), error(settings) or "the run ended before it was killed"
         time.sleep(rng.uniform(0, 0.15))
         if number % 2 == 0:
