@@ -32,6 +32,10 @@ _SIZES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 """JPEG markers whose segment holds the size of the picture."""
 
 
+class AddressError(ValueError):
+    """An image is named by an address (a URL, a path, the id of a file), and nothing is fetched."""
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """A PNG or JPEG file, as a data URI. Immutable. Equal files are equal images."""
@@ -100,7 +104,7 @@ def parts_of(content: Any) -> list[Part]:
 
     Reads texts, Images, and the parts of OpenAI's (`image_url`, `input_image`), Anthropic's (`image` with a `source`)
     and MCP's API (`image` with `data` and `mimeType`). Raises ValueError for another part, for an image that is not a
-    PNG or JPEG file, and for one that is named by an address.
+    PNG or JPEG file, and AddressError for one that is named by an address.
     """
     if content is None or content == "":
         return []
@@ -165,13 +169,13 @@ def _address(part: Mapping[str, Any]) -> str | None:
         guessed = "image/jpeg" if source["data"].startswith("/9j/") else "image/png"
         media = source.get("media_type") or source.get("mimeType") or guessed
         return f"data:{media};base64,{source['data']}"
-    url = source.get("url") if isinstance(source, Mapping) else None
-    return url if isinstance(url, str) else None
+    named = (source.get("url") or source.get("file_id")) if isinstance(source, Mapping) else None
+    return named if isinstance(named, str) else None
 
 
 def _at(address: str) -> Image:
     if not address.startswith("data:"):
-        raise ValueError(
+        raise AddressError(
             f"an image is named by the address {address!r:.60}, and nothing is fetched: give its bytes, as a data URI "
             "or agentrl.Image"
         )

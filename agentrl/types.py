@@ -123,6 +123,10 @@ class RenderedImage:
     stop: int
     image: Image
 
+    def moved(self, by: int) -> RenderedImage:
+        """The same image, so many tokens later."""
+        return RenderedImage(self.start + by, self.stop + by, self.image)
+
 
 @dataclass(frozen=True, slots=True)
 class CheckCounts:

@@ -26,7 +26,8 @@ class SessionOptions:
     replies: int | None = None
     """The most replies of an episode, all conversations together, if `limits.turns` is not set."""
     images: Literal["refuse", "omit"] = "refuse"
-    """Images, and other media such as PDFs: refuse the request, or replace them with a note."""
+    """Media that the model does not read, such as PDFs, and images if it reads text only: refuse the request, or
+    replace them with a note."""
     forced: Literal["exact", "ignore", "refuse"] = "exact"
     """A `tool_choice` that forces a call, or a required format of the answer. "exact" samples under a grammar, and
     refuses the request if the engine cannot. "ignore" samples freely, and "refuse" always refuses."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias
 
 from agentrl.chat.options import SessionOptions
 from agentrl.errors import AgentRLError
+from agentrl.image import Image, Part
 from agentrl.types import JSON, ToolSpec
 
 WireName: TypeAlias = Literal["messages", "responses", "chat", "gemini"]
@@ -59,6 +60,19 @@ class Entry:
     """Whether it is in the same wire message as the entry before it."""
     loads: tuple[str, ...] = ()
     """Names of deferred tools that this result gives to the model (Anthropic's `tool_reference`)."""
+    parts: tuple[Part, ...] = ()
+    """The texts and images in their order, if a user or a tool shows an image. `text` has the texts alone."""
+
+    @classmethod
+    def of(cls, role: Role, parts: Sequence[Part], *, call_id: str = "", loads: tuple[str, ...] = ()) -> Self:
+        """One text or tool result in parts. Texts are on lines of their own."""
+        texts = [part for part in parts if isinstance(part, str)]
+        shown = tuple(parts) if len(texts) < len(parts) else ()
+        return cls(role, "\n".join(texts), call_id=call_id, loads=loads, parts=shown)
+
+    @property
+    def images(self) -> list[Image]:
+        return [part for part in self.parts if isinstance(part, Image)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +184,11 @@ class SessionHandler(Protocol):
     @property
     def options(self) -> SessionOptions:
         """Which parts of a request may be left out instead of refused."""
+        ...
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model is shown the images of a request."""
         ...
 
     def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:

@@ -63,10 +63,12 @@ def _load(folder: str, device: str) -> Any:
 def open_renderer(name: str) -> tuple[Renderer, Any]:
     """The certified template of a model, and its tokenizer. Raises ConfigError."""
     from agentrl.models import load_tokenizer
+    from agentrl.models.vision import load_vision
     from agentrl.render import load_renderer
 
-    tokenizer = load_tokenizer(weights_of(name))
-    return load_renderer(tokenizer), tokenizer
+    folder = weights_of(name)
+    tokenizer = load_tokenizer(folder)
+    return load_renderer(tokenizer, vision=load_vision(folder)), tokenizer
 
 
 def weights_of(name: str) -> str:

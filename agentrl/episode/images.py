@@ -7,14 +7,14 @@ tells, so it is compared for each generation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from agentrl.engine.base import Engine
 from agentrl.errors import ConfigError, EngineError
 from agentrl.render.base import ImageCounter
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Generation, Limits, Rendered
+from agentrl.types import Generation, Limits, Rendered, RenderedImage
 
 _NEVER = -1e4
 """A logit bias that no logit outweighs."""
@@ -34,8 +34,12 @@ def too_many_images(trajectory: Trajectory, rendered: Rendered, limits: Limits) 
     however many segments and turns show it."""
     if not rendered.media:
         return False
-    placed = [one for segment in trajectory.segments for one in segment.media]
-    images = {one.image.uri: one.image for one in (*placed, *rendered.media)}.values()
+    return too_much([one for segment in trajectory.segments for one in segment.media] + [*rendered.media], limits)
+
+
+def too_much(media: Iterable[RenderedImage], limits: Limits) -> bool:
+    """Whether the images are more than the limits allow. An equal image counts once."""
+    images = {one.image.uri: one.image for one in media}.values()
     pixels = sum(image.width * image.height for image in images)
     size = sum(image.size for image in images)
     return (limits.image_pixels is not None and pixels > limits.image_pixels) or (

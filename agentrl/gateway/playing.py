@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from agentrl._util.boundary import FailedError, at_boundary
+from agentrl._util.texts import texts_in
 from agentrl.chat.request import RefusedError
 from agentrl.env.env import Env, runtime
 from agentrl.errors import AgentRLError, Failure, InfraError, ResumeError, one_line
@@ -53,7 +54,7 @@ class AgentRun:
         """The text of the newest messages that the agent sent to its model."""
         prompts = self._session.tree.prompts
         told = [message for message in prompts[-1].messages if message["role"] != "assistant"] if prompts else []
-        return "\n".join(str(message["content"]) for message in told) or None
+        return "\n".join("".join(texts_in(message["content"])) for message in told) or None
 
     async def run_until_pause(self, episode: Episode, left: float | None) -> StopReason:
         """Let the agent run until it or its session ends, `left` seconds have passed, or the host aborts.

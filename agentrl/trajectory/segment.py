@@ -441,7 +441,7 @@ class Segment:
 
 
 def _moved(media: Iterable[RenderedImage], by: int) -> list[RenderedImage]:
-    return [replace(one, start=one.start + by, stop=one.stop + by) for one in media]
+    return [one.moved(by) for one in media]
 
 
 def require(condition: bool, message: str) -> None:

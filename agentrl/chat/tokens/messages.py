@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.chat.request import Call, Entry
 from agentrl.plain import text, to_json
@@ -19,6 +19,8 @@ from agentrl.types import Message, ToolSpec
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 """The user text for instructions that cannot be in the system message."""
 BLANK = "\n\n"
+Content: TypeAlias = "str | Sequence[Mapping[str, str]]"
+"""A message's content: text, or texts and images as parts."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -79,7 +81,7 @@ class _MessageBuilder:
         elif entry.role == "tool":
             self._result(entry)
         else:
-            self._user(text(entry.text), entry.joined)
+            self._user(_content(entry), entry.joined)
 
     def _instruct(self, entry: Entry) -> None:
         said = text(entry.text)
@@ -92,12 +94,11 @@ class _MessageBuilder:
         else:
             self.messages.append({"role": "system", "content": said})
 
-    def _user(self, said: str, joined: bool = False) -> None:
+    def _user(self, said: Content, joined: bool = False) -> None:
         if not self._joins(joined):
             self.messages.append({"role": "user", "content": said})
         else:
-            parts = (self.messages[-1]["content"], said)
-            self.messages[-1]["content"] = BLANK.join(filter(None, parts))
+            self.messages[-1]["content"] = _together(self.messages[-1]["content"], said)
 
     def _joins(self, joined: bool) -> bool:
         """Whether a user's text is joined to the message before it: they are one message, or the template refuses
@@ -110,10 +111,10 @@ class _MessageBuilder:
 
     def _result(self, entry: Entry) -> None:
         loaded = [json.dumps(self._loaded(name), ensure_ascii=False) for name in entry.loads]
-        said = BLANK.join(filter(None, [text(entry.text), "\n".join(loaded)]))
+        said = _together(_content(entry), "\n".join(loaded))
         wire = self.ids.get(entry.call_id, entry.call_id)
         call_id = wire if wire in self.calls else plain_id(wire)
-        if not self._may_answer(call_id):
+        if not self._may_answer(call_id) or (entry.parts and not self.forms.carries("tool_images")):
             self._user(said)
             return
         name = self.calls.get(call_id) or "unknown"
@@ -135,6 +136,33 @@ class _MessageBuilder:
         message = to_assistant_message(entry, self.ids)
         self.calls = {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
         self.messages.append(message)
+
+
+def _content(entry: Entry) -> Content:
+    """The text of an entry, or its texts and images as parts."""
+    if not entry.parts:
+        return text(entry.text)
+    found: Content = ""
+    for part in entry.parts:
+        found = _together(found, text(part) if isinstance(part, str) else [part.part], "\n")
+    return found
+
+
+def _together(one: Content, other: Content, mark: str = BLANK) -> Content:
+    """Two contents as one. `mark` is written between two texts, and nothing between a text and an image."""
+    if isinstance(one, str) and isinstance(other, str):
+        return mark.join(filter(None, (one, other)))
+    before, after = _parts(one), _parts(other)
+    if before and after and "text" in before[-1] and "text" in after[0]:
+        middle = {"type": "text", "text": before[-1]["text"] + mark + after[0]["text"]}
+        return [*before[:-1], middle, *after[1:]]
+    return [*before, *after]
+
+
+def _parts(content: Content) -> Sequence[Mapping[str, str]]:
+    if not isinstance(content, str):
+        return content
+    return [{"type": "text", "text": content}] if content else []
 
 
 def one_by_one(entries: Sequence[Entry], known: Container[int] = ()) -> Iterator[tuple[int | None, Entry]]:

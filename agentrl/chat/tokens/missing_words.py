@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from agentrl._util.texts import texts_in
 from agentrl.types import Message
 
 _LONG = 64
@@ -23,7 +24,7 @@ def first_message_not_in(messages: Sequence[Message], text: str) -> int | None:
     """
     words: set[str] | None = None
     for at, message in enumerate(messages):
-        content = message.get("content") or ""
+        content = "\n".join(texts_in(message.get("content") or ""))
         if len(content) >= _LONG and content.strip() in text:
             continue
         words = _words(text) if words is None else words

@@ -12,6 +12,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+from agentrl._util.texts import texts_in
 from agentrl.chat.request import Entry
 from agentrl.chat.tokens.check_roles import prove_places
 from agentrl.chat.tokens.messages import EntryConverter, one_by_one, plain_id, to_assistant_message, to_messages
@@ -170,18 +171,20 @@ class Writer:
     ) -> Rendered:
         """`piece`, then each assistant entry from `first` on, with the entries that follow it."""
         tokens, cut, last = list(piece.rendered.tokens), piece.rendered.cut, piece
-        special, checks = piece.rendered.special, piece.rendered.checks
+        special, checks, media = piece.rendered.special, piece.rendered.checks, [*piece.rendered.media]
         turns = [i for i in range(first, len(entries)) if entries[i].role == "assistant"]
         for at, end in pairwise([*turns, len(entries)]):
             action, sampled = known.get(at) or self._said(entries[at], ids, last)
             ids = {**ids, **_paired(entries[at], action, ids)}
             last = self._behind([*last.history, assistant_message(action)], action, entries[at + 1 : end], ids)
-            tokens += [*sampled, *last.rendered.tokens]
+            tokens += sampled
+            media += (one.moved(len(tokens)) for one in last.rendered.media)
+            tokens += last.rendered.tokens
             cut += last.rendered.cut
             special += last.rendered.special
             checks += last.rendered.checks
         spans = _spans(piece.rendered, len(tokens), last.rendered)
-        return Rendered(tuple(tokens), spans, last.rendered.thinking, cut, special, checks)
+        return Rendered(tuple(tokens), spans, last.rendered.thinking, cut, special, checks, tuple(media))
 
     def _said(self, entry: Entry, ids: Mapping[str, str], before: _WriterState) -> tuple[Action, Sequence[int]]:
         """Encode an assistant entry that did not come from the model in the form that the model would have sampled."""
@@ -215,7 +218,7 @@ class Writer:
         """Raises TemplateError if a part of a message is not in the tokens."""
         at = None if rendered.cut else first_message_not_in(messages, self.renderer.decode(rendered.tokens))
         if at is not None:
-            role, content = messages[at]["role"], messages[at]["content"]
+            role, content = messages[at]["role"], "".join(texts_in(messages[at]["content"]))
             raise TemplateError(
                 f"the chat template of {self.renderer.certificate.template} leaves out words of "
                 f"message {at + 1} of {len(messages)} ({role}): {content!r:.80}"

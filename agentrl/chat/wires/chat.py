@@ -73,13 +73,14 @@ def _message(message: JSON, where: str) -> list[Entry]:
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise refuse(f"{where}.role must be one of {', '.join(_ROLES)}, not {role!r:.80}")
-    texts = reading.texts(content, f"{where}.content") if content is not None else []
+    at = f"{where}.content"
     if role == "assistant":
-        return [_assistant(message, "".join(texts), where)]
+        return [_assistant(message, "".join(reading.texts(content, at)), where)]
     if role == "tool":
         call_id = reading.string(message.get("tool_call_id"), f"{where}.tool_call_id")
-        return [Entry("tool", "\n".join(texts), call_id=call_id)]
-    return reading.blocks(cast(Role, role), texts)
+        return [Entry.of("tool", reading.parts(content, at), call_id=call_id)]
+    read = reading.parts if role == "user" else reading.texts
+    return reading.blocks(cast(Role, role), read(content, at))
 
 
 def _assistant(message: Mapping[str, JSON], text: str, where: str) -> Entry:

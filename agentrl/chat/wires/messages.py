@@ -13,6 +13,7 @@ from agentrl.chat.wires import forcing, reading
 from agentrl.chat.wires.base import DEFAULTS, ReplyWriter, compact, event
 from agentrl.chat.wires.reading import refuse
 from agentrl.chat.wires.relaxed import relaxed
+from agentrl.image import Image, Part
 from agentrl.types import JSON, ToolSpec
 
 _ROLES = ("user", "assistant", "system")
@@ -97,12 +98,10 @@ def _message(message: JSON, where: str) -> list[Entry]:
         raise refuse(f"{where}.role must be one of {', '.join(_ROLES)}, not {role!r:.80}")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
-    found = [
-        (reading.mapping(part, f"{where}.content[{index}]"), f"{where}.content[{index}]")
-        for index, part in enumerate(reading.sequence(content, f"{where}.content"))
-    ]
+    parts = reading.sequence(content, f"{where}.content")
+    found = [(part, f"{where}.content[{index}]") for index, part in enumerate(parts)]
     if role == "assistant":
-        return [_assistant(found)]
+        return [_assistant((reading.mapping(part, at), at) for part, at in found)]
     return reading.joined([_block(cast(Role, role), *one) for one in found] or [Entry(cast(Role, role))])
 
 
@@ -134,7 +133,10 @@ def _call(part: Mapping[str, JSON], where: str) -> Call:
     return Call(reading.string(part.get("id"), f"{where}.id"), name, reading.arguments(given))
 
 
-def _block(role: Role, part: Mapping[str, JSON], where: str) -> Entry:
+def _block(role: Role, part: JSON, where: str) -> Entry:
+    if isinstance(part, Image):
+        return Entry.of(role, [part] if role == "user" else [reading.part_text(part, where)])
+    part = reading.mapping(part, where)
     match part.get("type"):
         case "tool_result":
             return _result(part, where)
@@ -155,14 +157,14 @@ def _result(part: Mapping[str, JSON], where: str) -> Entry:
     call_id, content = reading.string(part.get("tool_use_id"), f"{where}.tool_use_id"), part.get("content")
     if isinstance(content, str) or content is None:
         return Entry("tool", content or "", call_id=call_id)
-    texts, loads = [], []
+    parts, loads = list[Part](), list[str]()
     for index, one in enumerate(reading.sequence(content, f"{where}.content")):
         at = f"{where}.content[{index}]"
         if isinstance(one, dict) and one.get("type") == "tool_reference":
             loads.append(reading.string(one.get("tool_name"), f"{at}.tool_name"))
         else:
-            texts.append(reading.part_text(one, at))
-    return Entry("tool", "\n".join(texts), call_id=call_id, loads=tuple(loads))
+            parts.append(one if isinstance(one, Image) else reading.part_text(one, at))
+    return Entry.of("tool", parts, call_id=call_id, loads=tuple(loads))
 
 
 def _tools(sent: JSON) -> tuple[list[ToolSpec], dict[str, ToolSpec], list[str]]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 from agentrl.chat.request import ChatRequest, Entry, RefusedError, Role
+from agentrl.image import Image, Part
 from agentrl.plain import finite, no_constant
 from agentrl.plain import text as without_halves
 from agentrl.trajectory.trajectory import SUB_AGENT
@@ -106,10 +107,21 @@ def texts(content: JSON, where: str) -> list[str]:
     return [part_text(part, f"{where}[{index}]") for index, part in enumerate(sequence(content, where))]
 
 
+def parts(content: JSON, where: str) -> list[Part]:
+    """The texts and images in the content of a user's message or a tool's result. Raises RefusedError for other
+    media."""
+    if isinstance(content, str):
+        return [content]
+    found = enumerate(sequence(content, where))
+    return [part if isinstance(part, Image) else part_text(part, f"{where}[{index}]") for index, part in found]
+
+
 def part_text(part: JSON, where: str) -> str:
     """The text of one part. Raises RefusedError if it holds something else."""
     if isinstance(part, str):
         return part
+    if isinstance(part, Image):
+        raise refuse(f"{where}: only a user's message or a tool's result shows images; move it there")
     part = mapping(part, where)
     kind = part.get("type")
     if kind in _TEXTS:
@@ -122,16 +134,18 @@ def part_text(part: JSON, where: str) -> str:
 def foreign(kind: JSON, where: str) -> RefusedError:
     """The error for a part that is not text."""
     if isinstance(kind, str) and MEDIA.search(kind):
+        remedy = "(an AgentEnv may set SessionOptions(images='omit'))"
+        if "image" not in kind:
+            return refuse(f"{where}: the model does not read a {kind!r}; leave it out {remedy}")
         return refuse(
-            f"{where}: the model reads text only; leave out the {kind!r} "
-            "(an AgentEnv may set SessionOptions(images='omit'))"
+            f"{where}: the model reads text only; leave out the {kind!r}, or use a model of the Qwen-VL family {remedy}"
         )
     return refuse(f"{where}: the type {kind!r} is not served; send text, tool calls and their results")
 
 
-def blocks(role: Role, found: Iterable[str]) -> list[Entry]:
-    """The texts of one message as entries. A message without text is one empty entry."""
-    return joined([Entry(role, text) for text in found] or [Entry(role)])
+def blocks(role: Role, found: Iterable[Part]) -> list[Entry]:
+    """The texts and images of one message as entries. A message without any is one empty entry."""
+    return joined([Entry.of(role, [part]) for part in found] or [Entry(role)])
 
 
 def joined(entries: Sequence[Entry]) -> list[Entry]:

@@ -173,10 +173,11 @@ def _other(kind: str, item: Mapping[str, JSON], where: str) -> list[Entry]:
         role = item.get("role")
         if role not in _ROLES:
             raise refuse(f"{where}.role must be one of {', '.join(_ROLES)}, not {role!r:.80}")
-        return reading.blocks(cast(Role, role), reading.texts(item.get("content"), f"{where}.content"))
+        read = reading.parts if role == "user" else reading.texts
+        return reading.blocks(cast(Role, role), read(item.get("content"), f"{where}.content"))
     if kind in ("function_call_output", "custom_tool_call_output"):
         call_id = reading.string(item.get("call_id"), f"{where}.call_id")
-        return [Entry("tool", "\n".join(reading.texts(item.get("output"), f"{where}.output")), call_id=call_id)]
+        return [Entry.of("tool", reading.parts(item.get("output"), f"{where}.output"), call_id=call_id)]
     if kind == "item_reference":
         raise refuse(f"{where}: nothing is stored here; send the item itself instead of an item_reference")
     raise reading.foreign(kind, where)

@@ -21,6 +21,7 @@ from agentrl.chat.wires import reading
 from agentrl.chat.wires.base import ReplyWriter, Wire
 from agentrl.chat.wires.chat import Chat
 from agentrl.chat.wires.gemini import Gemini
+from agentrl.chat.wires.images import with_images
 from agentrl.chat.wires.messages import Messages
 from agentrl.chat.wires.responses import Responses
 from agentrl.gateway.endpoint import RESET_PATH
@@ -160,6 +161,8 @@ class WireServer:
         body = reading.read_body(raw)
         if (called := _GEMINI_PATH.fullmatch(path)) is not None:
             body = _with_path(body, called, sse=request.query.get("alt") == "sse")
+        if session.reads_images:
+            body = with_images(body, session.options)
         return wire.read(body, request.headers, _digest(path, raw), session.options)
 
     def _found(self, key: str, request: web.BaseRequest) -> Found:

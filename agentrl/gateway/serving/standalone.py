@@ -57,6 +57,11 @@ class Standalone:
         # Without the digest, so that the same request again is a new one.
         return _Alone(session.ask(replace(request, digest="", retried=False)), session)
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model is shown the images of a request."""
+        return self.renderer.certificate.capabilities.get("images", False)
+
     def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
         """Do nothing: requests are not recorded."""
 

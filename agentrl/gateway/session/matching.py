@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Literal, TypeAlias
 
 from agentrl.chat.request import Call, Entry
+from agentrl.image import Part
 from agentrl.types import JSON, ToolSpec
 
 Digest: TypeAlias = bytes
@@ -42,10 +43,17 @@ def tools_digest(tools: Sequence[ToolSpec]) -> Digest:
 
 
 def entry_digest(entry: Entry) -> Digest:
-    """The digest of an entry's normal form. Ids, outer spaces and thoughts make no difference."""
+    """The digest of an entry's normal form. Ids, outer spaces and thoughts make no difference. Images are compared by
+    their content."""
     if entry.role == "assistant":
         return content_digest(entry.text, entry.calls)
+    if entry.parts:
+        return digest_of(f"{entry.role} with images", *map(_part_form, entry.parts), *entry.loads)
     return digest_of(entry.role, entry.text.strip(), *entry.loads)
+
+
+def _part_form(part: Part) -> str:
+    return f"text {part.strip()}" if isinstance(part, str) else f"image {part.digest}"
 
 
 def content_digest(text: str, calls: Iterable[Call]) -> Digest:

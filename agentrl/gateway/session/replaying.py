@@ -6,13 +6,14 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from agentrl.chat.request import Call, Entry, Reply, ReplyCall, ReplyUsage
 from agentrl.gateway.session.matching import tools_digest
 from agentrl.gateway.session.tree import Head, Node, Prompt, Tree
+from agentrl.image import Image, images_in
 from agentrl.trajectory.segment import Segment
-from agentrl.types import JSON, Rendered, RenderedSpan
+from agentrl.types import JSON, Message, Rendered, RenderedImage, RenderedSpan
 
 
 def of_prompt(prompt: Prompt) -> dict[str, JSON]:
@@ -20,7 +21,7 @@ def of_prompt(prompt: Prompt) -> dict[str, JSON]:
     rendered = prompt.rendered
     return {
         "parent": None if prompt.parent is None else prompt.parent.index,
-        "entries": [asdict(entry) for entry in prompt.entries],
+        "entries": [_entry_json(entry) for entry in prompt.entries],
         "digest": prompt.digest.hex(),
         "known": [[at, node.index] for at, node in prompt.known.items()],
         "tells": [node.index for node in prompt.tells],
@@ -29,7 +30,7 @@ def of_prompt(prompt: Prompt) -> dict[str, JSON]:
         "head": None if prompt.parent else {"tools": list(prompt.head.tools), "branch": prompt.head.branch},
         "number": prompt.number,
         "grown_from": None if prompt.grown_from is None else prompt.grown_from.index,
-        "rendered": {**asdict(rendered), "tokens": list(rendered.tokens)},
+        "rendered": _rendered_json(rendered),
         "messages": list(prompt.messages),
     }
 
@@ -66,16 +67,27 @@ def tree_of(lines: Sequence[Mapping[str, JSON]], tag: str, *, as_sent: bool) -> 
     return tree
 
 
+def _entry_json(entry: Entry) -> dict[str, JSON]:
+    """An entry as JSON. An image is named by its digest: the prompt's messages hold it."""
+    parts = [part if isinstance(part, str) else {"image": part.digest} for part in entry.parts]
+    return {**asdict(replace(entry, parts=())), **({"parts": parts} if parts else {})}
+
+
+def _rendered_json(rendered: Rendered) -> dict[str, JSON]:
+    media = [[one.start, one.stop, one.image.digest] for one in rendered.media]
+    return {**asdict(replace(rendered, media=())), "tokens": list(rendered.tokens), "media": media}
+
+
 def _prompt(line: Mapping[str, JSON], prompts: Mapping[int, Prompt], nodes: Mapping[int, Node]) -> Prompt:
     parent = None if line["parent"] is None else nodes[line["parent"]]
     if parent is not None:
         parent.told = parent.delivered = True
-    head, rendered = line["head"], line["rendered"]
+    head, rendered, images = line["head"], line["rendered"], _images(line["messages"])
     tools = tuple(head["tools"]) if head else ()
     prompt = Prompt(
         line["prompt"],
         parent,
-        tuple(_entry(entry) for entry in line["entries"]),
+        tuple(_entry(entry, images) for entry in line["entries"]),
         bytes.fromhex(line["digest"]),
         {at: nodes[node] for at, node in line["known"]},
         parent.prompt.head if parent else Head(tools, tools_digest(tools), head["branch"]),
@@ -87,7 +99,8 @@ def _prompt(line: Mapping[str, JSON], prompts: Mapping[int, Prompt], nodes: Mapp
     )
     spans = tuple(RenderedSpan(**span) for span in rendered["spans"])
     rest = (rendered["thinking"], rendered["cut"], rendered.get("special", 0))
-    prompt.rendered = Rendered(array("i", rendered["tokens"]), spans, *rest)
+    media = tuple(RenderedImage(start, stop, images[digest]) for start, stop, digest in rendered.get("media", ()))
+    prompt.rendered = Rendered(array("i", rendered["tokens"]), spans, *rest, media=media)
     prompt.messages, prompt.length = line["messages"], line["tokens"]
     return prompt
 
@@ -105,9 +118,15 @@ def _node(line: Mapping[str, JSON], prompt: Prompt, branch: str, tree: Tree) -> 
     return node
 
 
-def _entry(data: Mapping[str, JSON]) -> Entry:
+def _entry(data: Mapping[str, JSON], images: Mapping[str, Image]) -> Entry:
     lists = {name: tuple(data[name]) for name in ("receipts", "loads")}
-    return Entry(**{**data, **lists, "calls": tuple(Call(**call) for call in data["calls"])})
+    parts = tuple(part if isinstance(part, str) else images[part["image"]] for part in data.get("parts", ()))
+    return Entry(**{**data, **lists, "calls": tuple(Call(**call) for call in data["calls"]), "parts": parts})
+
+
+def _images(messages: Sequence[Message]) -> dict[str, Image]:
+    """The images of messages by their digests."""
+    return {image.digest: image for message in messages for image in images_in(message.get("content"))}
 
 
 def read(lines: Iterable[str]) -> list[dict[str, JSON]]:

@@ -15,6 +15,7 @@ from agentrl.chat.tokens.grammar import structural_tag
 from agentrl.chat.tokens.writer import Writer, prove_for_agents
 from agentrl.engine.base import Engine, EngineWrapper, RequestFields, ask, forget
 from agentrl.episode.conversation import Conversation
+from agentrl.episode.images import check_takes_images
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, EngineError, RequestError
 from agentrl.gateway.session.tree import Head, Node, Prompt
@@ -171,6 +172,17 @@ class Sampler:
             rendered = writer.bridge(prompt.history(), _whole(above), material, known, _ids(prompt), budget=budget)
         return writer.opened(rendered, entries[-1].text) if opened else rendered
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model reads images, and the template writes those of the user."""
+        return self._renderer is not None and self._renderer.certificate.capabilities.get("images", False)
+
+    def check_images(self, prompt: Prompt) -> None:
+        """Raises ConfigError if the engine cannot be given the images of a prompt."""
+        if prompt.rendered.media:
+            assert self._engine is not None
+            check_takes_images(self._engine)
+
     def check_fits(self, prompt: Prompt) -> None:
         """Raises RefusedError if no token could be sampled after a prompt."""
         bound, _ = self._bound(prompt)
@@ -249,7 +261,7 @@ class Sampler:
             options = replace(options, limits=replace(limits, tokens=left))
         scratch = Trajectory(session_id=self._affinity(prompt), tools=prompt.head.tools)
         scratch.segments = [node.turn]
-        scratch.append_prompt(Rendered(prompt.ids(), (), prompt.rendered.thinking))
+        scratch.append_prompt(prompt.whole())
         return Conversation(
             _CountingEngine(self._engine, self),
             self.bind(prompt.head),

@@ -13,7 +13,7 @@ from agentrl.gateway.session.tree import Node, Prompt, Tree
 from agentrl.trajectory.segment import Segment, require
 from agentrl.trajectory.spans import MaskReason
 from agentrl.trajectory.trajectory import SIDE, Trajectory, total_ledger
-from agentrl.types import JSON, Message, Rendered
+from agentrl.types import JSON, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Line:
         for node in self.nodes:
             prompt = node.prompt
             if not made.length:
-                made.append_prompt(Rendered(prompt.ids(), (), prompt.rendered.thinking))
+                made.append_prompt(prompt.whole())
             else:
                 made.append_observation(prompt.rendered)
             made.append_turns(node.turn)

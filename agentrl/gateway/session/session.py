@@ -27,6 +27,7 @@ from agentrl._util.concurrency import gather
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import ChatRequest, Entry, Exchange, RefusalKind, RefusedError, Reply
 from agentrl.engine.base import Engine
+from agentrl.episode.images import too_much
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, Failure, TemplateError
 from agentrl.gateway.session import replaying
@@ -148,6 +149,11 @@ class Session:
         return self
 
     # The client's side
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model is shown the images of a request."""
+        return self._sampler.reads_images
 
     def ask(self, request: ChatRequest) -> Exchange:
         """Accept a request. Never raises: the returned exchange does."""
@@ -279,6 +285,7 @@ class Session:
             except TemplateError as exc:
                 raise RefusedError("invalid", str(exc)) from exc
             self.log.note("prompt", lambda: replaying.of_prompt(prompt), prompt=prompt.index, tokens=prompt.length)
+        self._check_images(prompt)
         self._sampler.check_fits(prompt)
         self._sampler.grammar(prompt, request.forced)  # refused before the turn counts
         self._take_turns(request.n)
@@ -304,6 +311,21 @@ class Session:
         if self._on_turn is not None:
             self._on_turn(_line(node))
         return reply
+
+    def _check_images(self, prompt: Prompt) -> None:
+        """Raises RefusedError, and ends the session, if its images would exceed their limits. The first prompt is only
+        refused. Raises ConfigError if the engine takes no images."""
+        if not prompt.rendered.media:
+            return
+        self._sampler.check_images(prompt)
+        shown = [one for each in self.tree.prompts for one in each.rendered.media]
+        if too_much(shown, self._sampler.options.limits):
+            why = "more images than limits.image_pixels or limits.image_bytes"
+            if not self.tree.nodes:
+                raise RefusedError("invalid", f"the first prompt has {why}")
+            self.stop = self.stop or StopReason.MAX_IMAGES
+            self.ended.set()
+            raise RefusedError("closed", f"this session has shown {why}")
 
     def _take_turns(self, count: int) -> None:
         """Raises RefusedError, and ends the session, if it would exceed its limit of replies."""

@@ -25,7 +25,7 @@ from agentrl.gateway.session.matching import (
 )
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import assistant_message
-from agentrl.types import Action, Message, Rendered, ToolSpec
+from agentrl.types import Action, Message, Rendered, RenderedImage, ToolSpec
 
 _NOTHING = Rendered((), ())
 _COMPARED, _LIKE = 1000, 0.5
@@ -104,14 +104,14 @@ class Prompt:
             node = node.prompt.parent
         return found[::-1]
 
-    def ids(self) -> array[int]:
-        """All tokens that the engine gets."""
-        found = array("i")
-        for node in self.line():
-            found.extend(node.prompt.rendered.tokens)
-            found.extend(node.turn.ids)
-        found.extend(self.rendered.tokens)
-        return found
+    def whole(self) -> Rendered:
+        """All tokens that the engine gets, with their images."""
+        ids, media = array("i"), list[RenderedImage]()
+        for prompt, turn in (*((node.prompt, node.turn.ids) for node in self.line()), (self, ())):
+            media += (one.moved(len(ids)) for one in prompt.rendered.media)
+            ids.extend(prompt.rendered.tokens)
+            ids.extend(turn)
+        return Rendered(ids, (), self.rendered.thinking, media=tuple(media))
 
     def history(self) -> list[Message]:
         """The messages before this prompt."""

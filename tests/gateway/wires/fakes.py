@@ -64,6 +64,7 @@ class FakeSession:
     exchanges: list[FakeExchange] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     options: SessionOptions = SessionOptions()  # noqa: RUF009 - immutable
+    reads_images: bool = False
     refused: list[tuple[str, int, str]] = field(default_factory=list)
 
     def note_refused(self, what: str, status: int, message: str, kind: str = "invalid") -> None:

@@ -1,0 +1,63 @@
+"""Images in a request, for a model that reads them. Each wire then finds an `Image` in place of the vendor's part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agentrl.chat.options import SessionOptions
+from agentrl.chat.wires.reading import refuse
+from agentrl.image import AddressError, Image, is_image, parts_of
+from agentrl.types import JSON
+
+_LISTS = ("content", "output")
+"""Where a message or an item has its parts."""
+_NOT_SHOWN = "[image left out: {}]"
+
+
+def with_images(body: Mapping[str, JSON], options: SessionOptions) -> Mapping[str, JSON]:
+    """The body with its images read. Only contents are searched, because a call's arguments may hold anything.
+
+    A tool's image that is no PNG or JPEG file becomes a text with the reason, because the policy chose the file: it can
+    convert it. Raises RefusedError for such an image of a user, and for one that is named by an address.
+    """
+    found = dict(body)
+    for name in ("messages", "input"):
+        if isinstance(sent := body.get(name), list):
+            found[name] = [_message(message, f"{name}[{at}]", options) for at, message in enumerate(sent)]
+    return found
+
+
+def _message(message: JSON, where: str, options: SessionOptions) -> JSON:
+    if not isinstance(message, dict):
+        return message
+    of_tool = message.get("role") == "tool" or "output" in message or message.get("type") == "tool_result"
+    found = dict(message)
+    for name in _LISTS:
+        if isinstance(parts := message.get(name), list):
+            found[name] = _parts(parts, f"{where}.{name}", options, of_tool=of_tool)
+    return found
+
+
+def _parts(parts: Sequence[JSON], where: str, options: SessionOptions, *, of_tool: bool) -> list[JSON]:
+    return [_part(part, f"{where}[{at}]", options, of_tool=of_tool) for at, part in enumerate(parts)]
+
+
+def _part(part: JSON, where: str, options: SessionOptions, *, of_tool: bool) -> JSON:
+    if isinstance(part, dict) and part.get("type") == "tool_result":
+        return _message(part, where, options)
+    if not is_image(part):
+        return part
+    try:
+        return _image(part)
+    except ValueError as exc:
+        if of_tool and not isinstance(exc, AddressError):
+            return {"type": "text", "text": _NOT_SHOWN.format(exc)}
+        if options.images == "omit":
+            return part
+        raise refuse(f"{where}: {exc}") from exc
+
+
+def _image(part: JSON) -> Image:
+    (image,) = parts_of([part])
+    assert isinstance(image, Image)
+    return image
