@@ -45,9 +45,9 @@ def thinking_model() -> tuple[Any, Any]:
 class ScriptEngine(ScriptedEngine):
     """Plays a script by what the prompt shows, and keeps what it was sent with what it returned."""
 
-    def __init__(self, script: Script, *, context_length: int = 1 << 20) -> None:
-        self._tokenizer, renderer = thinking_model()
-        super().__init__(self._say, renderer, context_length=context_length)
+    def __init__(self, script: Script, *, context_length: int = 1 << 20, model: tuple[Any, Any] | None = None) -> None:
+        self._tokenizer, self.renderer = model or thinking_model()
+        super().__init__(self._say, self.renderer, context_length=context_length)
         self.script = script
         self.calls: list[tuple[list[int], list[int]]] = []
         self.params: list[Any] = []
@@ -55,13 +55,21 @@ class ScriptEngine(ScriptedEngine):
         """Seconds that a turn takes, by its number from 1."""
 
     async def generate(
-        self, input_ids: Any, sampling_params: Any, *, session_id: str = "", rid: str = ""
+        self, input_ids: Any, sampling_params: Any, *, session_id: str = "", rid: str = "", images: Any = ()
     ) -> Generation:
         await asyncio.sleep(self.delay(len(self.calls) + 1))
-        made = await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
-        self.calls.append((list(input_ids), list(made.tokens)))
+        more = {"images": images} if images else {}
+        made = await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid, **more)
+        self.calls.append((self.expanded(input_ids, images), list(made.tokens)))
         self.params.append(sampling_params)
         return made
+
+    def expanded(self, input_ids: Any, images: Any) -> list[int]:
+        """The ids as a trainer reads them: one pad for each merged patch of each image."""
+        left, vision = iter(images), self.renderer.vision
+        counts = [vision.count(next(left)) if vision and token == vision.pad else 1 for token in input_ids]
+        assert next(left, None) is None, "there are as many pads as images"
+        return [token for token, count in zip(input_ids, counts, strict=True) for _ in range(count)]
 
     def read(self, tokens: Any) -> str:
         """Tokens as text."""
@@ -107,18 +115,19 @@ async def playing(
     always: Fault | None = None,
     config: GatewayConfig | None = None,
     delay: Callable[[int], float] | None = None,
+    model: tuple[Any, Any] | None = None,
 ) -> AsyncIterator[tuple[Played, Endpoint]]:
     """A gateway with one session, behind a proxy that does `faults`. At the end it is written as a trajectory.
 
-    With `config` the client is given that gateway's own address, and the proxy is left out.
+    With `config` the client is given that gateway's own address, and the proxy is left out. `model`: the tokenizer and
+    renderer; those of `thinking_model` by default.
     """
-    engine = ScriptEngine(script, context_length=context_length)
+    engine = ScriptEngine(script, context_length=context_length, model=model)
     engine.delay = delay or engine.delay
     session = Session(_KEY, options=options)
     async with Gateway(config) as gateway, proxied(gateway.url, faults or {}, always=always) as proxy:
         gateway.add(session)
-        renderer = thinking_model()[1]
-        session.play(engine, renderer, EpisodeOptions(limits=limits or Limits(turns=100)), None, "s")
+        session.play(engine, engine.renderer, EpisodeOptions(limits=limits or Limits(turns=100)), None, "s")
         played = Played(engine, session, proxy)
         yield played, Endpoint(key=_KEY, url=gateway.url if config else proxy.url, socket=str(gateway.socket_path))
         session.close("the episode is over")
