@@ -80,6 +80,11 @@ class Image:
         return _read_uri(self.uri)[1]
 
     @property
+    def media_type(self) -> MediaType:
+        """The kind of the file, by its first bytes."""
+        return "image/png" if self.uri.startswith("data:image/png") else "image/jpeg"
+
+    @property
     def size(self) -> int:
         """The bytes of the file."""
         body = len(self.uri) - self.uri.index(",") - 1

@@ -123,6 +123,12 @@ class RenderedImage:
     stop: int
     image: Image
 
+    @property
+    def label(self) -> str:
+        """What is shown to people in place of its pads."""
+        size = f"{self.image.width} x {self.image.height}"
+        return f"[image {size}, {self.image.size / 1000:.1f} kB, {self.stop - self.start} pads]"
+
     def moved(self, by: int) -> RenderedImage:
         """The same image, so many tokens later."""
         return RenderedImage(self.start + by, self.stop + by, self.image)

@@ -20,6 +20,7 @@ from agentrl.cli._errors import one_line_errors
 from agentrl.cli._session import session_tree, visible
 from agentrl.cli.models import open_renderer, run_config, weights_of
 from agentrl.errors import ConfigError, LedgerError
+from agentrl.image import has_image, parts_of
 from agentrl.render.base import Renderer
 from agentrl.rollout.chat_rows import ChatReader, SkippedError, is_chat, other_format
 from agentrl.trajectory.segment import Segment
@@ -110,19 +111,36 @@ def _credit(trajectory: Trajectory, advantages: Sequence[Sequence[float | None]]
 
 
 def _pieces(segment: Segment, decode: Decode) -> Iterator[_Piece]:
-    at, tokens = segment.prompt_length, segment.tokens
-    yield _Piece("prompt", visible(decode(tokens[:at])))
+    at = segment.prompt_length
+    yield _Piece("prompt", visible(_decoded(segment, 0, at, decode)))
     for role, spans in groupby(segment.spans, key=_role):
         start = at
         for span in spans:
             at += span.stop - span.start
-        yield _Piece(role, visible(decode(tokens[start:at])))
+        yield _Piece(role, visible(_decoded(segment, start, at, decode)))
+
+
+def _decoded(segment: Segment, start: int, stop: int, decode: Decode) -> str:
+    """The text of tokens, with a label in place of the pads of each image."""
+    tokens, parts = segment.ids, list[str]()
+    for one in segment.media:
+        if start <= one.start < stop:
+            parts += [decode(tokens[start : one.start].tolist()), one.label]
+            start = one.stop
+    return "".join([*parts, decode(tokens[start:stop].tolist())])
 
 
 def _unread(trajectory: Trajectory) -> list[_Piece]:
     """The last messages of the episode, if the model has not read them."""
     messages = trajectory.messages[len(trajectory.messages) - trajectory.unread :]
-    return [_Piece("unread", visible(f"{m.get('role')}: {m.get('content')}")) for m in messages]
+    return [_Piece("unread", visible(f"{m.get('role')}: {_shown(m.get('content'))}")) for m in messages]
+
+
+def _shown(content: JSON) -> JSON:
+    """A message's content, with a label in place of each image."""
+    if not has_image(content):
+        return content
+    return "".join(part if isinstance(part, str) else repr(part) for part in parts_of(content))
 
 
 def _role(span: Span) -> Role:

@@ -206,9 +206,20 @@ class PageAnswers:
                 tasks.setdefault(task, [None] * len(runs))[at] = [name, number, outline.get("reward")]
         return [[task, *found] for task, found in tasks.items() if all(found)][:_PAGE]
 
+    def image(self, given: Given) -> tuple[bytes, str]:
+        """The file and the media type of an episode's image, by its digest: `d`."""
+        found = self._read(self._file(given), _whole(given, "n", 0))
+        for one in (one for sequence in found.sequences for one in sequence.images):
+            if one.image.digest == given.get("d"):
+                return one.image.data, one.image.media_type
+        raise ConfigError("the episode has no such image")
+
     def export(self, given: Given, static: Mapping[str, tuple[bytes, str]]) -> tuple[str, str]:
         """The file's name and the page of one episode."""
-        return f"{given.get('f', 'episode')}-{_whole(given, 'n', 0)}.html", export_page(self.episode(given), static)
+        found = self._read(self._file(given), _whole(given, "n", 0))
+        pictures = {one.image.digest: one.image.uri for sequence in found.sequences for one in sequence.images}
+        page = export_page({**self.episode(given), "pictures": pictures}, static)
+        return f"{given.get('f', 'episode')}-{_whole(given, 'n', 0)}.html", page
 
     # Finding
 

@@ -18,10 +18,12 @@ ENTRY = "exported.js"
 
 
 def export_page(data: JSON, static: Mapping[str, tuple[bytes, str]]) -> str:
-    """The page. The policy inside it allows this script and this style, by their hashes, and nothing else."""
+    """The page. The policy inside it allows this script and this style, by their hashes, the
+    images inside it, and nothing else."""
     script = bundle(ENTRY, static)
     style = static["style.css"][0].decode()
-    policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'"
+    allowed = f"script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'"
     held = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         held = held.replace(character, f"\\u{ord(character):04x}")

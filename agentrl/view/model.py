@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from agentrl.trajectory.outline import Outline
-from agentrl.types import JSON
+from agentrl.types import JSON, RenderedImage
 
 Author: TypeAlias = Literal["model", "env", "template", "prompt", "unknown"]
 """`prompt` is everything before the first sampled token; `unknown` is not sampled, by the environment or the template.
@@ -79,6 +79,8 @@ class TokenSequence:
     """Log-probs under the trainer's weights, before the update."""
     advantages: array[float] | None = None
     name: str = ""
+    images: list[RenderedImage] = field(default_factory=list)
+    """The images among the tokens, in order."""
     problems: list[TokenProblem] = field(default_factory=list)
     """What the reader found wrong."""
 

@@ -10,6 +10,7 @@ from itertools import zip_longest
 
 from agentrl._util.texts import texts_in
 from agentrl.types import JSON
+from agentrl.view.images import labelled
 from agentrl.view.model import EpisodeRecord, TokenRun, TokenSequence
 from agentrl.view.reasons import NOT_SAMPLED, REASONS
 from agentrl.view.texts import TokenTexts, numbered
@@ -48,7 +49,7 @@ _SHOWN = ("task", "info", "failure", "label", "reward", "status", "agent", "note
 
 def _sequence(sequence: TokenSequence, texts: TokenTexts | None) -> dict[str, JSON]:
     ids = sequence.ids.tolist()
-    pieces = texts.pieces(ids) if texts is not None else numbered(ids)
+    pieces = labelled(texts.pieces(ids) if texts is not None else numbered(ids), sequence.images)
     words: dict[str, int] = {}
     index = array("I", (words.setdefault(piece, len(words)) for piece in pieces))
     return {
@@ -63,6 +64,7 @@ def _sequence(sequence: TokenSequence, texts: TokenTexts | None) -> dict[str, JS
         "trainer": _packed(sequence.trainer),
         "advantages": _packed(sequence.advantages),
         "gap": sequence.gap(),
+        "images": [[one.start, one.stop, one.image.digest, one.label] for one in sequence.images],
     }
 
 

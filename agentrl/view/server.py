@@ -64,6 +64,7 @@ class ViewServer:
         app.router.add_get("/", self._index)
         app.router.add_get("/static/{name}", self._file)
         app.router.add_get("/export", self._export)
+        app.router.add_get("/image", self._image)
         app.router.add_get("/api/{name}", self._api)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
@@ -149,6 +150,15 @@ class ViewServer:
         attachment = f"attachment; filename*=UTF-8''{quote(name)}"
         headers = {"Content-Disposition": attachment, "Content-Security-Policy": EXPORT_CSP}
         return web.Response(text=page, content_type="text/html", headers=headers)
+
+    async def _image(self, request: web.Request) -> web.Response:
+        """A PNG or JPEG file, with that type. Nothing in it can run."""
+        query = dict(request.query)
+        try:
+            data, kind = await self._work(lambda: self._answers.image(query))
+        except ConfigError as exc:
+            raise web.HTTPNotFound(text=str(exc)) from exc
+        return web.Response(body=data, content_type=kind, headers={"Content-Security-Policy": EXPORT_CSP})
 
     async def _work(self, call: Callable[[], T]) -> T:
         """In the one worker thread: readers and tokenizers are not made for several."""

@@ -33,7 +33,7 @@ async def status(served, path, *, cookie=True, host=None, method="GET"):
         aiohttp.ClientSession(cookies=cookies, cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
         http.request(method, f"http://127.0.0.1:{served.port}{path}", headers=headers, allow_redirects=False) as answer,
     ):
-        return answer.status, answer.headers, await answer.text()
+        return answer.status, answer.headers, await answer.text(errors="replace")
 
 
 async def test_the_link_gives_a_cookie_and_leaves_the_address(served):

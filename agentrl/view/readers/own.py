@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from agentrl.trajectory.outline import Outline
 from agentrl.types import JSON
+from agentrl.view.images import images_of, placed
 from agentrl.view.model import Author, EpisodeRecord, TokenProblem, TokenRun, TokenSequence, TurnFacts, column, fill
 
 _AUTHORS: Mapping[str, Author] = {
@@ -28,11 +29,12 @@ def read(data: Mapping[str, JSON]) -> EpisodeRecord:
     outline = Outline.of(data)
     earlier: Sequence[Mapping[str, JSON]] = data.get("earlier", ())
     training = data.get("training") or {}
-    sequences, first = list[TokenSequence](), 0
+    sequences, first, images = list[TokenSequence](), 0, images_of(data["messages"])
     for number, segment in enumerate((*earlier, data)):
         last = number == len(earlier)
         turns = len(data["turns"]) - first if last else len(segment["turns"])
         sequence = _sequence(segment, 0 if last else first)
+        sequence.images = placed(segment.get("media", ()), images, len(sequence.ids))
         _add_training(sequence, training, number, first)
         sequences.append(sequence)
         first += turns

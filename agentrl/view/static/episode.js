@@ -1,7 +1,7 @@
 // @ts-check
 // One episode: its facts, its tokens in virtual rows, and an inspector of the chosen token.
 import { h, num, share, table, total, visible } from "./dom.js";
-import { MARKS, cutLines, findIn, gapAt, lineOf, piecesOf, runAt, sequenceOf, shade, worstGaps } from "./tokens.js";
+import { MARKS, cutLines, findIn, gapAt, imageAt, lineOf, piecesOf, runAt, sequenceOf, shade, worstGaps } from "./tokens.js";
 
 const ROW = 20, TALLEST = 12000000, OVER = 5, TURNS = 40;
 const MODES = ["author", "logprob", "gap", "advantage"];
@@ -29,10 +29,16 @@ export function episodeView(data, ctx) {
   function open(q, token) {
     state.q = q;
     if (!sequences.length) { pane.replaceChildren(textsOf(data)); inspector.replaceChildren(untold(data)); return; }
-    rows = tokenRows(sequences[q], data, () => MODES[state.mode], () => state.t, choose);
+    rows = tokenRows(sequences[q], pictureOf, () => MODES[state.mode], () => state.t, choose);
     pane.replaceChildren(...[sequences.length > 1 ? tabs() : null, rows.element, unread()].filter(Boolean));
     rows.begin();
     choose(token >= 0 ? token : first(sequences[q]), true);
+  }
+
+  /** An image by its digest: from this file, or from the server. */
+  function pictureOf(image, kind) {
+    const src = data.pictures ? data.pictures[image.digest] : ctx.picture(image.digest);
+    return src ? h("img", {class: kind, src, alt: image.label, title: image.label, loading: "lazy", "data-t": image.start}) : null;
   }
 
   function tabs() {
@@ -56,7 +62,7 @@ export function episodeView(data, ctx) {
     if (token < 0 || !sequences.length || token >= sequences[state.q].length) return;
     state.t = token;
     rows.show(token, centre);
-    inspector.replaceChildren(h("div", {}, inspected(data, sequences[state.q], token)));
+    inspector.replaceChildren(h("div", {}, inspected(data, sequences[state.q], token, pictureOf)));
     ctx.change({...ctx.p, q: state.q || "", t: token, c: state.mode || ""});
     const run = runAt(sequences[state.q], token);
     ctx.say(`token ${token}, ${sequences[state.q].words[sequences[state.q].index[token]]}, ${MARKS[run.role]}${run.reason ? `, not trained: ${run.reason}` : ""}`);
@@ -129,7 +135,7 @@ export function episodeView(data, ctx) {
 }
 
 /** Rows by hand: only those that are seen exist. */
-function tokenRows(sequence, data, mode, chosen, onchoose) {
+function tokenRows(sequence, pictureOf, mode, chosen, onchoose) {
   const inner = h("div", {class: "inner"});
   const scroll = h("div", {class: "rows", tabindex: 0, onscroll: () => requestAnimationFrame(draw), onclick: clicked}, inner);
   const map = h("canvas", {class: "map", width: 14, height: 400, "aria-hidden": true, onclick: (event) => jump(event.offsetY / map.clientHeight)});
@@ -174,6 +180,8 @@ function tokenRows(sequence, data, mode, chosen, onchoose) {
     let text = "", kind = "", start = -1;
     const flush = () => { if (start >= 0) { const span = h("span", {class: kind, "data-t": start}); span.textContent = visible(text).replaceAll("\n", "\u21b5"); found.push(span); } };
     for (const [token, piece] of piecesOf(sequence, lines, line)) {
+      const image = imageAt(sequence, token);
+      if (image && image.start === token) { flush(); start = -1; found.push(pictureOf(image, "thumb")); }
       const run = runAt(sequence, token);
       const next = `${run.role} ${shade(sequence, token, mode())}${token === chosen() ? " chosen" : ""}`;
       if (next !== kind || start < 0) { flush(); text = ""; kind = next; start = token; }
@@ -187,6 +195,7 @@ function tokenRows(sequence, data, mode, chosen, onchoose) {
   }
 
   function clicked(event) {
+    if (event.target instanceof HTMLImageElement) { onchoose(Number(event.target.dataset.t)); return; }
     const place = document.caretPositionFromPoint ? document.caretPositionFromPoint(event.clientX, event.clientY) : null;
     const node = place ? place.offsetNode : event.target, offset = place ? place.offset : 0;
     const span = node && (node.nodeType === 3 ? node.parentElement : node).closest("[data-t]");
@@ -239,7 +248,8 @@ function charWidth(element) {
 }
 
 /** What is known of one token. */
-function inspected(data, sequence, token) {
+function inspected(data, sequence, token, pictureOf) {
+  const image = imageAt(sequence, token);
   const run = runAt(sequence, token), turn = data.turns[run.turn];
   const word = sequence.words[sequence.index[token]];
   const reason = run.author === "model" && run.trained === false ? run.reason || "not told" : null;
@@ -250,6 +260,7 @@ function inspected(data, sequence, token) {
   return [
     h("h2", {}, `token ${num(token)}`, " ", h("code", {}, JSON.stringify(word).slice(0, 60))),
     h("p", {class: `fate ${run.role}`}, reason ? `NOT TRAINED: ${reason}` : run.author === "model" ? run.trained ? "trained" : "sampled; whether it is trained is not told" : `not sampled: ${MARKS[run.role]}`),
+    image ? h("figure", {}, pictureOf(image, "picture"), h("figcaption", {}, image.label)) : null,
     why ? h("p", {class: "why"}, why[0]) : run.author === "model" ? null : h("p", {class: "why"}, data.not_sampled[run.author] || ""),
     why ? h("p", {class: "option"}, h("strong", {}, "decided by "), why[1]) : null,
     run.trained && advantage === 0 ? h("p", {class: "why"}, "It is in the loss, but its group's rewards are all equal: the advantage is 0, and so is the gradient.") : null,

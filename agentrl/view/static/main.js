@@ -71,6 +71,7 @@ async function episode(ctx) {
     p, links,
     change: (given) => { history.replaceState(null, "", address({s, view: "episode", f, n, p: {...given, r: p.r || ""}})); route = parsed(location.hash); },
     say: (text) => { spoken.textContent = visible(text); },
+    picture: (digest) => `/image?s=${s}&f=${encodeURIComponent(f)}&n=${n}&d=${digest}`,
     search: async (q) => (await ask("find", {s, f, n, q})).places,
   });
   keys = {...view.keys, j: () => go({view: "episode", f, n: n + 1}), k: () => n > 0 && go({view: "episode", f, n: n - 1}), g: () => o.group !== undefined && go({view: "group", f, n: o.group})};

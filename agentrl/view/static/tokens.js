@@ -2,7 +2,8 @@
 // Columns of tokens and their lines, as pure functions: no document is needed.
 
 /** @typedef {{length: number, prompt: number, words: string[], index: Uint32Array, ids: Int32Array, name: string,
- *   engine: Float32Array|null, trainer: Float32Array|null, advantages: Float32Array|null, runs: TokenRun[], gap: number|null}} Sequence */
+ *   engine: Float32Array|null, trainer: Float32Array|null, advantages: Float32Array|null, runs: TokenRun[], gap: number|null,
+ *   images: {start: number, stop: number, digest: string, label: string}[]}} Sequence */
 /** @typedef {{start: number, stop: number, author: string, turn: number, trained: boolean|null, reason: string|null, version: string|null, role: string}} TokenRun */
 
 function unpacked(text, Type) {
@@ -21,6 +22,7 @@ export function sequenceOf(data) {
     index: unpacked(data.index, Uint32Array), ids: unpacked(data.ids, Int32Array),
     engine: unpacked(data.engine, Float32Array), trainer: unpacked(data.trainer, Float32Array),
     advantages: unpacked(data.advantages, Float32Array),
+    images: (data.images || []).map(([start, stop, digest, label]) => ({start, stop, digest, label})),
     runs: data.runs.map(([start, stop, author, turn, trained, reason, version]) =>
       ({start, stop, author, turn, trained, reason, version, role: roleOf(author, trained)})),
   };
@@ -41,6 +43,11 @@ export function runAt(sequence, token) {
     if (sequence.runs[middle].start <= token) low = middle; else high = middle - 1;
   }
   return sequence.runs[low];
+}
+
+/** The image among whose pads a token is. */
+export function imageAt(sequence, token) {
+  return sequence.images.find((one) => one.start <= token && token < one.stop);
 }
 
 /**

@@ -1,0 +1,47 @@
+"""The images of an episode: where they are among its tokens, and their files.
+
+A file of trajectories is foreign: nothing of it is sent as an image that has not the bytes of a PNG or JPEG file, so no
+image can hold a script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from agentrl.image import Image, images_in
+from agentrl.types import JSON, RenderedImage
+
+_PIXELS = 100_000_000
+"""A larger image is not sent: a browser would need gigabytes to show it."""
+
+
+def images_of(messages: Sequence[Mapping[str, JSON]]) -> dict[str, Image]:
+    """The images of messages by their digests. What is none is skipped."""
+    return {image.digest: image for message in messages for image in _readable(message)}
+
+
+def _readable(message: Mapping[str, JSON]) -> Iterator[Image]:
+    try:
+        found = images_in(message.get("content"))
+    except ValueError:
+        return
+    yield from (image for image in found if image.width * image.height <= _PIXELS)
+
+
+def placed(media: Sequence[JSON], images: Mapping[str, Image], length: int) -> list[RenderedImage]:
+    """The images among `length` tokens, in order. Places that cannot be, and images that are in no message, are left
+    out."""
+    found = list[RenderedImage]()
+    for start, stop, digest in media:
+        last = found[-1].stop if found else 0
+        if isinstance(start, int) and isinstance(stop, int) and last <= start < stop <= length and digest in images:
+            found.append(RenderedImage(start, stop, images[digest]))
+    return found
+
+
+def labelled(pieces: Sequence[str], images: Sequence[RenderedImage]) -> list[str]:
+    """The texts of tokens, with a label in place of the text of each image's pads."""
+    found = list(pieces)
+    for one in images:
+        found[one.start : one.stop] = [one.label, *[""] * (one.stop - one.start - 1)]
+    return found
