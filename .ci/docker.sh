@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || set -- tests/sandbox tests/envs/coding tests/envs/agents -n 2
 
 missing=()
-for package in docker.io bubblewrap busybox-static git patch procps python3-pytest; do
+for package in docker.io bubblewrap busybox-static openssh-server git patch procps python3-pytest; do
     dpkg -s "$package" > /dev/null 2>&1 || missing+=("$package")
 done
 if [ ${#missing[@]} -gt 0 ]; then

@@ -48,7 +48,8 @@ def list_(backend: _Backend = "") -> None:
         for box in boxes:
             left = f"{max(0.0, box.deadline - time.time()):.0f} s"
             owner = "gone" if box.gone else "lives"
-            typer.echo(f"{box.sandbox_id:<27} {box.run:<20} {owner:<6} {left:>9}  {box.image}")
+            place = f"  on {box.host}" if box.host else ""
+            typer.echo(f"{box.sandbox_id:<27} {box.run:<20} {owner:<6} {left:>9}  {box.image}{place}")
         if not boxes:
             typer.echo("no sandboxes")
         if others := _asked("left", backend):

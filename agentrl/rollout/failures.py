@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from agentrl.errors import InfraError
 from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +41,23 @@ async def with_retries(
 ) -> Sequence[Trajectory]:
     """Play an episode by `play(attempt)`, and again by the policy. `again` is called before each further attempt.
 
-    An episode with seats has several trajectories, and has failed if one of them has. Raises InfraError if the policy
-    ends the run.
+    An episode with seats has several trajectories, and has failed if one of them has. `info["restarted"]` of the last
+    attempt's has the errors of the earlier ones. Raises InfraError if the policy ends the run.
     """
     wait = policy.wait_s
-    played = await play(0)
+    played, errors = await play(0), list[JSON]()
     for attempt in range(1, policy.again + 1):
-        if _failed(played) is None:
+        first = _failed(played)
+        if first is None or first.failure is None:
             break
+        errors.append(first.failure.error)
         again()
         if wait:
             await asyncio.sleep(wait)
             wait *= 2
         played = await play(attempt)
+        for trajectory in played:
+            trajectory.info["restarted"] = [*errors]
     failed = _failed(played)
     if policy.ends_run and failed is not None and (failure := failed.failure) is not None:
         raise InfraError(f"episode {failed.session_id} failed in {failure.boundary}: {failure.error}")

@@ -30,6 +30,8 @@ class FoundSandbox:
     """Unix time after which it may be removed."""
     gone: bool
     """Whether its owner is gone, or its deadline has passed."""
+    host: str = ""
+    """Where it is, if the back end has several hosts."""
 
 
 class Backend(Protocol):
@@ -113,15 +115,18 @@ _warned: set[str] = set()
 
 def open_backend(name: str) -> Backend:
     """A back end by its name in BACKENDS, or the class at `package.module:Class`; it is not entered yet. After
-    "hosted:" comes the class of a service's sandbox: `hosted:slime.agent.sandbox:E2BSandbox`.
+    "hosted:" comes the class of a service's sandbox: `hosted:slime.agent.sandbox:E2BSandbox`. After "docker:" come
+    hosts: `docker:ssh://user@one,ssh://user@two`.
 
     Raises ConfigError for an unknown name, or if a Python package is missing that the back end needs.
     """
     kind, _, service = name.partition(":")
+    if kind == "docker" and service:
+        return cast(Backend, load_object("agentrl_sandbox.docker.hosts:DockerHosts").at(service))
     if kind == "hosted":
         return cast(Backend, load_object("agentrl_sandbox.hosted.backend:HostedBackend").at(service))
     if name not in BACKENDS and not (":" in name or "." in name):
-        use = "; write one of {}, hosted:package.module:Class, or package.module:Class of a back end"
+        use = "; write one of {}, docker:HOST,HOST, hosted:package.module:Class, or package.module:Class of a back end"
         raise ConfigError(f"no sandbox back end {name!r}{did_you_mean(name, [*BACKENDS, 'hosted'], use)}")
     return cast(Backend, load_object(BACKENDS.get(name, name))())
 

@@ -30,6 +30,8 @@ def needs(backend: str, spec: SandboxSpec, episodes: int, size: int | None = Non
 def _runs_here(backend: str) -> bool:
     """Whether its sandboxes run on this machine, as far as that can be known without asking an engine."""
     remote = not (os.environ.get("DOCKER_HOST") or "unix://").startswith("unix://")
+    if backend.startswith("docker:"):
+        return "unix://" in backend
     return not backend.startswith("hosted:") and not (backend in ("docker", "auto") and remote)
 
 
@@ -41,6 +43,8 @@ def _programs(backend: str) -> list[str]:
     bubblewrap = f"the system packages bubblewrap and libseccomp2{'' if has_bwrap else '; here they are not installed'}"
     if backend.startswith("hosted:"):
         return [f"an account with the service of {backend.removeprefix('hosted:')}, and access to it"]
+    if backend.startswith("docker:"):
+        return [f"a container engine on each of {backend.removeprefix('docker:').replace(',', ', ')}"]
     return {
         "docker": [docker],
         "bubblewrap": [bubblewrap],

@@ -95,7 +95,7 @@ class SandboxPool:
         async with AsyncExitStack() as stack:
             given = self._given
             backend = await stack.enter_async_context(open_backend(given)) if isinstance(given, str) else given
-            found = machine_of(backend)
+            self._backend, found = backend, machine_of(backend)
             self._plan(found)
             self._workshop = SandboxFactory(backend, self._tally, self._create)
             stack.push_async_callback(self._workshop.close)
@@ -151,6 +151,7 @@ class SandboxPool:
 
     def _plan(self, found: Machine) -> None:
         """Size the lanes by the given sizes, and by what the machine of the sandboxes holds."""
+        self._found, self._most = found, found.cores
         size, grade = _sizes(found.room(self._spec or SandboxSpec()), self._size, self._grade)
         warm = min(size, 8) if self._warm is None else max(0, self._warm)
         self._create = self._creating or min(16, max(2, round(found.cores)))
@@ -159,6 +160,22 @@ class SandboxPool:
             "grade": _lane("grade", grade, warm, self._spec),
             "episode": _lane("episode", size, warm, self._spec),
         }
+
+    def _fit(self) -> None:
+        """Change the sizes if a host was lost, or is there again. A given size is that of all hosts."""
+        found = machine_of(self._backend)
+        if found == self._found:
+            return
+        self._found, self._most = found, max(self._most, found.cores)
+        size, grade = _sizes(found.room(self._spec or SandboxSpec()), self._size, self._grade)
+        share = found.cores / self._most
+        if self._size:
+            size = max(1, round(share * size))
+        if self._size or self._grade:
+            grade = max(1, round(share * grade))
+        for lane in self._lanes.values():
+            lane.capacity = size if lane.name == "episode" else grade
+        log.warning("sandbox pool: %d sandboxes at a time for episodes now, %d for grading", size, grade)
 
     # Handing out
 
@@ -173,7 +190,7 @@ class SandboxPool:
             at_once = request.given.done()
             try:
                 box = await self._wait(lane, request)
-                fault = "" if self._now() - box.seen < _FRESH_S else await self._workshop.fault(box.sandbox)
+                fault = "" if self._is_fresh(box) else await self._workshop.fault(box.sandbox)
             except BaseException:
                 if (given := lane.withdraw(request)) is not None:
                     self._retire(lane, given)
@@ -182,6 +199,10 @@ class SandboxPool:
                 self._tally.hand_out(self._now() - since, at_once)
                 return box
             self._bury(lane, box, fault)
+
+    def _is_fresh(self, box: PooledSandbox) -> bool:
+        """Whether it worked a moment ago, and nothing has happened to its host since."""
+        return self._now() - box.seen < _FRESH_S and not getattr(box.sandbox, "doubtful", False)
 
     async def _wait(self, lane: Lane, request: SandboxRequest) -> PooledSandbox:
         began = self._now()
@@ -273,12 +294,14 @@ class SandboxPool:
     async def _remove(self, lane: Lane, box: PooledSandbox) -> None:
         await self._workshop.remove(box.sandbox)
         lane.removing -= 1
+        self._fit()
         self._schedule()
 
     async def _tend(self) -> None:
         """Replace ready sandboxes that died or grew old, before they are requested."""
         while True:
             await asyncio.sleep(_TENDED_S)
+            self._fit()
             ready = [(lane, box) for lane in self._lanes.values() for box in lane.ready]
             await asyncio.gather(*(self._look_after(lane, box) for lane, box in ready))
 

@@ -29,21 +29,21 @@ _AT_ONCE = 8
 
 
 class DockerBackend:
-    """A `Backend` on the engine at DOCKER_HOST, or at Docker's usual sockets.
+    """A `Backend` on one engine: at DOCKER_HOST or at Docker's usual sockets, or the one that `host` names.
 
     An image is the name of one, a folder with a Dockerfile, or a root file system in a tar file: see `Images`.
     """
 
     name = "docker"
 
-    def __init__(self) -> None:
-        self._stack = AsyncExitStack()
+    def __init__(self, host: str = "") -> None:
+        self._host, self._stack = host, AsyncExitStack()
         self._engine: DockerClient | None = None
         self._images: Images | None = None
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            engine = DockerClient()
+            engine = DockerClient(self._host)
             stack.push_async_callback(engine.close)
             await engine.connect()
             self._engine, self._images, self._watch = engine, Images(engine), DiskWatch(engine)
@@ -60,10 +60,23 @@ class DockerBackend:
 
     def sandbox(self, spec: SandboxSpec) -> DockerSandbox:
         """See `Backend.sandbox`."""
+        self.check(spec)
+        return DockerSandbox(spec, *self.parts)
+
+    def check(self, spec: SandboxSpec) -> None:
+        """Raises ConfigError for a spec that no engine can enforce."""
         if not spec.workdir.startswith("/") or spec.workdir.rstrip("/") in ("", "/tmp"):
             raise ConfigError(f"workdir {spec.workdir!r} must be an absolute path to a separate folder, such as /work")
-        engine, images = self._opened()
-        return DockerSandbox(spec, engine, images, self._watch)
+
+    @property
+    def parts(self) -> tuple[DockerClient, Images, DiskWatch]:
+        """What its sandboxes are made with."""
+        return *self._opened(), self._watch
+
+    @property
+    def engine(self) -> DockerClient:
+        """The client of its engine, once it is entered."""
+        return self._opened()[0]
 
     async def prepare(self, image: str) -> None:
         """See `Backend.prepare`."""

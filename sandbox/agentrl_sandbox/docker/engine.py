@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-import os
 import socket
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiodocker import Docker, DockerError
@@ -18,6 +18,10 @@ from aiodocker.execs import Exec
 from aiodocker.stream import Stream
 
 from agentrl.errors import SandboxError, one_line
+from agentrl_sandbox.docker.addresses import EngineAddress, engine_address
+from agentrl_sandbox.docker.tunnel import SshTunnel
+
+log = logging.getLogger("agentrl")
 
 _ANSWER_S = 120.0
 """Seconds for the engine to answer; creating a container takes seconds where many are created at once."""
@@ -41,10 +45,21 @@ class Host:
 class DockerClient:
     """A client of one engine. It speaks API 1.41, which Docker has had since 2020."""
 
-    def __init__(self) -> None:
-        self.address = address()
+    def __init__(self, name: str = "") -> None:
+        """`name` is an address or one of Docker's contexts; see `engine_address`. Raises ConfigError."""
+        found = engine_address(name)
+        self.name, self.address, self.is_local = found.name, found.address, found.is_local
+        self.gone = ""
+        """Why no request is worth making now: a pool of hosts sets it."""
+        self._tunnel = SshTunnel(found.address) if found.address.startswith("ssh://") else None
+        url = f"unix://{self._tunnel.socket}" if self._tunnel else _url(found)
         try:
-            self.docker = Docker(self.address, timeout=aiohttp.ClientTimeout(total=_ANSWER_S), api_version="v1.41")
+            self.docker = Docker(
+                url,
+                timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
+                ssl_context=found.tls,
+                api_version="v1.41",
+            )
         except (ValueError, AssertionError, OSError) as exc:
             raise SandboxError(f"{self.address}: {exc}; set DOCKER_HOST to the engine's address") from exc
         # Each running command holds a connection. At aiodocker's limit of 100, none would be left to kill one.
@@ -53,6 +68,8 @@ class DockerClient:
 
     async def connect(self) -> None:
         """Raises SandboxError, naming the remedy, if no engine answers, or one that lets commands out."""
+        if self._tunnel is not None:
+            await self._tunnel.open()
         version = await self._greeted(self.docker.version())
         if any("podman" in part.get("Name", "").lower() for part in version.get("Components") or ()):
             raise SandboxError(
@@ -60,8 +77,14 @@ class DockerClient:
                 "(tried with 4.3); set DOCKER_HOST to a Docker Engine, or take the back end bubblewrap"
             )
         info = await self._greeted(self.docker.system.info())
-        here = self.address.startswith("unix://") and info.get("Name") == socket.gethostname()
+        here = self.is_local and info.get("Name") == socket.gethostname()
         self.host = Host(info.get("NCPU") or math.inf, (info.get("MemTotal") or 0) >> 20, here)
+
+    async def ping(self, within_s: float) -> None:
+        """Raises SandboxError if the engine does not answer in time."""
+        with self.telling("ping"):
+            async with asyncio.timeout(within_s), self.docker._query("_ping") as response:
+                await response.read()
 
     async def _greeted(self, question: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any]:
         try:
@@ -76,6 +99,8 @@ class DockerClient:
     async def close(self) -> None:
         await self.docker.close()
         await asyncio.sleep(0)  # the event loop closes the sockets in its next round
+        if self._tunnel is not None:
+            await self._tunnel.close()
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
@@ -95,13 +120,16 @@ class DockerClient:
         return " ".join(exc.message.split())
 
 
-def address() -> str:
-    """DOCKER_HOST, or the first of Docker's sockets that is there."""
-    if host := os.environ.get("DOCKER_HOST"):
-        return host
-    own = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
-    places = ["/var/run/docker.sock", f"{Path.home()}/.docker/run/docker.sock", f"{own}/docker.sock"]
-    return f"unix://{next((place for place in places if Path(place).is_socket()), places[0])}"
+def _url(found: EngineAddress) -> str:
+    """The address for aiodocker, which takes no tcp:// for TLS."""
+    if found.tls is not None:
+        return f"https://{found.address.partition('://')[2]}"
+    host = urlsplit(found.address).hostname
+    if not found.is_local and host not in ("localhost", "127.0.0.1", "::1"):
+        log.warning(
+            "%s has no TLS: whoever reaches it owns that machine; use ssh://, or set DOCKER_TLS_VERIFY", found.address
+        )
+    return found.address
 
 
 def close_stdin(stream: Stream) -> None:

@@ -65,6 +65,9 @@ class DockerProcess:
         if self._out.found[:1] == [NO_FOLDER]:
             raise FileNotFoundError("no such folder")
         if self._first is None:
+            if self._code.cancelled():  # the sandbox ended meanwhile
+                self._box.check_alive()
+                raise SandboxError(f"sandbox {self._box.sandbox_id} was closed while a command began")
             raise await self._refused(await self._code)
 
     @property

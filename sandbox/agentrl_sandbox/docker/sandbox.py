@@ -50,14 +50,19 @@ class DockerSandbox(ShellSandbox):
 
     def __init__(self, spec: SandboxSpec, engine: DockerClient, images: Images, watch: DiskWatch) -> None:
         super().__init__(spec, f"docker-{secrets.token_hex(8)}")
+        self._processes: set[DockerProcess] = set()
+        self._place(engine, images, watch)
+
+    def _place(self, engine: DockerClient, images: Images, watch: DiskWatch) -> None:
+        """Where it is to be opened."""
         self._engine, self._images, self._watch = engine, images, watch
         self._docker = engine.docker
         self._container = self._docker.containers.container(self.sandbox_id)  # an engine takes names for ids
         self._request: asyncio.Task[Any] | None = None
-        self._processes: set[DockerProcess] = set()
         self._dead: tuple[type[SandboxError], str] | None = None
         """Why nothing can run here any more: SandboxKilledError if its own commands caused it."""
         self._killed_for = ""
+        self._condemned = False
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -120,16 +125,20 @@ class DockerSandbox(ShellSandbox):
             await self._remove()
         await asyncio.gather(*(process.abandon() for process in list(self._processes)))
 
-    async def _remove(self) -> None:
+    async def _remove(self) -> bool:
+        """False: the container may still be there."""
         for wait_s in (0.5, 2.0, 5.0, 0.0):
+            if self._engine.gone:
+                return False
             try:
                 with self.telling():
                     await remove(self._engine, self.sandbox_id)
-                return
+                return True
             except SandboxError as exc:
                 error = exc
             await asyncio.sleep(wait_s)
         log.warning("%s; the container is left to the reaper", error)
+        return False
 
     async def read_stored(self, sandbox_path: str, *, max_bytes: int) -> bytes:
         """See `ShellSandbox.read_stored`."""
@@ -179,6 +188,17 @@ class DockerSandbox(ShellSandbox):
             async with asyncio.timeout(_START_S):
                 await process.begun()
         return process
+
+    async def condemn(self, why: str) -> None:
+        """Its engine is gone: whatever runs here, or is asked of it, raises SandboxError with this reason."""
+        self._dead = self._dead or (SandboxError, f"sandbox {self.sandbox_id}: {why}")
+        self._condemned = True
+        await asyncio.gather(*(process.abandon() for process in list(self._processes)))
+
+    def _check_still_open(self) -> None:
+        if self._condemned:  # its commands did not end by themselves
+            self.check_alive()
+        super()._check_still_open()
 
     async def _unwanted(self, starting: asyncio.Task[DockerProcess]) -> None:
         await asyncio.wait([starting])

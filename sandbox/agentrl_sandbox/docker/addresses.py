@@ -1,0 +1,124 @@
+"""Where an engine is, as Docker's own client finds it: DOCKER_HOST, contexts, and certificates for TLS."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentrl.errors import ConfigError
+
+_SCHEMES = ("unix", "tcp", "http", "https", "ssh")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """The address of one engine."""
+
+    name: str
+    """As the user wrote it, for messages."""
+    address: str
+    """`unix://PATH`, `tcp://HOST:PORT` or `ssh://USER@HOST:PORT/PATH`."""
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether paths of this machine mean the same to the engine, as far as the address shows it."""
+        return self.address.startswith("unix://")
+
+
+def engine_address(name: str = "") -> EngineAddress:
+    """The engine of this name: an address, or one of Docker's contexts. Without a name: DOCKER_HOST, else
+    DOCKER_CONTEXT, else Docker's current context, else the first of Docker's sockets that is there.
+
+    Raises ConfigError for an address or a context that cannot be used.
+    """
+    given = name or os.environ.get("DOCKER_HOST") or os.environ.get("DOCKER_CONTEXT") or _current()
+    if "://" in given:
+        return EngineAddress(given, _checked(given), _tls_of_variables(given))
+    if given and given != "default":
+        return _of_context(given)
+    return EngineAddress("default", f"unix://{_socket()}")
+
+
+def _checked(address: str) -> str:
+    parts = urlsplit(address)
+    if parts.scheme not in _SCHEMES:
+        raise ConfigError(f"{address}: an engine's address begins with unix://, tcp:// or ssh://")
+    if parts.scheme == "ssh" and (not parts.hostname or parts.password is not None):
+        raise ConfigError(f"{address}: write ssh://USER@HOST or ssh://USER@HOST:PORT, and log in by a key")
+    if parts.scheme == "ssh" and (parts.hostname or "").startswith("-"):
+        raise ConfigError(f"{address}: a host's name does not begin with a dash")
+    return address
+
+
+def _socket() -> str:
+    own = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    places = ["/var/run/docker.sock", f"{Path.home()}/.docker/run/docker.sock", f"{own}/docker.sock"]
+    return next((place for place in places if Path(place).is_socket()), places[0])
+
+
+def folder() -> Path:
+    """The folder of Docker's client: DOCKER_CONFIG, else ~/.docker."""
+    return Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+
+
+def settings() -> dict[str, Any]:
+    """Docker's config.json; empty if there is none."""
+    file = folder() / "config.json"
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{file} cannot be read: {exc}") from exc
+    return found
+
+
+def _current() -> str:
+    return str(settings().get("currentContext") or "")
+
+
+def _of_context(name: str) -> EngineAddress:
+    """An engine that `docker context create` described."""
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    try:
+        meta = json.loads((folder() / "contexts" / "meta" / digest / "meta.json").read_text())
+        found = meta["Endpoints"]["docker"]
+        address = _checked(found["Host"])
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise ConfigError(
+            f"{name!r} is neither an engine's address nor a context of Docker's; write ssh://USER@HOST, "
+            "or see `docker context ls`"
+        ) from exc
+    files = folder() / "contexts" / "tls" / digest / "docker"
+    trusting = bool(found.get("SkipTLSVerify"))
+    uses_tls = address.startswith("tcp://") and (files.is_dir() or trusting)
+    return EngineAddress(name, address, _tls(files, verify=not trusting) if uses_tls else None)
+
+
+def _tls_of_variables(address: str) -> ssl.SSLContext | None:
+    """TLS as DOCKER_TLS_VERIFY and DOCKER_TLS ask for it."""
+    asked = {name: bool(os.environ.get(name)) for name in ("DOCKER_TLS_VERIFY", "DOCKER_TLS")}
+    verify = asked["DOCKER_TLS_VERIFY"] or not asked["DOCKER_TLS"]
+    encrypted = address.startswith("https://") or (address.startswith("tcp://") and any(asked.values()))
+    return _tls(Path(os.environ.get("DOCKER_CERT_PATH") or folder()), verify=verify) if encrypted else None
+
+
+def _tls(files: Path, *, verify: bool) -> ssl.SSLContext:
+    """A context with the certificates in a folder, under the names that Docker gives them."""
+    authority, cert, key = (files / name for name in ("ca.pem", "cert.pem", "key.pem"))
+    try:
+        context = ssl.create_default_context(cafile=str(authority) if authority.is_file() else None)
+        if not verify:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if cert.is_file():
+            context.load_cert_chain(cert, key)
+    except OSError as exc:  # ssl.SSLError is one
+        raise ConfigError(f"the certificates in {files} cannot be used: {exc}; see DOCKER_CERT_PATH") from exc
+    return context

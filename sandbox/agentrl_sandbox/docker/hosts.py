@@ -1,0 +1,317 @@
+"""DockerHosts: one back end over the engines of several hosts. A lost host takes only its own sandboxes along."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from typing import Self
+
+from agentrl._util.concurrency import gather
+from agentrl.errors import ConfigError, SandboxError, one_line
+from agentrl.sandbox import SandboxKilledError
+from agentrl_sandbox.backend import FoundSandbox, Leftover
+from agentrl_sandbox.docker.backend import DockerBackend
+from agentrl_sandbox.docker.sandbox import DockerSandbox
+from agentrl_sandbox.machine import Machine
+from agentrl_sandbox.reaper import paused, reaping, sweep
+from agentrl_sandbox.spec import SandboxSpec
+
+log = logging.getLogger("agentrl")
+
+_EVERY_S = 5.0
+"""Seconds between two questions whether an engine still answers."""
+_ANSWER_S = 30.0
+"""An engine with a hundred sandboxes on a busy machine may take this long."""
+_SURE_S = 2.0
+"""After a question without an answer, one more is asked this much later: a restart takes a second."""
+_AGAIN_S, _LONGEST_AGAIN_S = 15.0, 300.0
+"""The pause before a lost host is tried again; it doubles."""
+_ASIDE_S, _LONGEST_ASIDE_S = 5.0, 300.0
+"""How long a host that answers, but could not make a sandbox, comes after the others; it doubles."""
+
+
+class EngineHost:
+    """One of the engines, and what this process has on it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.backend = DockerBackend(name)
+        self.boxes: set[PlacedSandbox] = set()
+        """Those that are open, or being opened."""
+        self.abandoned: set[str] = set()
+        """The ids of those that could not be removed."""
+        self.lost = "it was not tried yet"
+        """Why it is not used; empty if it is."""
+        self.doubted = asyncio.Event()
+        """A request failed there. Until the engine has answered again, other hosts are better."""
+        self._entered = False
+        self._aside_s, self._aside_until = _ASIDE_S, 0.0
+
+    async def connect(self, stack: AsyncExitStack) -> None:
+        """Raises SandboxError or ConfigError if no engine answers there."""
+        if self._entered:
+            await self.backend.engine.connect()
+        else:
+            with paused():  # the hosts are swept together
+                await stack.enter_async_context(self.backend)
+            self._entered = True
+        self.lost = self.backend.engine.gone = ""
+
+    async def lose(self, why: str) -> None:
+        """Everything that runs there fails now, for this reason."""
+        self.lost = self.backend.engine.gone = f"host {self.name} was lost: {why}"
+        log.warning("%s; %d sandboxes are lost with it, and it is tried again later", self.lost, len(self.boxes))
+        await asyncio.gather(*(box.condemn(self.lost) for box in list(self.boxes)))
+
+    async def check(self) -> str:
+        """Why its engine does not answer; empty if it does."""
+        said = ""
+        for _ in range(2):
+            try:
+                await self.backend.engine.ping(_ANSWER_S)
+            except SandboxError as exc:
+                said = " ".join(str(exc).split())
+                await asyncio.sleep(_SURE_S)
+            else:
+                return ""
+        return said
+
+    async def clear_abandoned(self) -> None:
+        """Remove what this process could not remove there, such as while the host was lost."""
+        names = set(self.abandoned)
+        with contextlib.suppress(SandboxError):
+            await self.backend.remove(list(names))
+            self.abandoned -= names
+
+    def set_aside(self) -> None:
+        """It could not make a sandbox."""
+        self._aside_until = time.monotonic() + self._aside_s
+        self._aside_s = min(2 * self._aside_s, _LONGEST_ASIDE_S)
+        self.doubted.set()
+
+    def trust(self) -> None:
+        self._aside_s, self._aside_until = _ASIDE_S, 0.0
+
+    def rank(self, spec: SandboxSpec) -> tuple[bool, float]:
+        """The smallest is the best place for the next sandbox."""
+        behind = self.doubted.is_set() or time.monotonic() < self._aside_until
+        return behind, len(self.boxes) / self.backend.machine.room(spec)
+
+
+class PlacedSandbox(DockerSandbox):
+    """A container on the host with the least load. It is chosen at opening; if that fails, the next one is tried."""
+
+    def __init__(self, spec: SandboxSpec, hosts: DockerHosts, first: EngineHost) -> None:
+        super().__init__(spec, *first.backend.parts)
+        self._hosts, self._host = hosts, first
+
+    async def _open(self) -> None:
+        tried: list[EngineHost] = []
+        failure: SandboxError | None = None
+        while True:
+            host = self._hosts.choose(self.spec, tried, failure)
+            self._host = host
+            self._place(*host.backend.parts)
+            host.boxes.add(self)
+            try:
+                await super()._open()
+            except SandboxError as exc:
+                await self._close()
+                host.set_aside()
+                tried.append(host)
+                failure = exc
+            else:
+                host.trust()
+                return
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it must be asked if it still works, although it did a moment ago."""
+        return bool(self._host.lost) or self._host.doubted.is_set() or self._dead is not None
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """As for any container. After a failure, the host is asked at once whether it still answers."""
+        try:
+            with super().telling():
+                yield
+        except SandboxKilledError:
+            raise
+        except SandboxError:
+            self._host.doubted.set()
+            raise
+
+    async def _close(self) -> None:
+        try:
+            await super()._close()
+        finally:
+            self._host.boxes.discard(self)
+
+    async def _remove(self) -> bool:
+        removed = await super()._remove()
+        if not removed:
+            self._host.abandoned.add(self.sandbox_id)
+        return removed
+
+
+class DockerHosts:
+    """A `Backend` on several engines: `docker:ssh://user@one,ssh://user@two`.
+
+    A host is an address (unix://, tcp:// or ssh://) or the name of one of Docker's contexts. Each new sandbox goes to
+    the least loaded host, by its cores and memory. Entering it raises SandboxError if no host answers. One that does
+    not is logged, and tried again while the back end is open.
+    """
+
+    name = "docker"
+
+    def __init__(self, names: Sequence[str]) -> None:
+        if len(set(names)) < len(names) or not all(names):
+            raise ConfigError(f"docker:{','.join(names)}: write each host once, with commas between them")
+        self._names = names
+        self._hosts: list[EngineHost] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._stack = AsyncExitStack()
+
+    @classmethod
+    def at(cls, names: str) -> Self:
+        """The hosts of a text with commas between them."""
+        return cls([name.strip() for name in names.split(",")])
+
+    async def __aenter__(self) -> Self:
+        self._hosts = [EngineHost(name) for name in self._names]
+        async with AsyncExitStack() as stack:
+            await gather(self._try(host, stack) for host in self._hosts)
+            missing = [f"{host.name}: {host.lost}" for host in self._hosts if host.lost]
+            if len(missing) == len(self._hosts):
+                raise SandboxError(f"no host of sandboxes answers ({'; '.join(missing)})")
+            for one in missing:
+                log.warning("a host of sandboxes does not answer, and is tried again later: %s", one)
+            stack.callback(self._report_abandoned)
+            await stack.enter_async_context(reaping(self))
+            self._stack = stack.pop_all()
+        self._watchers = [
+            asyncio.create_task(self._watch(host), name=f"docker-host {host.name}") for host in self._hosts
+        ]
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.wait(self._watchers)
+        try:
+            await self._stack.aclose()
+        finally:
+            self._hosts = []
+
+    def sandbox(self, spec: SandboxSpec) -> DockerSandbox:
+        """See `Backend.sandbox`."""
+        first = self.choose(spec)
+        first.backend.check(spec)
+        if spec.sockets and not all(host.backend.engine.is_local for host in self._hosts):
+            raise ConfigError(
+                "a socket of this machine cannot be mounted on another host; reach the gateway or the retriever over "
+                "the network, with network: open"
+            )
+        return PlacedSandbox(spec, self, first)
+
+    def choose(
+        self, spec: SandboxSpec, without: Sequence[EngineHost] = (), failure: SandboxError | None = None
+    ) -> EngineHost:
+        """The least loaded host. Raises `failure`, or SandboxError with the reasons, if there is none."""
+        found = [host for host in self._living if host not in without]
+        if found:
+            return min(found, key=lambda host: host.rank(spec))
+        if failure is not None:
+            raise failure
+        raise SandboxError("; ".join(host.lost for host in self._hosts) or "the docker back end is not open")
+
+    async def prepare(self, image: str) -> None:
+        """See `Backend.prepare`: on each host. It is enough if one of them can have the image."""
+        living = self._living
+        results = await asyncio.gather(*(host.backend.prepare(image) for host in living), return_exceptions=True)
+        failed = [(host, error) for host, error in zip(living, results, strict=True) if error is not None]
+        for host, error in failed:
+            if len(failed) == len(living) or not isinstance(error, SandboxError):
+                raise error
+            host.set_aside()
+            log.warning("host %s has no image %s: %s", host.name, image or "(base)", one_line(error))
+        if not living:
+            self.choose(SandboxSpec())
+
+    @property
+    def machine(self) -> Machine:
+        """See `HasMachine.machine`: all hosts that answer, together."""
+        found = [host.backend.machine for host in self._living]
+        return Machine(sum(one.cores for one in found), sum(one.memory_mb for one in found))
+
+    async def list(self) -> Sequence[FoundSandbox]:
+        """See `Backend.list`. A lost host is left out."""
+        return [
+            dataclasses.replace(found, host=host.name)
+            for host in self._living
+            for found in await host.backend.list()
+        ]  # fmt: skip
+
+    async def remove(self, sandbox_ids: Sequence[str]) -> None:
+        """See `Backend.remove`."""
+        for host in self._living:
+            here = {found.sandbox_id for found in await host.backend.list()}
+            await host.backend.remove([one for one in sandbox_ids if one in here])
+
+    async def leftovers(self) -> Sequence[Leftover]:
+        """See `DockerBackend.leftovers`."""
+        return [left for host in self._living for left in await host.backend.leftovers()]
+
+    async def clear(self, left: Sequence[Leftover]) -> Sequence[Leftover]:
+        """See `HasLeftovers.clear`."""
+        names, cleared = {one.name for one in left}, list[Leftover]()
+        for host in self._living:
+            here = [one for one in await host.backend.leftovers() if one.name in names]
+            cleared += await host.backend.clear(here)
+        return cleared
+
+    @property
+    def _living(self) -> Sequence[EngineHost]:
+        return [host for host in self._hosts if not host.lost]
+
+    async def _try(self, host: EngineHost, stack: AsyncExitStack) -> None:
+        try:
+            await host.connect(stack)
+        except SandboxError as exc:
+            host.lost = " ".join(str(exc).split())
+
+    async def _watch(self, host: EngineHost) -> None:
+        """Notice when a host is lost, and when it is there again."""
+        pause = _AGAIN_S
+        while True:
+            if host.lost:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_AGAIN_S)
+                await self._try(host, self._stack)
+                if not host.lost:
+                    log.warning("host %s answers, and is used again", host.name)
+                    await host.clear_abandoned()
+                    await sweep(host.backend)
+            else:
+                pause = _AGAIN_S
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(host.doubted.wait(), _EVERY_S)
+                if why := await host.check():
+                    await host.lose(why)
+                elif host.abandoned:
+                    await host.clear_abandoned()
+                host.doubted.clear()
+
+    def _report_abandoned(self) -> None:
+        for host in self._hosts:
+            if host.abandoned:
+                log.warning(
+                    "%d sandboxes on host %s could not be removed; the next run that reaches it removes them",
+                    len(host.abandoned),
+                    host.name,
+                )
