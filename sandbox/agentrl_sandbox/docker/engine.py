@@ -19,6 +19,7 @@ from aiodocker.stream import Stream
 
 from agentrl.errors import SandboxError, one_line
 from agentrl_sandbox.docker.addresses import EngineAddress, engine_address
+from agentrl_sandbox.docker.tls import TlsTunnel
 from agentrl_sandbox.docker.tunnel import SshTunnel
 
 log = logging.getLogger("agentrl")
@@ -51,13 +52,12 @@ class DockerClient:
         self.name, self.address, self.is_local = found.name, found.address, found.is_local
         self.gone = ""
         """Why no request is worth making now: a pool of hosts sets it."""
-        self._tunnel = SshTunnel(found.address) if found.address.startswith("ssh://") else None
-        url = f"unix://{self._tunnel.socket}" if self._tunnel else _url(found)
+        self._tunnel = _tunnel(found)
+        url = f"unix://{self._tunnel.socket}" if self._tunnel else found.address
         try:
             self.docker = Docker(
                 url,
                 timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
-                ssl_context=found.tls,
                 api_version="v1.41",
             )
         except (ValueError, AssertionError, OSError) as exc:
@@ -120,16 +120,16 @@ class DockerClient:
         return " ".join(exc.message.split())
 
 
-def _url(found: EngineAddress) -> str:
-    """The address for aiodocker, which takes no tcp:// for TLS."""
+def _tunnel(found: EngineAddress) -> SshTunnel | TlsTunnel | None:
+    if found.address.startswith("ssh://"):
+        return SshTunnel(found.address)
     if found.tls is not None:
-        return f"https://{found.address.partition('://')[2]}"
-    host = urlsplit(found.address).hostname
-    if not found.is_local and host not in ("localhost", "127.0.0.1", "::1"):
+        return TlsTunnel(found.address, found.tls)
+    if not found.is_local and urlsplit(found.address).hostname not in ("localhost", "127.0.0.1", "::1"):
         log.warning(
             "%s has no TLS: whoever reaches it owns that machine; use ssh://, or set DOCKER_TLS_VERIFY", found.address
         )
-    return found.address
+    return None
 
 
 def close_stdin(stream: Stream) -> None:

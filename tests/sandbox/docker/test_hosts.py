@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from itertools import chain
 
 import pytest
@@ -16,12 +17,14 @@ from agentrl.testing import call
 from agentrl_sandbox import SandboxPool, open_backend
 from agentrl_sandbox.docker import hosts
 from agentrl_sandbox.spec import SandboxSpec
-from tests.sandbox.docker.remote import IMAGE, Daemon, SshServer, needs
+from tests.sandbox.docker.remote import IMAGE, Daemon, SshServer, free_port, needs
 from tests.sandbox.engine import ALONE
 
 pytestmark = ALONE
 
 SPEC = SandboxSpec(image=IMAGE, memory_mb=64, disk_mb=16, pids=32, cpus=0.5)
+
+CERTIFICATES = {"cacert": "ca.pem", "cert": "cert.pem", "key": "key.pem"}
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +202,42 @@ async def test_an_engine_that_dies_takes_only_its_own_episodes(two, ssh, rendere
     assert 0 < len(again) <= len(lost)
     assert all(len(one.info["restarted"]) == 1 and one.session_id.endswith("-again") for one in again)
     assert [engine.containers() for engine in two] == [[], []]
+
+
+def certificates(folder):
+    """ca.pem, cert.pem and key.pem for both sides, as Docker names them."""
+    key = ["-newkey", "rsa:2048", "-nodes"]
+    openssl("req", "-x509", *key, "-keyout", "ca-key.pem", "-out", "ca.pem", "-subj", "/CN=ca", folder=folder)
+    openssl("req", *key, "-keyout", "key.pem", "-out", "request", "-subj", "/CN=engine", folder=folder)
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+    signing = ["-CA", "ca.pem", "-CAkey", "ca-key.pem", "-CAcreateserial", "-extfile", "names"]
+    openssl("x509", "-req", "-in", "request", "-out", "cert.pem", *signing, folder=folder)
+
+
+def openssl(*arguments, folder):
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+async def test_an_engine_with_tls(tmp_path, monkeypatch):
+    needs("dockerd", "openssl", "busybox")
+    certificates(tmp_path)
+    flags = [f"--tls{option}={tmp_path}/{file}" for option, file in CERTIFICATES.items()]
+    port = free_port()
+    engine = Daemon(f"--host=tcp://127.0.0.1:{port}", "--tlsverify", *flags)
+    monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+    monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
+    try:
+        engine.start()
+        engine.import_image()
+        async with open_backend(f"docker:tcp://127.0.0.1:{port}") as backend, backend.sandbox(SPEC) as box:
+            sent = bytes(range(65, 91)) * 40_000
+            assert (await box.exec("cat; sleep 1; cat", stdin=sent, max_output=4 << 20)).stdout.encode() == sent
+            await box.write_file("file", sent * 4)
+            assert (await box.exec("sha256sum < file; sleep 1; echo end")).stdout.endswith("end\n")
+            assert await box.read_bytes("file") == sent * 4
+            assert (await box.exec("sleep 30", timeout=0.5)).timed_out
+        (tmp_path / "cert.pem").unlink()
+        with pytest.raises(SandboxError, match=r"no host of sandboxes answers .*certificate"):
+            await open_backend(f"docker:tcp://127.0.0.1:{port}").__aenter__()
+    finally:
+        engine.close()
