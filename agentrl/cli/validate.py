@@ -54,7 +54,7 @@ def validate(
         if out is not None and (out.is_dir() or not out.resolve().parent.is_dir()):
             raise ConfigError(f"--json {out}: name a file in a folder that exists")
         given = {"installed": installed, "keep": keep, "concurrency": concurrency, "deadline": deadline}
-        settings = load_object(f"{_CORE}:ValidationSettings")(backend, _bases(base or ()), **given)
+        settings = load_object(f"{_CORE}:ValidationSettings")(backend, bases(base or ()), **given)
         findings = _run(
             [task for place in tasks for task in load_object(f"{_CORE}:find_tasks")(place, settings)], settings
         )
@@ -80,7 +80,7 @@ def _run(tasks: Sequence[Any], settings: Any) -> list[Any]:
     return findings
 
 
-def _bases(given: Sequence[str]) -> dict[str, str]:
+def bases(given: Sequence[str]) -> dict[str, str]:
     pairs = [one.partition("=") for one in given]
     if wrong := next((one for one, (old, _, new) in zip(given, pairs, strict=True) if not old or not new), None):
         raise ConfigError(f"--base {wrong}: write OLD=NEW, such as python:3.13-slim=my-python")

@@ -6,6 +6,7 @@ Both are played twice, each in a new sandbox, by the same code as an episode of 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,11 +23,14 @@ from agentrl.sandbox import Sandbox, SandboxKilledError
 from agentrl.types import JSON
 from agentrl_envs.coding.formats import harbor
 from agentrl_envs.coding.grading import grade
+from agentrl_envs.coding.images import images_of, missing_lines
 from agentrl_envs.coding.problem import Grade, Problem, Step, load_problem
 from agentrl_envs.coding.work import prepare, solve
 from agentrl_sandbox.backend import Backend, open_backend
 from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
+
+log = logging.getLogger("agentrl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,13 @@ async def validate(
     *,
     on_finding: Callable[[TaskFinding], None] = lambda finding: None,
 ) -> list[TaskFinding]:
-    """A finding for each task, in order. Raises SandboxError if the back end cannot work here at all."""
+    """A finding for each task, in order. Raises SandboxError if the back end cannot work here at all.
+
+    The number of missing images is logged before the first play.
+    """
+    images = await asyncio.to_thread(images_of, tasks, SandboxSpec())
+    for line in await missing_lines(settings.backend, images):
+        log.warning("%s", line)
     at_a_time = asyncio.Semaphore(settings.concurrency)
 
     async def one(task: Task, backend: Backend, pool: SandboxPool) -> TaskFinding:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import secrets
 import tempfile
@@ -22,7 +23,11 @@ from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox.docker import context
 from agentrl_sandbox.docker.container import Image, identity, labels
 from agentrl_sandbox.docker.engine import DockerClient
+from agentrl_sandbox.docker.fetching import Progress, fetch
+from agentrl_sandbox.docker.registries import ImageName
 from agentrl_sandbox.spec import SandboxSpec
+
+log = logging.getLogger("agentrl")
 
 NAMES = READY, BUILT, IMPORTED = "agentrl-ready", "agentrl-build", "agentrl-import"
 """The name of our images. After a colon follows the hash of what they were made of."""
@@ -91,6 +96,28 @@ class Images:
         image = await self.ready(spec.image)
         key = (image.name, spec.workdir, spec.user, str(spec.read_only))
         return await self._once(key, lambda: self._owned(image, spec))
+
+    async def has(self, image: str) -> bool:
+        """Whether `ready` would find the image on the engine, without making it."""
+        with self._engine.telling(f"image {image or 'of the spec'!r}"):
+            return await self._is_here(await self._known_as(image))
+
+    async def pull(self, image: str, mirror: str = "", heard: Progress = lambda done, size: None) -> None:
+        """Pull an image of this name, from a mirror if that has it. Raises SandboxError."""
+        try:
+            with self._engine.telling(f"image {image!r}"):
+                await self._pull(image, mirror, heard)
+        finally:
+            self.forget()
+
+    async def remove(self, image: str) -> None:
+        """Remove an image's name, and with it what no other name needs. What is in use is kept."""
+        with self._engine.telling(f"image {image!r}"):
+            try:
+                await self._docker.images.delete(image)
+            except DockerError as exc:
+                if exc.status not in (404, 409):
+                    raise
 
     def forget(self) -> None:
         """Look for each image again the next time: an image that was there is gone."""
@@ -179,6 +206,21 @@ class Images:
             except SandboxError as exc:
                 raise SandboxError(f"{exc}; set {BASE} to an image with bash, git and python3, or name one") from exc
 
+    async def _known_as(self, image: str) -> str:
+        """The name under which the engine has an image, if it has it."""
+        if not image:
+            if name := os.environ.get(BASE):
+                return await self._known_as(name)
+            with resources.as_file(resources.files("agentrl_sandbox.docker") / "base") as folder:
+                return await self._known_as(str(folder))
+        if not image.startswith(("/", "./", "../", "~")):
+            return image
+        kind, path = _kind(image)
+        if kind == "folder":
+            with tempfile.TemporaryFile() as file:
+                return f"{BUILT}:{(await asyncio.to_thread(context.pack, path, file))[:32]}"
+        return f"{IMPORTED}:{(await asyncio.to_thread(_digest, path))[:32]}"
+
     async def _local(self, image: str) -> str:
         kind, path = _kind(image)
         return await (self._build(path) if kind == "folder" else self._import(path))
@@ -198,11 +240,9 @@ class Images:
         return name
 
     async def _import(self, tar: Path) -> str:
-        with tar.open("rb") as file:
-            digest = (await asyncio.to_thread(hashlib.file_digest, file, "sha256")).hexdigest()
-            name = f"{IMPORTED}:{digest[:32]}"
-            if not await self._is_here(name):
-                file.seek(0)
+        name = f"{IMPORTED}:{(await asyncio.to_thread(_digest, tar))[:32]}"
+        if not await self._is_here(name):
+            with tar.open("rb") as file:
                 repo, _, tag = name.partition(":")
                 parameters = {"fromSrc": "-", "repo": repo, "tag": tag}
                 await self._post("images/create", parameters, _pieces(file), f"{tar} cannot be imported")
@@ -219,15 +259,29 @@ class Images:
         if '"error"' in said:
             raise SandboxError(f"{what}: {said[-400:].strip()}")
 
-    async def _pull(self, image: str) -> None:
-        tagged = image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest"
+    async def _pull(self, image: str, mirror: str = "", heard: Progress = lambda done, size: None) -> None:
+        name = ImageName.parse(image)
         try:
-            await self._docker.images.pull(tagged)
+            if mirror and not name.has_digest and await self._mirrored(image, name.at(mirror), heard):
+                return
+            await fetch(self._docker, name, heard)
         except DockerError as exc:
             raise SandboxError(
                 f"image {image!r} is not on the engine at {self._engine.address} and cannot be pulled: {_line(exc)}; "
                 "pull it by hand, or give a folder with a Dockerfile or a tar file"
             ) from exc
+
+    async def _mirrored(self, image: str, there: ImageName, heard: Progress) -> bool:
+        """Pull an image from a mirror. False: the mirror does not have it."""
+        try:
+            await fetch(self._docker, there, heard)
+        except DockerError as exc:
+            log.info("image %s is not at the mirror: %s", image, _line(exc))
+            return False
+        name = ImageName.parse(image)
+        await self._docker.images.tag(str(there), f"{name.registry}/{name.repository}", tag=name.version[1:])
+        await self._docker.images.delete(str(there))  # this name only
+        return True
 
     async def _is_here(self, name: str) -> bool:
         try:
@@ -242,6 +296,11 @@ class Images:
 def sowing(folder: str) -> list[str]:
     """A command that copies the seed into a folder, and prints SOWN at the end."""
     return ["/bin/sh", "-c", f'cp -a -- {_SEED}/. "$1"/ && echo {SOWN}', "sh", folder]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _kind(image: str) -> tuple[Literal["folder", "tar"], Path]:

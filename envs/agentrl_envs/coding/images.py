@@ -1,0 +1,50 @@
+"""The images that coding tasks need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from agentrl import ConfigError, Task
+from agentrl._util.loading import load_object
+from agentrl.errors import InfraError
+from agentrl_envs.coding.problem import Problem, load_problem
+from agentrl_sandbox.spec import SandboxSpec
+
+_SHOWN = 3
+"""Names of missing images in a line."""
+
+
+def images_of(tasks: Iterable[Task], default: SandboxSpec) -> list[str]:
+    """The images of these tasks, each once, in order. It may block. A task that cannot be read is left out: it is
+    reported where it is played.
+    """
+    found: dict[str, None] = {}
+    for task in tasks:
+        try:
+            problem = load_problem(task)
+        except (ConfigError, InfraError):
+            continue
+        found |= dict.fromkeys(_images(problem, default))
+    return list(found)
+
+
+async def missing_lines(backend: str, images: Sequence[str]) -> list[str]:
+    """A line for each host that lacks some of these images. None if the back end pulls none."""
+    if backend.partition(":")[0] not in ("docker", "auto") or not images:
+        return []
+    try:
+        missing = await load_object("agentrl_sandbox.docker.pulling:missing_images")(backend, images)
+    except ConfigError:  # no client of Docker's is installed
+        return []
+    return [
+        f"{len(lacking)} of {len(images)} images are missing on host {host} ({', '.join(lacking[:_SHOWN])}"
+        f"{', ...' if len(lacking) > _SHOWN else ''}), and are fetched while episodes wait; "
+        "agentrl sandbox pull fetches them before"
+        for host, lacking in missing.items()
+        if lacking
+    ]
+
+
+def _images(problem: Problem, default: SandboxSpec) -> list[str]:
+    own = [step.own.image for step in problem.steps if step.own is not None and step.own.image]
+    return [problem.image or str(problem.spec.get("image") or default.image), *own]

@@ -1,0 +1,102 @@
+"""Names of images, the registries that hold them, and the credentials that Docker's client has for those."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl_sandbox.docker.addresses import settings
+
+_HUB = "docker.io"
+_HUB_KEY = "https://index.docker.io/v1/"
+"""Docker Hub's name in config.json."""
+_TOKEN = "<token>"
+"""The user's name with which a credential helper says that the secret is an identity token."""
+_HELPER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ImageName:
+    """A name as `docker pull` takes it, in its parts."""
+
+    registry: str
+    repository: str
+    version: str
+    """`:TAG` or `@DIGEST`."""
+
+    @classmethod
+    def parse(cls, name: str) -> ImageName:
+        first, slash, rest = name.partition("/")
+        has_registry = bool(slash) and ("." in first or ":" in first or first == "localhost")
+        registry, path = (first, rest) if has_registry else (_HUB, name)
+        repository, at, digest = path.partition("@")
+        version = f"@{digest}" if at else ""
+        before, colon, tag = repository.rpartition(":")
+        if colon:
+            repository, version = before, version or f":{tag}"
+        if registry == _HUB and "/" not in repository:
+            repository = f"library/{repository}"
+        return cls(registry, repository, version or ":latest")
+
+    def __str__(self) -> str:
+        return f"{self.registry}/{self.repository}{self.version}"
+
+    @property
+    def has_digest(self) -> bool:
+        return self.version.startswith("@")
+
+    def at(self, mirror: str) -> ImageName:
+        """The same image at a mirror, `HOST:PORT` or `HOST:PORT/PREFIX`."""
+        registry, _, prefix = mirror.strip("/").partition("/")
+        return ImageName(registry, f"{prefix}/{self.repository}" if prefix else self.repository, self.version)
+
+
+async def credentials(registry: str) -> str | None:
+    """The header X-Registry-Auth for a registry, from Docker's config.json and its credential helpers; None if it has
+    none. Raises ConfigError if a helper fails.
+    """
+    found = await asyncio.to_thread(settings)
+    key = _HUB_KEY if registry == _HUB else registry
+    helper = (found.get("credHelpers") or {}).get(key) or found.get("credsStore")
+    known = await _asked(str(helper), key) if helper else _written(found.get("auths") or {}, key)
+    if known is None:
+        return None
+    return base64.urlsafe_b64encode(json.dumps({**known, "serveraddress": key}).encode()).decode()
+
+
+def _written(auths: dict[str, Any], key: str) -> dict[str, str] | None:
+    """Credentials that stand in config.json itself, as `docker login` without a helper writes them."""
+    entry = next((auths[name] for name in (key, f"https://{key}", f"http://{key}") if name in auths), None) or {}
+    if token := entry.get("identitytoken"):
+        return {"identitytoken": str(token)}
+    if not entry.get("auth"):
+        return None
+    try:
+        user, _, password = base64.b64decode(entry["auth"]).decode().partition(":")
+    except ValueError as exc:
+        raise ConfigError(f"Docker's config.json: the auth of {key} is not base64; use docker login") from exc
+    return {"username": user, "password": password.rstrip("\0")}
+
+
+async def _asked(helper: str, key: str) -> dict[str, str] | None:
+    """What the program docker-credential-HELPER knows."""
+    program = f"docker-credential-{helper}"
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(program, "get", stdin=pipe, stdout=pipe, stderr=pipe)
+        async with asyncio.timeout(_HELPER_S):
+            said, _ = await process.communicate(key.encode())
+    except (OSError, TimeoutError) as exc:
+        raise ConfigError(f"{program}, which Docker's config.json names for {key}, does not work: {exc}") from exc
+    if process.returncode:
+        if b"not found" in said:
+            return None
+        raise ConfigError(f"{program} has no credentials for {key}: {said.decode(errors='replace').strip()}")
+    found = json.loads(said)
+    if found["Username"] == _TOKEN:
+        return {"identitytoken": str(found["Secret"])}
+    return {"username": str(found["Username"]), "password": str(found["Secret"])}
