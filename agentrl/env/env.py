@@ -50,6 +50,7 @@ _HOOKS = frozenset(
         *(
             "share",
             "needs",
+            "missing_for",
             "tasks",
             "tools",
             "reset",
@@ -158,6 +159,14 @@ class Env:
         """What a machine needs to play this many episodes at a time, one line for each: "a retriever at port 8000".
 
         `agentrl slime check` prints it. It should start nothing. Default: nothing.
+        """
+        return ()
+
+    @classmethod
+    def missing_for(cls, config: Any, tasks: Iterable[Task], /) -> Sequence[str]:
+        """What is not there yet to play these tasks, one line for each thing: "3 of 200 images are missing".
+
+        Called before a training run, which logs the lines, perhaps within an event loop. Default: nothing.
         """
         return ()
 

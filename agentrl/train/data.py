@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,13 @@ from agentrl.rollout.tasks import Columns, TaskFile, held_out_tasks, tasks_of
 from agentrl.train.config import TrainConfig
 from agentrl.types import Task
 
+log = logging.getLogger("agentrl")
+
 IN_MEMORY = 64 << 20
 """Bytes of a data file up to which its tasks are read and checked at once. A larger file stays on disk."""
+
+_LOOKED_AT = 1000
+"""Tasks of a data file that are asked about before a run."""
 
 
 def training_tasks(config: TrainConfig, envs: EnvFactory) -> TaskSource:
@@ -23,6 +29,7 @@ def training_tasks(config: TrainConfig, envs: EnvFactory) -> TaskSource:
     streams, sizes = list[TaskStream](), list[int]()
     for path, _ in weighed:
         tasks = _tasks(config, envs, path)
+        _warn_of_missing(envs, tasks)
         sizes.append(len(tasks))
         streams.append(TaskStream(tasks, config.seed, pass_rates=config.pass_rates, curriculum=config.curriculum))
     return streams[0] if len(streams) == 1 else Mixture(streams, sizes, [weight for _, weight in weighed])
@@ -49,6 +56,13 @@ def _tasks(config: TrainConfig, envs: EnvFactory, path: Path | None) -> list[Tas
     if path is not None and path.is_file() and path.stat().st_size > IN_MEMORY:
         return TaskFile(path, split="train", check=envs.check, columns=_columns(config))
     return tasks_of(envs, path, "train", episodes=config.episodes, columns=_columns(config))
+
+
+def _warn_of_missing(envs: EnvFactory, tasks: list[Task] | TaskFile) -> None:
+    """Log what the Env lacks for the first tasks: all of a large file would take long to read."""
+    first = (tasks[number] for number in range(min(len(tasks), _LOOKED_AT)))
+    for line in envs.cls.missing_for(envs.config, first):
+        log.warning("%s", line)
 
 
 def _columns(config: TrainConfig) -> Columns | None:

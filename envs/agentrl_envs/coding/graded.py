@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl import Env, Reward, Trajectory
+from agentrl import Env, Reward, Task, Trajectory
 from agentrl.sandbox import Sandbox, SandboxKilledError
 from agentrl_envs.coding.grading import grade, total
+from agentrl_envs.coding.images import images_of, missing_lines
 from agentrl_envs.coding.problem import Grade, Problem, load_problem
 from agentrl_sandbox.needs import needs
 from agentrl_sandbox.pool import SandboxPool
@@ -58,6 +61,12 @@ class GradedWork(Env):
     @classmethod
     def needs(cls, config: GradedConfig, episodes: int) -> Sequence[str]:
         return needs(config.backend, config.spec, episodes, config.size)
+
+    @classmethod
+    def missing_for(cls, config: GradedConfig, tasks: Iterable[Task], /) -> Sequence[str]:
+        images = images_of(tasks, config.spec)
+        with ThreadPoolExecutor(1) as thread:  # an event loop may run in this one
+            return thread.submit(asyncio.run, missing_lines(config.backend, images)).result()
 
     async def load(self, grades: list[Grade]) -> None:
         """Read the task, and what its sandbox must be. `grades` are those of the steps done before."""

@@ -1,6 +1,10 @@
 """The images of a task set, and what is printed about missing ones."""
 
-from agentrl import Task
+import json
+
+from agentrl import EnvFactory, Task
+from agentrl.train.config import TrainConfig
+from agentrl.train.data import training_tasks
 from agentrl_envs.coding import images
 from agentrl_envs.coding.problem import OwnSandbox, Problem, Step
 from agentrl_sandbox.spec import SandboxSpec
@@ -34,3 +38,23 @@ async def test_missing_ones_are_counted_by_host(monkeypatch):
     assert "(a, b, c, ...)" in lines[1]
     assert await images.missing_lines("bubblewrap", ["a"]) == []
     assert await images.missing_lines("docker", []) == []
+
+
+def test_a_training_run_prints_it_before_it_starts(monkeypatch, tmp_path, caplog):
+    async def missing(backend, names):
+        return {"box-1": names[1:]}
+
+    monkeypatch.setattr("agentrl_sandbox.docker.pulling.missing_images", missing)
+    data = tmp_path / "tasks.jsonl"
+    rows = [{"id": name, "prompt": name, "metadata": dict(task(image=name).metadata)} for name in "abc"]
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    values = {
+        "env": "agentrl_envs.coding:CodingEnv",
+        "env_config": {"backend": "docker:box-1"},
+        "model": "tiny",
+        "data": str(data),
+        "out": str(tmp_path / "run"),
+    }
+    config = TrainConfig.parse("the test", values)
+    training_tasks(config, EnvFactory(config.env, config.env_config))
+    assert "2 of 3 images are missing on host box-1 (b, c)" in caplog.text
