@@ -109,6 +109,7 @@ class PlacedSandbox(DockerSandbox):
     def __init__(self, spec: SandboxSpec, hosts: DockerHosts, first: EngineHost) -> None:
         super().__init__(spec, *first.backend.parts)
         self._hosts, self._host = hosts, first
+        self._opening: asyncio.Task[None] | None = None
 
     async def _open(self) -> None:
         tried: list[EngineHost] = []
@@ -119,7 +120,7 @@ class PlacedSandbox(DockerSandbox):
             self._place(*host.backend.parts)
             host.boxes.add(self)
             try:
-                await super()._open()
+                await self._open_here()
             except SandboxError as exc:
                 await self._close()
                 host.set_aside()
@@ -128,6 +129,23 @@ class PlacedSandbox(DockerSandbox):
             else:
                 host.trust()
                 return
+
+    async def _open_here(self) -> None:
+        """Open it on the chosen host. Raises SandboxError, also if that host is lost meanwhile."""
+        self._opening = opening = asyncio.create_task(super()._open())
+        try:
+            await opening
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._host.lost or (task is not None and task.cancelling()):
+                raise
+            raise SandboxError(f"sandbox {self.sandbox_id}: {self._host.lost}") from None
+
+    async def condemn(self, why: str) -> None:
+        """See `DockerSandbox.condemn`. If it is being opened, another host is tried."""
+        if self._opening is not None:
+            self._opening.cancel()
+        await super().condemn(why)
 
     @property
     def doubtful(self) -> bool:

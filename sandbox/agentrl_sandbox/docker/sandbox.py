@@ -119,6 +119,8 @@ class DockerSandbox(ShellSandbox):
         """An engine that does not answer leaves the container to the reaper of a later run."""
         self._watch.drop(self.sandbox_id)
         if self._request is not None:
+            if self._engine.gone:
+                self._request.cancel()  # no answer comes
             await asyncio.wait([self._request])
             if not self._request.cancelled():
                 self._request.exception()  # it was raised where the request was made

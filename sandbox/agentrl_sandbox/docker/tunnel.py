@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shlex
 import shutil
+import signal
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
@@ -36,7 +38,22 @@ _PIECE = 256 << 10
 _SOCKET = "/var/run/docker.sock"
 _READY = b"agentrl-ready\n"
 _HOLD = f"echo {_READY.decode().strip()}; exec cat"
-"""The remote command of the connection: it ends when this process does, even by `kill -9`."""
+"""The remote command of the connection: it ends with it."""
+_WATCHED = """
+exec 3<&0
+"$@" <&3 3<&- &
+child=$!
+{ cat <&3; kill "$child"; } > /dev/null 2>&1 &
+watcher=$!
+exec 3<&-
+wait "$child"
+code=$?
+kill "$watcher"
+exit "$code"
+"""
+"""Runs a program that is killed once stdin ends: with this process, even by `kill -9`. ssh alone would wait for the
+commands whose connections it forwards.
+"""
 _OPTIONS = (
     "BatchMode=yes",
     "ExitOnForwardFailure=yes",
@@ -80,7 +97,9 @@ class SshTunnel:
         await self._end()
         _unlink(self.socket)
         log.info("%s: its socket is not forwarded; each connection is an SSH login of its own", self._address)
-        self._server = await asyncio.start_unix_server(self._dial, self.socket)
+        self._server = await asyncio.start_unix_server(
+            lambda reader, writer: self._begin(self._dial(reader, writer)), self.socket
+        )
 
     async def close(self) -> None:
         """End the connection, and all that goes through it."""
@@ -99,13 +118,12 @@ class SshTunnel:
         _unlink(self.socket)
         forward = f"{self.socket}:{self._path or _SOCKET}"
         self._said.clear()
-        try:
-            self._process = process = await asyncio.create_subprocess_exec(
-                *self._ssh, "-L", forward, "--", self._host, _HOLD,
-                stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True,  # Ctrl-C is for this program alone
-            )  # fmt: skip
-        except FileNotFoundError as exc:
-            raise SandboxError(f"{self._address}: there is no program ssh; install the package openssh-client") from exc
+        if shutil.which("ssh") is None:
+            raise SandboxError(f"{self._address}: there is no program ssh; install the package openssh-client")
+        self._process = process = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", _WATCHED, "sh", *self._ssh, "-L", forward, "--", self._host, _HOLD,
+            stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True,  # Ctrl-C is for this program alone
+        )  # fmt: skip
         self._begin(self._listen(process))
         ready = b""
         with contextlib.suppress(TimeoutError):
@@ -135,6 +153,7 @@ class SshTunnel:
         while True:
             if self._process is not None:
                 await self._process.wait()
+                await self._end()
                 log.warning(
                     "%s: the SSH connection ended: %s", self._address, " ".join(self._said) or "no reason given"
                 )
@@ -154,9 +173,7 @@ class SshTunnel:
     async def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            await process.wait()
+            await _kill(process)
 
     # A login for each connection
 
@@ -178,9 +195,7 @@ class SshTunnel:
         finally:
             sending.cancel()
             writer.close()
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            await process.wait()
+            await _kill(process)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="ssh tunnel")
@@ -196,6 +211,15 @@ async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
             await target.drain()
         if target.can_write_eof():
             target.write_eof()
+
+
+async def _kill(process: Process) -> None:
+    """End it, with all that it started."""
+    assert process.stdin is not None
+    process.stdin.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    await process.wait()
 
 
 def _unlink(path: str) -> None:

@@ -68,6 +68,10 @@ class Daemon:
     def containers(self) -> list[str]:
         return self.docker("ps", "-aq").stdout.decode().split()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         """As when its machine dies: the engine and all its containers end at once, and no request is answered."""
         names = _descendants(self._process.pid)
@@ -148,6 +152,10 @@ class SshServer:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(log.read_text())
             time.sleep(0.05)
+
+    def connections(self) -> list[int]:
+        """The processes that serve its clients."""
+        return _descendants(self._process.pid)
 
     def stop(self) -> None:
         """With all its connections."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
+import sys
 from itertools import chain
 
 import pytest
@@ -134,6 +137,70 @@ async def test_a_connection_that_breaks_is_made_again(two, ssh, monkeypatch, cap
         async with backend.sandbox(SPEC) as box:
             assert (await box.exec("echo again")).stdout == "again\n"
     assert two[0].containers() == []
+
+
+async def test_an_engine_that_hangs_is_lost_and_comes_back(two, ssh, monkeypatch):
+    monkeypatch.setattr(hosts, "_AGAIN_S", 0.5)
+    monkeypatch.setattr(hosts, "_ANSWER_S", 2.0)
+    monkeypatch.setattr(hosts, "_SURE_S", 0.1)
+    async with open_backend(name_of(ssh(), two)) as backend:
+        boxes = [await backend.sandbox(SPEC).__aenter__() for _ in range(4)]
+        running = [asyncio.create_task(box.exec("sleep 12; echo done")) for box in boxes]
+        await asyncio.sleep(1)
+        os.kill(two[0].pid, signal.SIGSTOP)
+        try:
+            late = [await box.__aenter__() for box in (backend.sandbox(SPEC), backend.sandbox(SPEC))]
+            results = await asyncio.gather(*running, return_exceptions=True)
+            said = [str(one) for one in results if isinstance(one, SandboxError)]
+            assert [one.stdout for one in results if not isinstance(one, Exception)] == ["done\n"] * 2
+            assert all("was lost: ping: the engine at ssh://" in one for one in said), said
+            assert len(said) == 2
+            await asyncio.gather(*(box.close() for box in boxes))
+            assert (await late[0].exec("echo here")).stdout == "here\n"
+        finally:
+            os.kill(two[0].pid, signal.SIGCONT)
+        async with asyncio.timeout(60):
+            while any(host.lost or host.abandoned for host in backend._hosts):  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+        assert sum(len(engine.containers()) for engine in two) == 2
+        for box in late:
+            await box.close()
+    assert [engine.containers() for engine in two] == [[], []]
+
+
+OWNER = """
+import asyncio, sys
+from agentrl_sandbox import SandboxSpec, open_backend
+
+async def main():
+    async with open_backend(sys.argv[1]) as backend:
+        spec = SandboxSpec(image=sys.argv[2], memory_mb=64, disk_mb=16, pids=32, cpus=0.5)
+        for _ in range(6):
+            box = await backend.sandbox(spec).__aenter__()
+            await box.start("sleep 1000")
+        print("open", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_run_leaves_nothing_on_any_host_and_no_ssh(two, ssh):
+    server = ssh()
+    name = name_of(server, two)
+    owner = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs
+        [sys.executable, "-c", OWNER, name, IMAGE], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout.readline() == "open\n"
+    assert [len(engine.containers()) for engine in two] == [3, 3]
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    async with asyncio.timeout(20):
+        while server.connections():  # noqa: ASYNC110 - they end by themselves
+            await asyncio.sleep(0.1)
+    async with open_backend(name):
+        assert [engine.containers() for engine in two] == [[], []]
 
 
 class Working(Env):
