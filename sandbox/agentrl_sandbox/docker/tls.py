@@ -103,6 +103,7 @@ class _TlsConnection:
         self._reader, self._writer = reader, writer
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_hostname=host)
+        self._ending, self._drained = False, False
 
     @classmethod
     async def to(cls, host: str, port: int, context: ssl.SSLContext) -> _TlsConnection:
@@ -121,9 +122,18 @@ class _TlsConnection:
 
     async def send_end(self) -> None:
         """No more is sent; the other side still may."""
-        with contextlib.suppress(ssl.SSLWantReadError):
-            self._tls.unwrap()
+        self._ending = True
+        self._end_if_drained()
         await self._flush()
+
+    def _end_if_drained(self) -> None:
+        """Write the close_notify. OpenSSL also looks for the other side's, and loses data that was not read yet: so it
+        is written when all that arrived has been read.
+        """
+        if self._ending and self._drained:
+            self._ending = False
+            with contextlib.suppress(ssl.SSLWantReadError):
+                self._tls.unwrap()
 
     async def receive(self) -> bytes:
         """The next piece; empty at the end."""
@@ -141,8 +151,12 @@ class _TlsConnection:
             try:
                 result = step()
             except ssl.SSLWantReadError:
+                self._drained = True
+                self._end_if_drained()
                 await self._flush()
-                if piece := await self._reader.read(_PIECE):
+                piece = await self._reader.read(_PIECE)
+                self._drained = False
+                if piece:
                     self._in.write(piece)
                 else:
                     self._in.write_eof()
