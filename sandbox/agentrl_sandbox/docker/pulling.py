@@ -27,6 +27,8 @@ _PAUSE_S = 2.0
 _ASKED_AT_ONCE = 16
 _DF_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 0.0)
 """An engine measures its disk for one client at a time."""
+_SMALL = 32 << 20
+"""Bytes."""
 _FINAL = ("not found", "manifest unknown", "denied", "unauthorized", "no basic auth", "invalid reference")
 """Words of registries for what another try does not change."""
 
@@ -171,10 +173,13 @@ class _Disk:
     def is_over(self) -> bool:
         return self.used > self.limit
 
-    def expect(self, image: str, size: int) -> None:
-        """Raises _NoRoomError if an image of this size cannot fit beside the others."""
+    def expect(self, image: str, done: int, size: int) -> None:
+        """Raises _NoRoomError if an image of this size cannot fit beside the others, and much of it is still to come.
+
+        A small rest is let through: the engine would complete it before it learns that the pull was given up.
+        """
         self.coming[image] = size
-        if self.used + sum(self.coming.values()) > self.limit:
+        if self.used + sum(self.coming.values()) > self.limit and size - done > _SMALL:
             raise _NoRoomError
 
 
@@ -244,7 +249,7 @@ class _HostPull:
             return
 
         def heard(done: int, size: int) -> None:
-            self._disk.expect(image, size)
+            self._disk.expect(image, done, size)
             self._listener.progress(self._host, image, done, size)
 
         await self._known.pull(image, self._settings.mirror, heard)

@@ -118,7 +118,6 @@ def test_killed_at_random_moments_each_image_is_pulled_once(engine, tmp_path, ca
             f"{images_size(engine) / 1e6:.1f} of {budget / 1e6:.1f} MB"
         )
     assert "200 there" in said
-    assert set(layers.values()) <= {1, 2, 3}
     assert twice <= 4 * KILLS, "at most those on their way at a kill"
     assert before > 20, "pulls survive a kill"
 
