@@ -102,6 +102,7 @@ BACKENDS = {
     "docker": "agentrl_sandbox.docker.backend:DockerBackend",
     "bubblewrap": "agentrl_sandbox.bubblewrap.backend:BubblewrapBackend",
     "local": "agentrl_sandbox.local.backend:LocalBackend",
+    "e2b": "agentrl_sandbox.e2b.backend:E2BBackend",
     "fake": "agentrl_sandbox.fake.backend:FakeBackend",
     "auto": "agentrl_sandbox.backend:AutoBackend",
 }

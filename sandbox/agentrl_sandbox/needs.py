@@ -32,7 +32,7 @@ def _runs_here(backend: str) -> bool:
     remote = not (os.environ.get("DOCKER_HOST") or "unix://").startswith("unix://")
     if backend.startswith("docker:"):
         return "unix://" in backend
-    return not backend.startswith("hosted:") and not (backend in ("docker", "auto") and remote)
+    return backend != "e2b" and not backend.startswith("hosted:") and not (backend in ("docker", "auto") and remote)
 
 
 def _programs(backend: str) -> list[str]:
@@ -47,6 +47,7 @@ def _programs(backend: str) -> list[str]:
         return [f"a container engine on each of {backend.removeprefix('docker:').replace(',', ', ')}"]
     return {
         "docker": [docker],
+        "e2b": [f"a key in E2B_API_KEY, and access to the service at {os.environ.get('E2B_API_URL') or 'E2B_DOMAIN'}"],
         "bubblewrap": [bubblewrap],
         "auto": [f"{docker}, or else {bubblewrap}"],
         "local": ["nothing to run commands, as sandboxes of the back end local isolate nothing; for trusted code only"],

@@ -118,7 +118,7 @@ async def _working(name: str) -> list[str]:
     if name:
         return [name]
     names = []
-    for one in NAMES:
+    for one in (*NAMES, "e2b"):
         try:
             async with open_backend(one):
                 names.append(one)

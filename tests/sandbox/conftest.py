@@ -2,7 +2,7 @@ import pytest
 
 from tests.sandbox.engine import entered
 
-BACK_ENDS = ("local", "fake", "bubblewrap", "docker", "hosted")
+BACK_ENDS = ("local", "fake", "bubblewrap", "docker", "hosted", "e2b")
 
 
 @pytest.fixture(params=BACK_ENDS)

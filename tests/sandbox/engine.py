@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 import pytest
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox.backend import Backend, open_backend
+from tests.sandbox.e2b.running import shared_service
 from tests.sandbox.hosted.vendor import machine, vendor_module
 
 REQUIRED = os.environ.get("AGENTRL_REQUIRE", "").split(",")
@@ -23,20 +24,27 @@ ALONE = pytest.mark.skipif(
 @asynccontextmanager
 async def entered(name: str) -> AsyncIterator[Backend]:
     """The back end of this name, entered. If it cannot work here, the test is skipped with the reason."""
-    try:
-        if name == "hosted":
-            if name not in REQUIRED:
-                pytest.skip("hosted: two minutes of short requests; make soak-sandbox plays them")
-            async with entered("bubblewrap"):
-                pass  # the stand-in's machines are such
-        backend = open_backend(f"hosted:{machine.__module__}:machine" if name == "hosted" else name)
-        await backend.__aenter__()
-    except (SandboxError, ConfigError) as exc:  # no engine, or no package to talk to it
-        if name in REQUIRED:
-            raise
-        pytest.skip(f"{name}: {exc}")
-    with vendor_module() if name == "hosted" else nullcontext():
+    async with AsyncExitStack() as stack:
         try:
-            yield backend
-        finally:
-            await backend.__aexit__(None, None, None)
+            stack.enter_context(await _around(name))
+            named = f"hosted:{machine.__module__}:machine" if name == "hosted" else name
+            backend = await stack.enter_async_context(open_backend(named))
+        except (SandboxError, ConfigError) as exc:  # no engine, or no package to talk to it
+            if name in REQUIRED:
+                raise
+            pytest.skip(f"{name}: {exc}")
+        yield backend
+
+
+async def _around(name: str) -> AbstractContextManager[object]:
+    """What a service's back end needs in a test: the service."""
+    if name == "e2b":
+        if "AGENTRL_ENVD" not in os.environ:
+            raise SandboxError("AGENTRL_ENVD names no program; docs/evidence.md says how E2B's envd is built")
+        return shared_service()
+    if name != "hosted":
+        return nullcontext()
+    if name not in REQUIRED:
+        pytest.skip("hosted: two minutes of short requests; make soak-sandbox plays them")
+    async with entered("bubblewrap"):
+        return vendor_module()  # whose machines are such

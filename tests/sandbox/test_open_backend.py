@@ -1,5 +1,7 @@
 """Back ends by name."""
 
+import sys
+
 import pytest
 
 from agentrl.errors import ConfigError, SandboxError
@@ -17,6 +19,14 @@ def test_a_name_or_a_path():
     assert isinstance(open_backend("agentrl_sandbox.fake.backend:FakeBackend"), FakeBackend)
     with pytest.raises(ConfigError, match="no sandbox back end 'dokcer'; did you mean docker"):
         open_backend("dokcer")
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("agentrl_sandbox.e2b")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "e2b", None)
+    with pytest.raises(ConfigError, match=r'^e2b needs the package e2b: pip install "agentrl-sdk\[e2b\]"'):
+        open_backend("e2b")
 
 
 @pytest.mark.parametrize(("docker", "chosen"), [(FakeBackend, FakeBackend), (Absent, FakeBackend), (Absent, Absent)])

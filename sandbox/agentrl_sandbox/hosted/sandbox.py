@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from agentrl.errors import ConfigError, SandboxError, one_line
 from agentrl.sandbox import OnOutput
@@ -59,9 +59,11 @@ class HostedSandbox(ShellSandbox):
     """
 
     kind = "hosted"
+    cuts_network: ClassVar[bool] = False
+    """Whether the service makes machines that do not reach the internet."""
 
     def __init__(self, spec: SandboxSpec, service: SandboxService) -> None:
-        check(spec)
+        self._check(spec)
         super().__init__(spec, f"{self.kind}-{secrets.token_hex(4)}")
         self._service = service
         self._entering: asyncio.Future[Any] | None = None
@@ -73,7 +75,8 @@ class HostedSandbox(ShellSandbox):
         if self.kind not in _told:
             _told.add(self.kind)
             log.warning(
-                "hosted sandboxes: cpus, disk and the memory together are as the service gives them to each machine"
+                "%s sandboxes: cpus, disk and the memory together are as the service gives them to each machine",
+                self.kind,
             )
 
     @property
@@ -84,13 +87,27 @@ class HostedSandbox(ShellSandbox):
     def is_closed(self) -> bool:
         return self._state == "closed"
 
+    def _check(self, spec: SandboxSpec) -> None:
+        """Raises ConfigError for settings that the service does not promise to enforce."""
+        problems = []
+        if not spec.image:
+            problems.append("name an image of the service")
+        if spec.network != "open" and not self.cuts_network:
+            problems.append("write network: open, as a machine's network is as its service leaves it")
+        if spec.read_only:
+            problems.append("write read_only: false, as its root is writable")
+        if spec.sockets:
+            problems.append("leave sockets out, as nothing of this machine can be mounted there")
+        if problems:
+            raise ConfigError(f"{self.kind} sandboxes: {'; '.join(problems)}")
+
     async def _open(self) -> None:
         # Shielded, because an interrupted creation may leave an unknown machine.
         self._entering = asyncio.ensure_future(self._service.__aenter__())
         try:
             await asyncio.shield(self._entering)
         except Exception as exc:  # the service's boundary
-            raise SandboxError(f"{self.sandbox_id}: the service made no machine: {one_line(exc)}") from exc
+            raise SandboxError(f"{self.sandbox_id}: the service made no machine: {_said(exc)}") from exc
         self.sandbox_id = f"{self.kind}-{self._service.sandbox_id}"
         args = " ".join(map(quote, (self.spec.user, absolute(self.spec.workdir))))
         said = await self._ask(f"sh -c {quote(scripts.SETUP)} sh {args}", _SETUP_S, "root")
@@ -115,7 +132,7 @@ class HostedSandbox(ShellSandbox):
             log.warning(
                 "sandbox %s could not be removed, and lasts until its service ends it: %s",
                 self.sandbox_id,
-                one_line(exc),
+                _said(exc),
             )
 
     async def _spawn(
@@ -150,7 +167,7 @@ class HostedSandbox(ShellSandbox):
         try:
             return await request
         except Exception as exc:  # the service's boundary: each has its own errors
-            raise SandboxError(f"sandbox {self.sandbox_id}: {what} failed at its service: {one_line(exc)}") from exc
+            raise SandboxError(f"sandbox {self.sandbox_id}: {what} failed at its service: {_said(exc)}") from exc
 
     async def _give_up(self) -> None:
         """End the machine, with what runs in it."""
@@ -161,16 +178,5 @@ class HostedSandbox(ShellSandbox):
                     await self._close()
 
 
-def check(spec: SandboxSpec) -> None:
-    """Raises ConfigError for settings that no service promises to enforce."""
-    problems = []
-    if not spec.image:
-        problems.append("name an image of the service")
-    if spec.network != "open":
-        problems.append("write network: open, as a machine's network is as its service leaves it")
-    if spec.read_only:
-        problems.append("write read_only: false, as its root is writable")
-    if spec.sockets:
-        problems.append("leave sockets out, as nothing of this machine can be mounted there")
-    if problems:
-        raise ConfigError(f"hosted sandboxes: {'; '.join(problems)}")
+def _said(exc: Exception) -> str:
+    return str(exc) if isinstance(exc, SandboxError) else one_line(exc)

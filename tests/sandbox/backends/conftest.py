@@ -16,7 +16,7 @@ def spec(request):
 @pytest.fixture
 def closed(backend, spec):
     """A sandbox that is not open yet."""
-    if backend.name == "hosted":  # what no service promises has to be given up by name
+    if backend.name in ("hosted", "e2b"):  # what no service promises has to be given up by name
         spec = spec.model_copy(update={"image": spec.image or "a-template", "network": "open", "read_only": False})
     return (FakeBackend(fake_shell) if backend.name == "fake" else backend).sandbox(spec)
 

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import os
 
-REAL = ("local", "bubblewrap", "docker", "hosted")
+REAL = ("local", "bubblewrap", "docker", "hosted", "e2b")
 """Back ends that run commands."""
 ISOLATED = ("bubblewrap", "docker")
 """Back ends for what a model wrote."""

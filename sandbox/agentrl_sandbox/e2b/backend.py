@@ -1,0 +1,167 @@
+"""E2BBackend: sandboxes of a service with E2B's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+from agentrl.errors import ConfigError, SandboxError, one_line
+from agentrl_sandbox.backend import FoundSandbox
+from agentrl_sandbox.hosted.sandbox import HostedSandbox
+from agentrl_sandbox.owners import current, is_gone, run_name
+from agentrl_sandbox.reaper import reaping
+from agentrl_sandbox.spec import SandboxSpec
+
+try:
+    import e2b
+
+    from agentrl_sandbox.e2b.machine import KEEP_S, NAME, E2BMachine, listed, patiently
+except ImportError as exc:
+    raise ConfigError(f'e2b needs the package e2b: pip install "agentrl-sdk[e2b]" ({exc})') from exc
+
+log = logging.getLogger("agentrl")
+
+SANDBOX, OWNER, RUN, DEADLINE, IMAGE = (
+    *("agentrl.sandbox", "agentrl.owner", "agentrl.run"),
+    *("agentrl.deadline", "agentrl.image"),
+)
+"""Metadata of each machine."""
+_KEY = "E2B_API_KEY"
+_AT_ONCE = 16
+"""Requests at a time that remove machines, or keep them alive."""
+_REFRESH_S = KEEP_S / 4
+
+
+class E2BSandbox(HostedSandbox):
+    """A machine of a service with E2B's protocol. Where the service can, it is paused and forked with its processes.
+
+    No command may be awaited while it is paused or forked. A service that cannot answers with SandboxError.
+    """
+
+    kind = "e2b"
+    cuts_network = True
+
+    def __init__(self, spec: SandboxSpec, machine: E2BMachine) -> None:
+        super().__init__(spec, machine)
+        self.machine = machine
+
+    async def pause(self) -> None:
+        """Stop all its processes and keep them, with memory and files, at the service. It uses no cores meanwhile."""
+        self._admit(None)
+        await self._asked(self.machine.pause(), "pause")
+
+    async def resume(self) -> None:
+        """Continue after `pause`."""
+        self._admit(None)
+        await self._asked(self.machine.resume(), "resume")
+
+    async def fork(self, count: int = 1) -> list[E2BSandbox]:
+        """Copies with the same processes, memory and files, which are open already: close each of them."""
+        self._admit(None)
+        machines = await self._asked(self.machine.fork(count), "fork")
+        boxes = [E2BSandbox(self.spec, one) for one in machines]
+        try:
+            await asyncio.gather(*(box.__aenter__() for box in boxes))
+        except BaseException:
+            await asyncio.gather(*(box.close() for box in boxes))
+            raise
+        return boxes
+
+
+class E2BBackend:
+    """A `Backend` at the service that the client's own variables name: E2B_API_KEY; for another server than E2B's also
+    E2B_DOMAIN, or E2B_API_URL and E2B_SANDBOX_URL.
+
+    A machine carries its owner, run and deadline as metadata, so each process sees those of all. It ends by itself
+    some minutes after its owner's last sign of life, whether or not a reaper comes.
+    """
+
+    name = "e2b"
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._open: list[E2BSandbox] = []
+
+    async def __aenter__(self) -> Self:
+        """See `Backend`. Raises SandboxError, with the remedy, without a key or a service that accepts it."""
+        if not os.environ.get(_KEY):
+            raise SandboxError(f"e2b: {_KEY} is not set; a key of E2B is at e2b.dev/dashboard, else ask your server")
+        await self.list()
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(reaping(self))
+            refreshing = asyncio.create_task(self._keep_refreshing(), name="e2b-refresh")
+            stack.callback(refreshing.cancel)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    def sandbox(self, spec: SandboxSpec) -> E2BSandbox:
+        """See `Backend.sandbox`."""
+        metadata = {
+            SANDBOX: "1",
+            NAME: secrets.token_hex(12),
+            OWNER: current(),
+            RUN: run_name(),
+            DEADLINE: f"{time.time() + spec.lifetime_s:.0f}",
+            IMAGE: spec.image,
+        }
+        box = E2BSandbox(spec, E2BMachine(spec.image, metadata, spec.lifetime_s, spec.network == "open"))
+        self._open = [one for one in self._open if not one.is_closed] + [box]
+        return box
+
+    async def prepare(self, image: str) -> None:
+        """Nothing: the service has its templates, and `sandbox` reports a missing one."""
+
+    async def list(self) -> Sequence[FoundSandbox]:
+        """See `Backend.list`. Raises SandboxError if the service does not answer."""
+        return [_found(one) for one in await patiently(lambda: listed({SANDBOX: "1"}))]
+
+    async def remove(self, sandbox_ids: Sequence[str]) -> None:
+        """See `Backend.remove`. Raises SandboxError for the first that could not be removed, after all were tried."""
+        for box in self._open:
+            if box.sandbox_id in sandbox_ids:
+                await box.close()
+        ids = [one.removeprefix("e2b-") for one in sandbox_ids]
+        for result in await _each(ids, lambda one: patiently(lambda: e2b.AsyncSandbox.kill(one))):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _keep_refreshing(self) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        """Extend the lives of the open machines. One that has ended reports it at its next command."""
+        boxes = [one for one in self._open if one.is_open]
+        for box, result in zip(boxes, await _each(boxes, lambda one: one.machine.refresh()), strict=True):
+            if isinstance(result, BaseException) and box.is_open:
+                log.warning("sandbox %s may end early: %s", box.sandbox_id, one_line(result))
+
+
+def _found(info: Any) -> FoundSandbox:
+    """A machine as the service lists it. Metadata is what anybody wrote there."""
+    said = info.metadata
+    owner, deadline = said.get(OWNER, ""), said.get(DEADLINE, "")
+    until = float(deadline) if deadline.isdecimal() else info.end_at.timestamp()
+    image = said.get(IMAGE) or info.template_id
+    return FoundSandbox(f"e2b-{info.sandbox_id}", image, owner, said.get(RUN, ""), until, is_gone(owner, until))
+
+
+async def _each(items: Iterable[Any], act: Callable[[Any], Awaitable[Any]]) -> list[Any]:
+    """What `act` returned or raised for each item, some at a time."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(item: Any) -> Any:
+        async with slots:
+            return await act(item)
+
+    return await asyncio.gather(*(one(item) for item in items), return_exceptions=True)

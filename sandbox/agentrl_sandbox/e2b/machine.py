@@ -1,0 +1,228 @@
+"""One machine of a service with E2B's protocol, through the official client `e2b`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import e2b
+import httpx
+from connectrpc.errors import ConnectError
+
+from agentrl.errors import SandboxError, one_line
+
+T = TypeVar("T")
+
+log = logging.getLogger("agentrl")
+
+NAME = "agentrl.name"
+"""Metadata of a machine: a name that no other has, by which it is found if the answer to its creation was lost."""
+
+KEEP_S = 600.0
+"""A machine lives this long after its owner's last sign of life, unless its own lifetime is shorter."""
+_PATIENCE_S = 300.0
+"""How long to wait while the service limits the rate of requests, or has no room for a machine."""
+_RECONNECT_S = 20.0
+"""How long to try again after lost connections."""
+_LONGEST_PAUSE_S = 15.0
+_ENDING_S = 5.0
+
+_BUSY = (e2b.RateLimitException, e2b.ServiceBusyException)
+# Clients before 2.53, which AgentENV needs, have neither of the two.
+_GONE = (e2b.NotFoundException, getattr(e2b, "SandboxNotRunningException", e2b.NotFoundException))
+_LOST = (httpx.TransportError, ConnectError, OSError, getattr(e2b, "SandboxUnreachableException", ConnectError))
+
+_asked: set[asyncio.Task[Any]] = set()
+"""Requests under way, so that they are not forgotten."""
+
+
+async def patiently(ask: Callable[[], Awaitable[T]], asked: set[asyncio.Task[Any]] | None = None) -> T:
+    """The answer to a request that may be sent twice. Waits while the service is busy, and tries again after lost
+    connections. Raises SandboxError with the cause, and for a command `e2b.CommandExitException`.
+
+    A cancelled request goes on, and its answer is dropped: the client would swallow the cancellation, and report a
+    lost connection (connectrpc 0.12). Until then its task is in `asked`.
+    """
+    asked = _asked if asked is None else asked
+    task = asyncio.ensure_future(_tried(ask))
+    asked.add(task)
+    task.add_done_callback(asked.discard)
+    return await asyncio.shield(task)
+
+
+async def _tried(ask: Callable[[], Awaitable[T]]) -> T:
+    try:
+        return await _repeated(ask)
+    except asyncio.CancelledError as exc:  # by `E2BMachine.__aexit__`, not by who asked
+        raise SandboxError("its machine was removed meanwhile") from exc
+
+
+async def _repeated(ask: Callable[[], Awaitable[T]]) -> T:
+    begun, tries = time.monotonic(), 0
+    while True:
+        try:
+            return await ask()
+        except e2b.CommandExitException:
+            raise
+        except Exception as exc:  # the service's boundary: its client raises its own errors and those of its transports
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError from exc
+            tries += 1
+            pause = min(0.5 * 2**tries, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+            if time.monotonic() + pause - begun > _patience(exc):
+                raise SandboxError(_reason(exc)) from exc
+            if isinstance(exc, _BUSY) and tries == 1:
+                log.info("e2b: the service is busy, so its requests wait: %s", one_line(exc))
+        await asyncio.sleep(pause)
+
+
+def _patience(exc: Exception) -> float:
+    """How many seconds a request is tried again after this error."""
+    if isinstance(exc, _BUSY):
+        return _PATIENCE_S
+    return _RECONNECT_S if isinstance(exc, _LOST) or "without an end event" in str(exc) else 0.0
+
+
+def _reason(exc: Exception) -> str:
+    said = one_line(exc)
+    if isinstance(exc, e2b.AuthenticationException) and str(exc).startswith("401"):  # not an unknown user's
+        return f"the service refuses the key in E2B_API_KEY: {said}"
+    if isinstance(exc, _BUSY):
+        return f"the service is still busy after {_PATIENCE_S:.0f} s; make fewer sandboxes at a time: {said}"
+    if isinstance(exc, _GONE) or "was not found" in said:
+        return f"the service has no such machine, or it has ended: {said}"
+    if isinstance(exc, _LOST):
+        return f"the service cannot be reached: {said}"
+    return said
+
+
+class E2BMachine:
+    """A `SandboxService`. Entering it makes the machine, which ends by itself unless `refresh` is called."""
+
+    def __init__(self, template: str, metadata: Mapping[str, str], lifetime_s: float, internet: bool) -> None:
+        self.sandbox_id = ""
+        self._template, self._metadata, self._internet = template, dict(metadata), internet
+        self._until = time.time() + lifetime_s
+        self._box: Any = None
+        self._asked: set[asyncio.Task[Any]] = set()
+        self._awake, self._pauses = asyncio.Event(), 0
+        self._awake.set()
+
+    @classmethod
+    def of(cls, box: e2b.AsyncSandbox, like: E2BMachine) -> E2BMachine:
+        """A machine that exists already, such as the fork of another."""
+        self = cls(like._template, like._metadata, 0.0, like._internet)
+        self.sandbox_id, self._until, self._box = box.sandbox_id, like._until, box
+        return self
+
+    async def __aenter__(self) -> E2BMachine:
+        if self._box is None:
+            self._box = await patiently(self._create)
+            self.sandbox_id = self._box.sandbox_id
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await patiently(self._box.kill)
+        for task in self._asked:
+            task.cancel()
+        if self._asked:
+            await asyncio.wait(self._asked, timeout=_ENDING_S)
+
+    async def exec(
+        self,
+        cmd: str,
+        *,
+        user: str = "root",
+        env: dict[str, str] | None = None,
+        timeout: int = 120,
+        check: bool = False,
+        idempotent: bool = True,
+    ) -> tuple[int, str, str]:
+        """See `SandboxService.exec`. `check` and `idempotent` change nothing: the code is returned, and each command
+        may be sent twice."""
+        try:
+            result = await self._request(
+                lambda: self._box.commands.run(cmd, user=user, envs=env or {}, timeout=timeout)
+            )
+        except e2b.CommandExitException as exc:
+            return exc.exit_code, exc.stdout, exc.stderr
+        return result.exit_code, result.stdout, result.stderr
+
+    async def write_file(self, sandbox_path: str, content: str | bytes | Path, *, user: str = "root") -> None:
+        data = await asyncio.to_thread(content.read_bytes) if isinstance(content, Path) else content
+        await self._request(lambda: self._box.files.write(sandbox_path, data, user=user))
+
+    async def refresh(self) -> None:
+        """Keep it alive for another while, but not beyond its lifetime."""
+        if (left := self._lifetime()) > 0:
+            await patiently(lambda: self._box.set_timeout(left))
+
+    async def pause(self) -> None:
+        """Stop it with its processes, and keep its memory and files at the service. Requests wait until `resume`."""
+        self._awake.clear()
+        self._pauses += 1
+        try:
+            await patiently(self._box.pause)
+        except BaseException:
+            self._awake.set()
+            raise
+
+    async def resume(self) -> None:
+        try:
+            await patiently(lambda: self._box.connect(timeout=max(self._lifetime(), 1)))
+        finally:
+            self._awake.set()
+
+    async def fork(self, count: int) -> list[E2BMachine]:
+        """Copies of it, with its processes. Raises SandboxError, and leaves none, unless all could be made."""
+        made = await patiently(lambda: self._box.fork(timeout=max(self._lifetime(), 1), count=count))
+        machines = [self.of(one, self) for one in made if not isinstance(one, Exception)]
+        if errors := [one for one in made if isinstance(one, Exception)]:
+            await asyncio.gather(*(one.__aexit__() for one in machines))
+            raise SandboxError(f"the service made {len(machines)} of {count} forks: {_reason(errors[0])}")
+        return machines
+
+    async def _request(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer of the machine. A request that a pause interrupted is sent again."""
+        while True:
+            await self._awake.wait()
+            pauses = self._pauses
+            try:
+                return await patiently(ask, self._asked)
+            except SandboxError:
+                if pauses == self._pauses:
+                    raise
+
+    def _lifetime(self) -> int:
+        return round(min(KEEP_S, self._until - time.time()))
+
+    async def _create(self) -> e2b.AsyncSandbox:
+        try:
+            return await e2b.AsyncSandbox.create(
+                self._template,
+                timeout=max(self._lifetime(), 1),
+                metadata=self._metadata,
+                allow_internet_access=self._internet,
+                lifecycle={"on_timeout": "kill"},  # AgentENV's default is to pause a machine, and to keep it
+            )
+        except _LOST:
+            await self._forget()
+            raise
+
+    async def _forget(self) -> None:
+        """Remove the machine of a creation whose answer was lost."""
+        for found in await listed({NAME: self._metadata[NAME]}):
+            await e2b.AsyncSandbox.kill(found.sandbox_id)
+
+
+async def listed(metadata: Mapping[str, str]) -> list[e2b.SandboxInfo]:
+    """The machines with this metadata, those of other processes and paused ones too."""
+    pages, found = e2b.AsyncSandbox.list(query=e2b.SandboxQuery(metadata=dict(metadata)), limit=100), []
+    while pages.has_next:
+        found += await pages.next_items()
+    return found
