@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox.backend import Backend, open_backend
+from agentrl_sandbox.spec import SandboxSpec
 from tests.sandbox.e2b.running import shared_service
 from tests.sandbox.hosted.vendor import machine, vendor_module
 
@@ -19,6 +20,13 @@ ALONE = pytest.mark.skipif(
     "PYTEST_XDIST_WORKER" in os.environ, reason="needs the engine for itself: .ci/run plays it in one process"
 )
 """For tests that count what a killed owner leaves: the reaper of any other process removes it, too."""
+
+
+def fitted(name: str, spec: SandboxSpec) -> SandboxSpec:
+    """The spec for a back end of this name: what no service promises has to be given up by name."""
+    if name not in ("hosted", "e2b"):
+        return spec
+    return spec.model_copy(update={"image": spec.image or "a-template", "network": "open", "read_only": False})
 
 
 @asynccontextmanager

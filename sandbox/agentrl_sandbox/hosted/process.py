@@ -42,6 +42,8 @@ class HostedProcess:
         self._sent = 0
         self._code: int | None = None
         self._coded_at = 0.0
+        self._last = {"o": 0, "e": 0}
+        """Once it has ended: its own output has fewer pieces, and later ones are of background processes."""
         self._over = False
         self._pump: asyncio.Task[None] | None = None
         self._error: SandboxError | None = None
@@ -169,7 +171,9 @@ class HostedProcess:
             raise SandboxError("output was lost, as the machine's disk is full")
         if words.strip().isdecimal() and self._code is None:
             self._code, self._coded_at = int(words), time.monotonic()
-        elif before != self._arrived:
+            most = scripts.PIECES + 3  # that wait, and what its pipe holds
+            self._last = {name: arrived + most for name, arrived in before.items()}
+        elif any(before[name] < min(arrived, self._last[name]) for name, arrived in self._arrived.items()):
             self._coded_at = time.monotonic()
         self._over = state == ["over"]
 

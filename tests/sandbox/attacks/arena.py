@@ -15,9 +15,13 @@ from pathlib import Path
 from agentrl.errors import SandboxError
 from agentrl.sandbox import ExecResult, Sandbox
 from agentrl_sandbox.spec import SandboxSpec
+from tests.sandbox.engine import fitted
 
 ISOLATED = ("bubblewrap", "docker")
 """Back ends that hold what a model wrote. `local` isolates nothing, and `fake` runs nothing."""
+
+SERVED = (*ISOLATED, "e2b")
+"""For attacks on files and verdicts, which leave the sandbox. What its machine isolates is for the service to test."""
 
 SMALL = SandboxSpec(memory_mb=64, pids=64, disk_mb=16, file_mb=8, cpus=0.5)
 
@@ -91,7 +95,7 @@ async def arena(backend, spec: SandboxSpec) -> AsyncIterator[Arena]:
     token = f"attack{secrets.token_hex(6)}"
     machine = Machine(token)
     async with contextlib.AsyncExitStack() as stack:
-        boxes = [backend.sandbox(spec), backend.sandbox(SMALL)]
+        boxes = [backend.sandbox(fitted(backend.name, one)) for one in (spec, SMALL)]
         await asyncio.gather(*(stack.enter_async_context(box) for box in boxes))
         await boxes[1].write_file("mine", token[::-1])
         field = Arena(*boxes, token, machine)

@@ -10,7 +10,7 @@ _notes: dict[str, list[str]] = {}
 
 
 def pytest_runtest_setup():
-    if not {"docker", "bubblewrap"} & set(REQUIRED):
+    if not {"docker", "bubblewrap", "e2b"} & set(REQUIRED):
         pytest.skip("attacks on sandboxes take minutes: .ci/docker.sh runs them")
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Snapshot
-from tests.sandbox.attacks.arena import ISOLATED, own_memory
+from tests.sandbox.attacks.arena import SERVED, own_memory
 
-pytestmark = pytest.mark.parametrize("backend", ISOLATED, indirect=True)
+pytestmark = pytest.mark.parametrize("backend", SERVED, indirect=True)
 
 MB = 1 << 20
 _ANSWER_S = 60.0

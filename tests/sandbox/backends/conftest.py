@@ -5,6 +5,7 @@ import pytest
 from agentrl_sandbox.fake.backend import FakeBackend
 from agentrl_sandbox.spec import SandboxSpec
 from tests.sandbox.backends.fake_shell import fake_shell
+from tests.sandbox.engine import fitted
 
 
 @pytest.fixture
@@ -16,9 +17,7 @@ def spec(request):
 @pytest.fixture
 def closed(backend, spec):
     """A sandbox that is not open yet."""
-    if backend.name in ("hosted", "e2b"):  # what no service promises has to be given up by name
-        spec = spec.model_copy(update={"image": spec.image or "a-template", "network": "open", "read_only": False})
-    return (FakeBackend(fake_shell) if backend.name == "fake" else backend).sandbox(spec)
+    return (FakeBackend(fake_shell) if backend.name == "fake" else backend).sandbox(fitted(backend.name, spec))
 
 
 @pytest.fixture

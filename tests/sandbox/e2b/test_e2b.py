@@ -197,7 +197,7 @@ async def test_after_kill_9_of_the_owner_the_next_start_leaves_none(server):
 
 
 @pytest.mark.timeout(600)
-async def test_a_service_that_dies_under_its_episodes_is_their_cause(server, monkeypatch):
+async def test_a_service_that_dies_under_its_episodes_is_their_cause(server, monkeypatch, capsys):
     """Half of the episodes end before, with their right reward; none of the others gets one."""
     monkeypatch.setattr(machine_module, "_RECONNECT_S", 2.0)
     done, died = 0, asyncio.Event()
@@ -223,6 +223,8 @@ async def test_a_service_that_dies_under_its_episodes_is_their_cause(server, mon
         else:
             assert (one.reward, one.failure.kind) == (None, "environment"), (number, one)
             assert "e2b-" in one.failure.error, one.failure
+    with capsys.disabled():
+        print(f"\n{EPISODES} episodes: {len(failed)} failed by the service, the others' rewards are right")
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,14 @@ async def test_output_comes_while_the_command_runs_and_nobody_waits():
         assert (await process.wait()).exit_code == 137
 
 
+async def test_a_daemon_that_keeps_writing_does_not_hold_up_its_command():
+    async with HostedBackend(Plain).sandbox(SPEC) as box:
+        noise = "(setsid bash -c 'while sleep 0.01; do echo noise; done' &) ; seq 40000"
+        result = await box.exec(noise, timeout=30)
+        assert not result.timed_out
+        assert "\n40000\n" in result.stdout
+
+
 async def test_a_pool_makes_and_removes_them(vendor):
     async with SandboxPool(HostedBackend(machine), SPEC, size=1, grade=1, warm=0) as pool, pool.acquire() as box:
         assert (await box.exec("pwd", check=True)).stdout == "/work\n"
