@@ -32,7 +32,7 @@ from agentrl.cli.api import (
 )
 from agentrl.cli.episodes import PlayConfig, check_out, progress, refuse_all_failed, write_trajectories
 from agentrl.cli.figures import ReportOptions, report
-from agentrl.cli.models import check_model, import_slow, open_model, run_config, weights_digest
+from agentrl.cli.models import OpenModel, check_model, import_slow, open_model, run_config, weights_digest
 from agentrl.cli.options import (
     Device,
     DeviceName,
@@ -234,7 +234,7 @@ async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: R
         with progress("episodes", len(results.tasks) * job.samples) as on_episode:
             for episode in known.values():
                 on_episode(episode)
-            async with with_workers(job.config.workers, here, _order(job, options, model.tokenizer)) as rollout:
+            async with with_workers(job.config.workers, here, _order(job, options, model)) as rollout:
                 return await run_groups(
                     rollout,
                     results.tasks,
@@ -248,7 +248,7 @@ async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: R
                 )
 
 
-def _order(job: _EvaluateJob, options: EpisodeOptions, tokenizer: Any) -> EpisodeOrder:
+def _order(job: _EvaluateJob, options: EpisodeOptions, model: OpenModel) -> EpisodeOrder:
     """What workers need to play the episodes."""
     from agentrl.rollout.remote import EpisodeOrder
 
@@ -256,7 +256,8 @@ def _order(job: _EvaluateJob, options: EpisodeOptions, tokenizer: Any) -> Episod
         env=job.env,
         env_config=job.config.env_config,
         options=options,
-        tokenizer=tokenizer,
+        tokenizer=model.tokenizer,
+        vision=model.renderer.vision,
         engine=job.engine,
         engine_config=job.config.engine_config,
         reward=job.config.reward,

@@ -25,7 +25,7 @@ ENGINES: Mapping[str, str] = {
 
 _HINTS = {("sglang", "url"): "; name a server that runs: --set engine_config.url=http://127.0.0.1:30000"}
 """The remedy for a missing key."""
-_PARTS = ("model", "tokenizer", "renderer", "training")
+_PARTS = ("model", "tokenizer", "renderer", "training", "vision")
 """Parameters of an engine that are no keys of `engine_config`."""
 _TRAINED: Mapping[str, str] = {"sglang": "agentrl.engine.sglang.training.trained:TrainedSGLang"}
 """Names that mean another engine in training."""
@@ -62,6 +62,11 @@ class EngineParts:
     training: TrainingParts | None = None
     """Given to an engine that will take the weights of a training run."""
 
+    @property
+    def vision(self) -> Any:
+        """The image side of the model. None if it reads text only."""
+        return getattr(self.renderer, "vision", None)
+
 
 def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Engine:
     """Make the engine `name`: a name of ENGINES, or the path of a class or function that makes one.
@@ -75,7 +80,7 @@ def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Eng
     make = _maker(name, known)
     parameters = inspect.signature(make).parameters
     given = dict(config)
-    for part in ("tokenizer", "renderer", "max_batch", "training"):
+    for part in ("tokenizer", "renderer", "max_batch", "training", "vision"):
         if part in parameters and getattr(parts, part) is not None:
             given.setdefault(part, getattr(parts, part))
     _check_keys(name, config, given, parameters)

@@ -24,8 +24,8 @@ def check_takes_images(engine: Engine) -> None:
     """Raises ConfigError for an engine that cannot be given images."""
     if not getattr(engine, "takes_images", False):
         raise ConfigError(
-            f"{type(engine).__name__} takes no images: play this Env with an SGLang server (engine: sglang), or under "
-            "slime"
+            f"{type(engine).__name__} takes no images: play this Env with a model of the Qwen-VL family, in an SGLang "
+            "server (engine: sglang), in LocalEngine, or under slime"
         )
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError
 from agentrl.models.adapter import base_of, has_adapter, is_adapter, load_adapter, merge_adapter, save_adapter
 from agentrl.models.folder import load_folder, quiet_transformers, read_weights
-from agentrl.models.hub import NAMES, check_name, folder_of
+from agentrl.models.hub import NAMES, SEEDED, check_name, folder_of
 from agentrl.models.tiny import tiny_model, tiny_tokenizer
+from agentrl.models.tiny_vl import tiny_vl_config, tiny_vl_model, tiny_vl_tokenizer
 from agentrl.models.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from agentrl.models.vision import Vision
 
 __all__ = [
     "NAMES",
+    "SEEDED",
     "check_name",
     "folder_of",
     "is_adapter",
@@ -26,11 +31,14 @@ __all__ = [
     "save_model",
     "tiny_model",
     "tiny_tokenizer",
+    "tiny_vl_model",
+    "tiny_vl_tokenizer",
 ]
 
 
 def load_model(model: str, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Any:
-    """Load a causal LM in eval mode: `tiny`, or what `folder_of` finds. `seed` is for tiny's random weights.
+    """Load a causal LM in eval mode: `tiny`, `tiny-vl`, or what `folder_of` finds. `seed` is for random weights. A
+    model of Qwen-VL's family (2, 2.5, 3) is loaded with its image side.
 
     The folder of a LoRA adapter gives a peft model: its base model with the adapter on top of it, both in `dtype`.
     Raises ConfigError for an unknown name or dtype, for a folder without a model or without all of its weights, and for
@@ -41,10 +49,13 @@ def load_model(model: str, *, device: str = "cpu", dtype: str = "float32", seed:
     torch_dtype = getattr(torch, dtype, None)
     if not isinstance(torch_dtype, torch.dtype):
         raise ConfigError(f"unknown dtype {dtype!r}: use float32, bfloat16 or float16")
-    folder = None if model == "tiny" else folder_of(model, weights=True)
+    folder = None if model in SEEDED else folder_of(model, weights=True)
     if folder is not None and is_adapter(folder):
         return _load_adapted(folder, device, dtype)
-    loaded = tiny_model(seed) if folder is None else load_folder(_whole(folder))
+    if folder is None:
+        loaded = tiny_model(seed) if model == "tiny" else tiny_vl_model(seed)
+    else:
+        loaded = load_folder(_whole(folder))
     return loaded.to(device=device, dtype=torch_dtype).eval()
 
 
@@ -64,8 +75,8 @@ def load_config(model: str) -> Any:
     """
     from transformers import AutoConfig
 
-    if model == "tiny":
-        return tiny_model().config
+    if model in SEEDED:
+        return tiny_model().config if model == "tiny" else tiny_vl_config()
     folder = folder_of(model, weights=False)
     if is_adapter(folder):
         return load_config(base_of(folder))
@@ -75,8 +86,9 @@ def load_config(model: str) -> Any:
         raise ConfigError(f"{folder}: config.json cannot be read: {' '.join(str(exc).split()):.300}") from exc
 
 
-def save_model(model: Any, tokenizer: Any, folder: str | Path) -> None:
-    """Write a folder that `load_model`, SGLang and slime read: safetensors, config, tokenizer, chat template.
+def save_model(model: Any, tokenizer: Any, folder: str | Path, vision: Vision | None = None) -> None:
+    """Write a folder that `load_model`, SGLang and slime read: safetensors, config, tokenizer, chat template, and the
+    configuration of the image processor if the model reads images.
 
     Of a peft model, the adapter is written as peft does, without the base model.
     """
@@ -86,6 +98,8 @@ def save_model(model: Any, tokenizer: Any, folder: str | Path) -> None:
         with quiet_transformers():
             model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if vision is not None:
+        vision.save(Path(folder))
 
 
 def _whole(folder: Path) -> Path:

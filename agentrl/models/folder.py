@@ -9,6 +9,8 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 
+_WITH_IMAGES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Types of models that are loaded with their image side. transformers has no class of them for text alone."""
 _OLD_BUFFERS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "attention.bias")
 
 
@@ -18,11 +20,13 @@ def load_folder(folder: Path) -> Any:
     For missing or unsuitable weights transformers only warns, and uses random ones. This raises ConfigError for them,
     and for a folder that it cannot read.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        auto = AutoModelForImageTextToText if config.model_type in _WITH_IMAGES else AutoModelForCausalLM
         with quiet_transformers():  # its report on missing weights has fifty lines; ours is one
-            model, found = AutoModelForCausalLM.from_pretrained(
+            model, found = auto.from_pretrained(
                 folder,
                 local_files_only=True,
                 trust_remote_code=False,  # None would prompt at the terminal
@@ -44,6 +48,11 @@ def load_folder(folder: Path) -> Any:
             f"{folder}: weights do not fit config.json: {'; '.join(problems)}; copy the whole folder again"
         )
     return model
+
+
+def reads_images(model: Any) -> bool:
+    """Whether a model has its image side."""
+    return getattr(model.config, "model_type", None) in _WITH_IMAGES
 
 
 @contextmanager

@@ -19,7 +19,9 @@ from agentrl._util.signals import raising_at_once
 from agentrl.errors import ConfigError, did_you_mean, one_line
 from agentrl.models.smollm2 import smollm2_folder
 
-NAMES = ("tiny", "smollm2-135m")
+SEEDED = ("tiny", "tiny-vl")
+"""Models with random weights, which are made from a seed."""
+NAMES = (*SEEDED, "smollm2-135m")
 """Names of models that are neither folders nor on the Hub."""
 _RUN = re.compile(r"(\./)*runs?/")
 """README and the guides write every run below this folder."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -18,8 +19,8 @@ _JSON = ('{"name": "', '", "arguments": {"', '": "', '"}}')
 _CONTEXT = 1024
 
 
-def tiny_tokenizer() -> Any:
-    """Bytes, a few hundred whole words, the markers of a chat and of a JSON tool call; 632 tokens.
+def tiny_tokenizer(markers: Sequence[str] = ()) -> Any:
+    """Bytes, a few hundred whole words, the markers of a chat and of a JSON tool call; 632 tokens, and more `markers`.
 
     Common words are one token each. Every other word is spelled letter by letter. So copying an unknown name is one
     small step repeated, and an agent mostly copies names from a tool's result. Learned merges would split the same name
@@ -30,12 +31,18 @@ def tiny_tokenizer() -> Any:
 
     words = files(__package__).joinpath("tiny_words.txt").read_text(encoding="utf-8")
     spaced, plain = (line.split() for line in words.splitlines())
-    pieces = (*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"Ġ{word}" for word in spaced), *plain)
+    pieces = (
+        *SPECIAL,
+        *sorted(pre_tokenizers.ByteLevel.alphabet()),
+        *(f"Ġ{word}" for word in spaced),
+        *plain,
+        *markers,
+    )
     vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in SPECIAL])
+    backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in (*SPECIAL, *markers)])
     backend.add_tokens([AddedToken(piece, normalized=False) for piece in _JSON])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

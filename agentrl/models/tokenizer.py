@@ -9,7 +9,9 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.models.hub import folder_of
 from agentrl.models.tiny import tiny_tokenizer
+from agentrl.models.tiny_vl import tiny_vl_tokenizer
 
+_SEEDED = {"tiny": tiny_tokenizer, "tiny-vl": tiny_vl_tokenizer}
 _FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "config.json")
 """A folder with none of these holds no tokenizer."""
 
@@ -25,8 +27,8 @@ def load_tokenizer(model: str, *, chat_template: str | None = None, trust_remote
     tokenizer; there is never a prompt about it. Raises ConfigError for an unknown name, for one that cannot be
     downloaded, for a folder without a tokenizer, and if there is no chat template.
     """
-    folder = None if model == "tiny" else _folder(model)
-    tokenizer = tiny_tokenizer() if folder is None else _read(folder, trust_remote_code)
+    folder = None if model in _SEEDED else _folder(model)
+    tokenizer = _SEEDED[model]() if folder is None else _read(folder, trust_remote_code)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     if tokenizer.chat_template is None:

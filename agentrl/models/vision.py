@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import shutil
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError, one_line
 from agentrl.image import Image
-from agentrl.models.hub import folder_of
+from agentrl.models import tiny_vl
+from agentrl.models.folder import reads_images
+from agentrl.models.hub import SEEDED, folder_of
+from agentrl.types import RenderedImage
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _FAMILY = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 _PROCESSOR = "preprocessor_config.json"
@@ -45,7 +53,7 @@ class Vision:
         """The token that stands for an image in a template's text, and for each merged patch in a trained sequence."""
         self.forbidden = tuple(sorted({config[key] for key in _PADS if isinstance(config.get(key), int)}))
         """Tokens that a policy must not sample: a trainer would look for the features of an image that is not there."""
-        self._counts: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._grids: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
 
     @cached_property
     def _processor(self) -> Any:
@@ -59,13 +67,63 @@ class Vision:
     def count(self, image: Image) -> int:
         """How many pad tokens stand for the image in a trained sequence. Raises ValueError for a size that the model
         cannot take, such as 1 x 1000."""
+        rows, columns = self.grid(image)
+        return rows * columns
+
+    def grid(self, image: Image) -> tuple[int, int]:
+        """The rows and columns of merged patches, of which each is a token. Raises ValueError as `count` does."""
         size = image.height, image.width
-        if size not in self._counts:
-            patches = self._processor.get_number_of_image_patches(*size, {})
-            if len(self._counts) >= _SIZES_KEPT:
-                self._counts.popitem(last=False)
-            self._counts[size] = int(patches) // self._processor.merge_size**2
-        return self._counts[size]
+        if size not in self._grids:
+            merge, patches = self._processor.merge_size, self._processor.get_number_of_image_patches(*size, {})
+            grid = _grid(*size, self._processor)
+            if grid[0] * grid[1] * merge**2 != patches:
+                raise ConfigError(f"{self.folder}: its image processor resizes otherwise than Qwen-VL's: not supported")
+            if len(self._grids) >= _SIZES_KEPT:
+                self._grids.popitem(last=False)
+            self._grids[size] = grid
+        return self._grids[size]
+
+    def positions(self, media: Sequence[RenderedImage], length: int) -> Tensor:
+        """Positions [3, length] of tokens in time, height and width, for rotary embeddings (M-RoPE, arXiv 2409.12191).
+
+        `media` are the images of the sequence, with all of their pads inside it. A text's tokens have one position in
+        all three. An image's tokens begin there, and differ by their row and column. What follows an image begins after
+        its longer side.
+        """
+        import torch
+
+        found, at, end = torch.empty((3, length), dtype=torch.long), 0, 0
+        for one in media:
+            rows, columns = self.grid(one.image)
+            found[:, end : one.start] = torch.arange(at, at + one.start - end)
+            at += one.start - end
+            row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+            found[:, one.start : one.stop] = at + torch.stack([torch.zeros_like(row), row, column]).flatten(1)
+            at, end = at + max(rows, columns), one.stop
+        found[:, end:] = torch.arange(at, at + length - end)
+        return found
+
+    def place(self, tokens: Sequence[int], images: Sequence[Image]) -> tuple[list[int], list[RenderedImage]]:
+        """A prompt with one pad for each image -> the tokens with each pad expanded, and the place of each image.
+
+        Raises ValueError if there are not as many pads as images.
+        """
+        if (pads := tokens.count(self.pad)) != len(images):
+            raise ValueError(f"the prompt has {pads} pads, and {len(images)} images are given")
+        left, expanded, media = iter(images), list[int](), list[RenderedImage]()
+        for token in tokens if images else ():
+            count = 1
+            if token == self.pad:
+                image = next(left)
+                count = self.count(image)
+                media.append(RenderedImage(len(expanded), len(expanded) + count, image))
+            expanded += [token] * count
+        return expanded if images else list(tokens), media
+
+    def save(self, folder: Path) -> None:
+        """Write what an image processor is loaded from beside a saved model."""
+        if folder != self.folder:
+            shutil.copy(self.folder / _PROCESSOR, folder / _PROCESSOR)
 
     def tensors(self, images: Sequence[Image], dtype: str = "bfloat16") -> dict[str, Any]:
         """What the model's forward pass reads beside the tokens, each concatenated on its first axis.
@@ -97,17 +155,36 @@ class Vision:
 
         with Pillow.open(io.BytesIO(image.data)) as opened:
             features: Mapping[str, Any] = self._processor(images=[opened.convert("RGB")], return_tensors="pt")
-        expected, given = self.count(image), int(features["image_grid_thw"].prod()) // self._processor.merge_size**2
-        if expected != given:
-            raise ValueError(f"{image!r} was counted as {expected} tokens, and its features are of {given}")
+        merge, (rows, columns) = self._processor.merge_size, self.grid(image)
+        if features["image_grid_thw"].tolist() != [[1, rows * merge, columns * merge]]:
+            given = features["image_grid_thw"].tolist()
+            raise ValueError(f"{image!r} was counted as {rows} x {columns} tokens, and its patches are {given}")
         return features["pixel_values"], features["image_grid_thw"]
+
+
+def _grid(height: int, width: int, processor: Any) -> tuple[int, int]:
+    """The rows and columns of merged patches that Qwen-VL resizes an image to (smart_resize of transformers)."""
+    side, size = processor.patch_size * processor.merge_size, processor.size
+    rows, columns, least, most = round(height / side), round(width / side), size["shortest_edge"], size["longest_edge"]
+    if rows * columns * side**2 > most:
+        factor = math.sqrt(height * width / most)
+        return max(1, math.floor(height / factor / side)), max(1, math.floor(width / factor / side))
+    if rows * columns * side**2 < least:
+        factor = math.sqrt(least / (height * width))
+        return math.ceil(height * factor / side), math.ceil(width * factor / side)
+    return rows, columns
+
+
+def vision_of(model: Any, source: str) -> Vision | None:
+    """The image side of a model that was loaded from `source`. None if it reads text only, as Qwen3.5 does here."""
+    return load_vision(source) if reads_images(model) else None
 
 
 def load_vision(model: str) -> Vision | None:
     """The image side of a model as `folder_of` finds it. None for a model that reads text only, and for one that may be
     used with text only: of another family, or without its image processor."""
-    if model == "tiny":
-        return None
+    if model in SEEDED:
+        return Vision(tiny_vl.FOLDER) if model == "tiny-vl" else None
     folder = folder_of(model, weights=False)
     config = folder / "config.json"
     known = config.is_file() and _json(config).get("model_type") in _FAMILY

@@ -45,6 +45,8 @@ class EpisodeOrder:
     env_config: Mapping[str, Any]
     options: EpisodeOptions
     tokenizer: Any
+    vision: Any = None
+    """The image side of the model; None if it reads text only."""
     engine: str = SERVED
     engine_config: Mapping[str, Any] = field(default_factory=dict)
     reward: str | None = None
@@ -99,7 +101,7 @@ class _Bug:
 async def open_job(order: EpisodeOrder) -> AsyncIterator[EpisodeJob]:
     """The job of a worker. Raises ConfigError for an Env, a reward or an engine that cannot be had here."""
     envs, reward = EnvFactory(order.env, order.env_config), load_reward(order.reward)
-    renderer = order.options.renderer(load_renderer(order.tokenizer))
+    renderer = order.options.renderer(load_renderer(order.tokenizer, vision=order.vision))
     engine = open_engine(order.engine, EngineParts(order.tokenizer, renderer, _no_model), order.engine_config)
     try:
         async with envs, AsyncExitStack() as stack:

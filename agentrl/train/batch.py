@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.train.images import RowImages
 from agentrl.train.log_probs import PIECE_BYTES, take_apart, vocabulary
 from agentrl.train.loss import token_log_probs
 from agentrl.train.packing import Pack, Packing, reading
 from agentrl.train.stems import Pass, packs
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import RenderedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Row:
     """For each position, the log-prob under the policy it is compared with; empty in a supervised batch."""
     share: float = 1.0
     """The weight of this row's tokens in the loss, relative to those of other rows."""
+    media: Sequence[RenderedImage] = ()
+    """The images among `tokens`. Those after the last position are not read."""
 
     @classmethod
     def of(cls, segment: Segment, advantages: Sequence[float], share: float = 1.0) -> Row | None:
@@ -47,6 +51,7 @@ class Row:
             [advantages[turn] for turn, _ in trained],
             [log_probs[i] for _, i in trained],
             share,
+            segment.media,
         )
 
     @property
@@ -101,17 +106,20 @@ class MicroBatch:
     """[n]"""
     log_probs: Tensor
     """[n], or empty in a supervised batch."""
+    forbidden: Tensor | None = None
+    """Tokens that no policy may sample, and that have no log-prob."""
 
     @classmethod
-    def padded(cls, rows: Sequence[Row], device: torch.device) -> MicroBatch:
+    def padded(cls, rows: Sequence[Row], device: torch.device, images: RowImages | None = None) -> MicroBatch:
         longest = max(row.length for row in rows)
         ids = [[*row.tokens[: row.length], *[0] * (longest - row.length)] for row in rows]
         kept, column = torch.unique(_flat([row.positions for row in rows], device) - 1, return_inverse=True)
         inputs, targets = {"input_ids": torch.tensor(ids, device=device)}, _flat([row.targets for row in rows], device)
-        every = torch.arange(len(targets), device=device)
-        return cls(
-            tuple(rows), inputs, None, None, kept, _numbers(rows, device), column, targets, every, **_of(rows, device)
-        )
+        every, more = torch.arange(len(targets), device=device), _of(rows, device)
+        if images is not None:
+            inputs |= images.inputs([(row.length, row.media) for row in rows])
+            more["forbidden"] = images.forbidden
+        return cls(tuple(rows), inputs, None, None, kept, _numbers(rows, device), column, targets, every, **more)
 
     @classmethod
     def packed(
@@ -163,10 +171,10 @@ class MicroBatch:
         with nullcontext() if self.pack is None else reading(self.pack, model):
             if halves is not None:
                 hidden = halves.hidden_states(**self.inputs)[self.line, self.kept[self.column]]
-                return halves.log_probs(hidden, self.predicted, temperature, size)[self.which]
+                return halves.log_probs(hidden, self.predicted, temperature, size, self.forbidden)[self.which]
             logits = model(**self.inputs, use_cache=False, logits_to_keep=self.kept).logits
         of_each = logits[0] if self.pack else logits[self.line, self.column]
-        return token_log_probs(of_each, self.predicted, temperature)[self.which]
+        return token_log_probs(of_each, self.predicted, temperature, self.forbidden)[self.which]
 
 
 def _of(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
@@ -195,12 +203,13 @@ def micro_batches(
     *,
     packing: Packing | None = None,
     with_stems: bool = False,
+    images: RowImages | None = None,
 ) -> Iterator[MicroBatch]:
     """Batches of at most `max_tokens` tokens each, padding counted and shared beginnings counted once.
 
-    A longer row goes alone. `packing` is that of the model (`packing_of`); None: rows are padded. `with_stems`: where
-    more rows begin alike than a batch can hold, the beginning is read once all the same (`reads_stems`). Then a batch
-    may be as large as the longest row.
+    A longer row goes alone. `packing` is that of the model (`packing_of`); None: rows are padded, as a model that reads
+    `images` needs. `with_stems`: where more rows begin alike than a batch can hold, the beginning is read once all the
+    same (`reads_stems`). Then a batch may be as large as the longest row.
     """
     if packing:
         most = max([max_tokens, *(row.length for row in rows)]) if with_stems else max_tokens
@@ -211,8 +220,8 @@ def micro_batches(
     batch: list[Row] = []
     for row in sorted(rows, key=lambda row: row.length):
         if batch and (len(batch) + 1) * row.length > max_tokens:
-            yield MicroBatch.padded(batch, device)
+            yield MicroBatch.padded(batch, device, images)
             batch = []
         batch.append(row)
     if batch:
-        yield MicroBatch.padded(batch, device)
+        yield MicroBatch.padded(batch, device, images)

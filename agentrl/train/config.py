@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_valid
 
 from agentrl._util.yaml_files import read_yaml
 from agentrl.episode.config import EpisodeConfig
+from agentrl.models.hub import SEEDED
 from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig
 from agentrl.rollout.loop import Stale
@@ -136,7 +137,8 @@ class TrainConfig(EpisodeConfig):
     env: str
     """`file.py:Class` or `package.module:Class`."""
     model: str = "tiny"
-    """tiny, smollm2-135m, a run's folder, a Hugging Face folder, or a name on its Hub such as Qwen/Qwen3-0.6B."""
+    """tiny, tiny-vl (reads images), smollm2-135m, a run's folder, a Hugging Face folder, or a name on its Hub such as
+    Qwen/Qwen3-0.6B."""
     engine: str = "auto"
     """The engine: auto, local, sglang, or the path of an engine that can take new weights. auto: sglang on a GPU if the
     interpreter has SGLang, else local. A mapping gives engine_config, too, and `kind` is the engine in it:
@@ -327,7 +329,7 @@ class TrainConfig(EpisodeConfig):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_tiny(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if values.get("model", "tiny") != "tiny":
+        if values.get("model", "tiny") not in SEEDED:
             return values
         given = {key: values.get(key, {} if key == "limits" else None) for key in _TINY_DEFAULTS}
         return {
@@ -339,7 +341,7 @@ class TrainConfig(EpisodeConfig):
     @classmethod
     def _fill_in_learning_rate(cls, values: dict[str, Any]) -> dict[str, Any]:
         lora, warm = values.get("lora") is not None, values.get("warm_start")
-        if values.get("model", "tiny") == "tiny":
+        if values.get("model", "tiny") in SEEDED:
             return {"learning_rate": 3e-3, **values} if lora else values
         rate = 1e-4 if lora else 1e-5
         if isinstance(warm, Mapping):

@@ -12,6 +12,7 @@ from agentrl.engine.sglang.training.flags import variables
 from agentrl.engine.sglang.training.process import check_interpreter
 from agentrl.engine.table import engine_keys
 from agentrl.errors import ConfigError
+from agentrl.models.hub import SEEDED
 from agentrl.train.config import TrainConfig
 
 
@@ -40,7 +41,7 @@ def with_engine_chosen(config: TrainConfig, begun: str | None, say: Callable[[st
     given = config.engine_config
     if given.get("url"):
         return config.with_engine("sglang")
-    small = config.model == "tiny" or config.steps == 0
+    small = config.model in SEEDED or config.steps == 0
     if small or device_of(config.device) != "cuda" or given.keys() - engine_keys("sglang", training=True):
         return _local(config)
     python = str(Path(given["python"]).expanduser()) if given.get("python") else sys.executable

@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from agentrl.errors import AgentRLError
+from agentrl.models.vision import Vision
 from agentrl.monitor.numerics import Numerics, compare
 from agentrl.train.batch import MicroBatch, Row, micro_batches
 from agentrl.train.checkpointing import checkpointing, layers_of, layers_to_checkpoint
 from agentrl.train.config import TrainConfig
 from agentrl.train.fused import compile_layers, running, tf32, use_fused_kernels
+from agentrl.train.images import RowImages
 from agentrl.train.lora import AdapterReference
 from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, tis_weights
 from agentrl.train.optimizers import make_adam
@@ -81,16 +83,20 @@ class Update:
 
 
 class Learner:
-    """Trains `model` in place, in eval mode: it computes what an engine with the same module samples from."""
+    """Trains `model` in place, in eval mode: it computes what an engine with the same module samples from.
 
-    def __init__(self, model: Any, config: TrainConfig) -> None:
+    `vision` is the model's image side. Raises ConfigError if rows with images would be computed otherwise than alone.
+    """
+
+    def __init__(self, model: Any, config: TrainConfig, vision: Vision | None = None) -> None:
         self.model = model.eval()
-        self.config = config
+        self.config, self.vision = config, vision
         self.device = next(model.parameters()).device
         use_fused_kernels(model, self.device)
         self._layers = layers_to_checkpoint(model, config.gradient_checkpointing)
         self._compiled = compile_layers(layers_of(model)) if config.compile else []
-        self.packing = packing_of(model)
+        self.images = None if vision is None else RowImages.of(model, config, vision)
+        self.packing = packing_of(model) if vision is None else None
         """How rows are packed. None: they are padded."""
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         """The trained parameters: all, or with LoRA those of the adapter."""
@@ -103,6 +109,11 @@ class Learner:
         self.schedule = Schedule(config.lr_warmup_steps, config.lr_final, config.steps)
         self.reference: Any = None
         """A model with the weights at the start of RL, or an AdapterReference, if kl_coef needs one."""
+
+    @property
+    def text_config(self) -> Any:
+        """The configuration of the model's language side, as transformers has it."""
+        return self.model.config.get_text_config()
 
     @torch.enable_grad()  # an Env may have turned them off for the whole process
     def learn(self, rows: Sequence[Row], *, step: int, normaliser: float) -> Update:
@@ -124,7 +135,7 @@ class Learner:
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> Iterator[MicroBatch]:
         packing, stems = self.packing, self.packing is not None and reads_stems(self.model, self.packing)
-        return micro_batches(rows, max_tokens, self.device, packing=packing, with_stems=stems)
+        return micro_batches(rows, max_tokens, self.device, packing=packing, with_stems=stems, images=self.images)
 
     def _learn(self, rows: Sequence[Row], step: int, normaliser: float) -> Update:
         config = self.config
@@ -188,9 +199,12 @@ class Learner:
         """
         if not rows:
             return []
-        batches = list(self.micro_batches(rows, self.config.micro_batch_tokens))
-        trainer = torch.cat([batch.model_log_probs(self.model, self.config.temperature) for batch in batches])
-        engine = torch.cat([batch.log_probs for batch in batches])
+        read, of_trainer, of_engine = list[Row](), list[Tensor](), list[Tensor]()
+        for batch in self.micro_batches(rows, self.config.micro_batch_tokens):  # one at a time: pixels are large
+            of_trainer.append(batch.model_log_probs(self.model, self.config.temperature))
+            of_engine.append(batch.log_probs)
+            read += batch.rows
+        trainer, engine = torch.cat(of_trainer), torch.cat(of_engine)
         update.numerics = compare(engine.tolist(), trainer.tolist())
         weights = tis_weights(trainer, engine, clip)
         update.truncated = int((weights < (trainer - engine).exp()).sum())
@@ -201,8 +215,7 @@ class Learner:
                 weights=[advantage * next(factors) for advantage in row.weights],
                 log_probs=[next(own) for _ in row.positions],
             )
-            for batch in batches
-            for row in batch.rows
+            for row in read
         ]
         update.looked_at = [(row, row.log_probs) for row in weighted]
         return weighted

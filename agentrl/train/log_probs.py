@@ -45,11 +45,18 @@ class Halves:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.finish(self.head(hidden))
 
-    def log_probs(self, hidden: Tensor, targets: Tensor, temperature: float, vocabulary: int) -> Tensor:
+    def log_probs(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        vocabulary: int,
+        forbidden: Tensor | None = None,
+    ) -> Tensor:
         """Log-probs [n] of `targets` [n] after `hidden` [n, width]. The backward pass makes the logits again."""
 
         def of_piece(hidden: Tensor, targets: Tensor) -> Tensor:
-            return token_log_probs(self.logits(hidden), targets, temperature)
+            return token_log_probs(self.logits(hidden), targets, temperature, forbidden)
 
         size = max(1, PIECE_BYTES // (4 * vocabulary))
         pieces = zip(torch.split(hidden, size), torch.split(targets, size), strict=True)

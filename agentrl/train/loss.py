@@ -101,9 +101,16 @@ def return_advantages(returns: Tensor, taken: Tensor, algorithm: Algorithm = "gr
     return Advantages(torch.where(informative[:, None, None], centred / scale[..., None], 0.0), informative, scale)
 
 
-def token_log_probs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probs [n] of `targets` [n] under `logits` [n, vocabulary] at a sampling temperature, in float32."""
+def token_log_probs(
+    logits: Tensor, targets: Tensor, temperature: float = 1.0, forbidden: Tensor | None = None
+) -> Tensor:
+    """Log-probs [n] of `targets` [n] under `logits` [n, vocabulary] at a sampling temperature, in float32.
+
+    `forbidden` tokens are never sampled: the softmax is over all others.
+    """
     scaled = logits.float() if temperature == 1 else logits.float() / temperature
+    if forbidden is not None:
+        scaled = scaled.index_fill(1, forbidden, -torch.inf)
     return -F.cross_entropy(scaled, targets, reduction="none")
 
 

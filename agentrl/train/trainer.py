@@ -24,7 +24,8 @@ from agentrl.engine.pausable import PausableEngine
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine
 from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError, EngineError
-from agentrl.models import load_model, load_tokenizer, save_model
+from agentrl.models import SEEDED, load_model, load_tokenizer, save_model
+from agentrl.models.vision import vision_of
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.render import load_renderer
 from agentrl.render.base import Renderer
@@ -95,8 +96,7 @@ class Trainer:
         self.position = Position()
         self.canaries = Canaries(config.canaries) if config.canaries else None
         self.numerics = NumericsWatch(config.numerics) if config.numerics else None
-        self._resume, self._created = resume, False
-        self._accept_changed_data = accept_changed_data
+        self._resume, self._accept_changed_data, self._created = resume, accept_changed_data, False
         self._step_end: StepEnd | None = None
         self._progress_saved: tuple[int, int, bool] | None = None
         """The position in the last checkpoint: steps of RL, steps of the warm start, and whether RL has begun."""
@@ -143,9 +143,9 @@ class Trainer:
         if self.teacher is not None:
             self._stack.push_async_callback(self.teacher.close)
         self.warm_optimizers: list[Optimizer] = []
-        renderer = config.options().renderer(load_renderer(self.tokenizer))
+        renderer = config.options().renderer(load_renderer(self.tokenizer, vision=self.learner.vision))
         if config.warm_start is not None and not self.position.started:
-            self.demonstrations = await read_demonstrations(config, self.learner.model.config, renderer, self.console)
+            self.demonstrations = await read_demonstrations(config, self.learner.text_config, renderer, self.console)
             if config.canaries is not None and config.canaries.learned_by_heart:
                 found = self.demonstrations
                 found.rows, found.apart = keep_apart(found.rows, config.warm_start, config.seed)
@@ -210,7 +210,7 @@ class Trainer:
     async def _run(self) -> Summary:
         config, position = self.config, self.position
         if not position.started:
-            if config.model == "tiny" and config.warm_start is None:
+            if config.model in SEEDED and config.warm_start is None:
                 self._say(KNOWS_NOTHING)
             if "start" not in position.evals:
                 await self._evaluate_and_keep("start")
@@ -427,7 +427,7 @@ class Trainer:
             self._say(line)
         base = lora.name_of_base(self.folder.base, self.config.model, source)
         model = lora.attach(self._load(source), self.config.lora, base=base, seed=self.config.seed)
-        self.learner = Learner(model, self.config)
+        self.learner = Learner(model, self.config, vision_of(model, source))
 
     def _open_engine(self, renderer: Renderer) -> TrainedEngine:
         config = self.config
@@ -457,7 +457,7 @@ class Trainer:
         return model
 
     def _save_model(self, path: Path) -> None:
-        save_model(self.learner.model, self.tokenizer, path)
+        save_model(self.learner.model, self.tokenizer, path, self.learner.vision)
 
     def _begin_rl(self) -> None:
         """Keep the present weights as the reference of KL, and write the first checkpoint."""

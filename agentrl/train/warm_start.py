@@ -30,7 +30,7 @@ from agentrl.train.batch import Row
 from agentrl.train.config import OptimizerName, TrainConfig, WarmStartConfig
 from agentrl.train.optimizers import make_adam, make_muon
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import JSON
+from agentrl.types import JSON, RenderedImage
 
 _WARMUP_STEPS = 30
 _FINAL_SHARE = 0.05
@@ -49,6 +49,9 @@ class Demonstration:
 
     tokens: Sequence[int]
     mask: Sequence[int]
+    media: Sequence[RenderedImage] = ()
+    unpredicted: frozenset[int] = frozenset()
+    """The places of tokens that stand for media: such a token has no log-prob."""
 
 
 @dataclass(slots=True)
@@ -167,7 +170,7 @@ def _add(found: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabu
     """Add what one line holds. Raises ConfigError if it is neither a trajectory nor chat."""
     if not is_chat(row):
         episode = _trajectory(row, where)
-        found.rows += _learned(episode, where, vocabulary)
+        found.rows += _learned(episode, where, vocabulary, chats.renderer)
         found.turns.append(len(episode.turns))
         found.episodes += 1
         found.unrewarded += episode.reward is not None and episode.reward <= 0
@@ -186,7 +189,7 @@ def _add(found: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabu
     for remark in chat.remarks:
         found.remarks.setdefault(remark, []).append(where)
     found.turns.append(len(chat.trajectory.turns))
-    found.rows += _learned(chat.trajectory, where, vocabulary)
+    found.rows += _learned(chat.trajectory, where, vocabulary, chats.renderer)
 
 
 def _trajectory(row: JSON, where: str) -> Trajectory:
@@ -201,16 +204,25 @@ def _trajectory(row: JSON, where: str) -> Trajectory:
         ) from exc
 
 
-def _learned(trajectory: Trajectory, where: str, vocabulary: int) -> Iterator[Demonstration]:
-    """The segments with tokens to learn. Raises ConfigError for a token that the model does not have."""
+def _learned(trajectory: Trajectory, where: str, vocabulary: int, renderer: Renderer) -> Iterator[Demonstration]:
+    """The segments with tokens to learn. Raises ConfigError for a token that the model does not have, for images that
+    it does not read, and for a turn with a token that stands for media."""
+    forbidden = frozenset(renderer.vision.forbidden if renderer.vision else ())
     highest = max((token for segment in trajectory.segments for token in segment.ids), default=0)
     if highest >= vocabulary:
         raise ConfigError(
             f"{where}: token {highest} is beyond the model's {vocabulary}; record it with this model's tokenizer"
         )
     for segment in trajectory.segments:
-        if segment.ledger.trained:
-            yield Demonstration(segment.ids, bytes(segment.prompt_length) + bytes(segment.loss_mask))
+        if not segment.ledger.trained:
+            continue
+        if segment.media and renderer.vision is None:
+            raise ConfigError(f"{where}: it shows images, which the model does not read; leave it out")
+        mask = bytes(segment.prompt_length) + bytes(segment.loss_mask)
+        media = frozenset(place for place, token in enumerate(segment.ids) if token in forbidden) if forbidden else ()
+        if any(mask[place] for place in media):
+            raise ConfigError(f"{where}: a turn holds a token that stands for an image; leave it out")
+        yield Demonstration(segment.ids, mask, segment.media, frozenset(media))
 
 
 def _nothing(path: Path, found: Demonstrations) -> str:
@@ -238,12 +250,12 @@ def demonstration_batches(
 def weighted_rows(batch: Sequence[Demonstration], context_weight: float) -> list[Row]:
     """Rows whose loss is the mean over the player's tokens, plus `context_weight` times the mean over all others."""
     player = sum(sum(d.mask) for d in batch)
-    others = sum(len(d.tokens) - 1 for d in batch) - player
+    others = sum(len(d.tokens) - 1 - len(d.unpredicted) for d in batch) - player
     rows = []
     for d in batch:
-        positions = [i for i in range(1, len(d.tokens)) if d.mask[i] or context_weight]
+        positions = [i for i in range(1, len(d.tokens)) if (d.mask[i] or context_weight) and i not in d.unpredicted]
         weights = [1 / player if d.mask[i] else context_weight / others for i in positions]
-        rows.append(Row(d.tokens, positions, weights))
+        rows.append(Row(d.tokens, positions, weights, media=d.media))
     return rows
 
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from agentrl.engine.local.images import ImageInputs, common_images, pieces
 from agentrl.engine.local.kv_cache import SMALL_BYTES, CacheBlock, Remembered, run
 from agentrl.engine.local.request import Failed, Finished, GenerateRequest, Outcome
 from agentrl.engine.local.sampling import draw
 from agentrl.errors import EngineError
+from agentrl.types import RenderedImage
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,11 @@ class _KeptSession:
 
     tokens: Sequence[int]
     memory: Remembered
+    media: Sequence[RenderedImage]
+
+    def shared(self, request: GenerateRequest) -> int:
+        """How many of the first tokens the request has, too, with equal images."""
+        return common_images(_common_prefix(self.tokens, request.input_ids), request.media, self.media)
 
 
 class Batch:
@@ -54,10 +61,13 @@ class Batch:
         max_context: int,
         eos: frozenset[int],
         token_bytes: int,
+        images: ImageInputs | None = None,
+        forbidden: Sequence[int] = (),
     ) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._max_batch, self._max_context, self._eos = max_batch, max_context, eos
         self._token_bytes = token_bytes
+        self._images, self._forbidden = images, list(forbidden)
         self._groups: dict[int, _Group] = {}
         self._split = False
         self._kept: dict[str, _KeptSession] = {}  # the least recently used first
@@ -98,8 +108,7 @@ class Batch:
         for request, found in kept.items():
             request.tokens = list(request.input_ids)
             if found is not None:
-                shared = _common_prefix(found.tokens, request.input_ids)
-                request.cached_tokens = request.computed = min(shared, len(request.input_ids) - 1)
+                request.cached_tokens = request.computed = min(found.shared(request), len(request.input_ids) - 1)
         while len(self._kept) > self.room - len(requests):
             del self._kept[next(iter(self._kept))]
         new = sorted(requests, key=lambda row: len(row.input_ids) - row.computed)
@@ -143,10 +152,10 @@ class Batch:
         new = [row.input_ids[row.computed : -1] for row in rows]
         padded = [ids + [0] * (width - len(ids)) for ids in new]
         try:
-            for offset in range(0, width, _PREFILL_TOKENS):
-                ids = [row_ids[offset : offset + _PREFILL_TOKENS] for row_ids in padded]
+            for offset, until in pieces(rows, width, _PREFILL_TOKENS):
+                ids = [row_ids[offset:until] for row_ids in padded]
                 at = [start + offset for start in starts]
-                run(self._model, group.block, first, ids, at, end, self._max_context)
+                self._run(group, first, rows, ids, at, end)
         except Exception as exc:  # noqa: BLE001 - the model's own code: anything may come out of it
             if len(rows) == 1:
                 yield _failed(rows[0], exc)
@@ -157,6 +166,16 @@ class Batch:
             return
         for row in rows:
             row.computed = len(row.input_ids) - 1
+
+    def _run(
+        self, group: _Group, first: int, rows: Sequence[GenerateRequest], ids: list[list[int]], at: list[int], end: int
+    ) -> torch.Tensor:
+        """The last logits of the rows. Tokens that stand for media have none."""
+        images = {} if self._images is None else self._images.of(rows, at, ids)
+        logits = run(self._model, group.block, first, ids, at, end, self._max_context, images)
+        if self._forbidden:
+            logits[:, self._forbidden] = -math.inf
+        return logits
 
     # Memory
 
@@ -235,7 +254,7 @@ class Batch:
         starts = [row.computed for row in rows]
         ids = [row.tokens[-1:] for row in rows]
         try:
-            logits = run(self._model, group.block, first, ids, starts, max(starts) + 1, self._max_context)
+            logits = self._run(group, first, rows, ids, starts, max(starts) + 1)
             tokens, log_probs = draw(logits, [row.sampling for row in rows], [start + 1 for start in starts])
         except Exception as exc:  # noqa: BLE001 - the model's own code: anything may come out of it
             if len(rows) == 1:
@@ -287,7 +306,7 @@ class Batch:
         elif request.session_id and request not in self._forgetting:
             self._kept.pop(request.session_id, None)
             memory = group.block.copy_out(seat, request.computed)
-            self._kept[request.session_id] = _KeptSession(request.tokens[: request.computed], memory)
+            self._kept[request.session_id] = _KeptSession(request.tokens[: request.computed], memory, request.media)
         self._forgetting.discard(request)
         self._leave(group, request)
         self._drop_empty(set())

@@ -24,6 +24,7 @@ from typing import Any
 from agentrl.engine.local.sampling import Sampling
 from agentrl.engine.local.shared_weights import SharedWeights, Slot
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.image import Image
 from agentrl.types import Generation
 
 _POLL_S = 1.0
@@ -93,6 +94,7 @@ class EngineServer:
         from agentrl.engine.local.engine import LocalEngine
         from agentrl.engine.local.fitness import context_length
         from agentrl.models import load_model, load_tokenizer
+        from agentrl.models.vision import vision_of
 
         order = self._order
         torch.set_num_threads(order.threads)
@@ -102,7 +104,13 @@ class EngineServer:
             own[slot.name].data = own[slot.name].data.to(getattr(torch, slot.dtype))
         self._context = context_length(model.config, order.max_context)
         tokenizer = load_tokenizer(order.folder)
-        engine = LocalEngine(model, tokenizer, max_batch=order.max_batch, max_context=order.max_context)
+        engine = LocalEngine(
+            model,
+            tokenizer,
+            max_batch=order.max_batch,
+            max_context=order.max_context,
+            vision=vision_of(model, order.folder),
+        )
         self._model = model
         return engine
 
@@ -128,11 +136,18 @@ class EngineServer:
     # Generating
 
     def _generate(
-        self, number: int, ids: list[int], sampling: Sampling, session_id: str, rid: str, seat: int | None
+        self,
+        number: int,
+        ids: list[int],
+        sampling: Sampling,
+        session_id: str,
+        rid: str,
+        seat: int | None,
+        images: Sequence[Image],
     ) -> None:
         context = self._plain if seat is None else self._seats[seat][0]
         try:
-            future = context.run(self._engine._submit, ids, sampling, session_id=session_id, rid=rid)
+            future = context.run(self._engine._submit, ids, sampling, session_id=session_id, rid=rid, images=images)
         except AgentRLError as exc:
             self._answer(number, exc)
             return

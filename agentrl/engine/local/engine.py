@@ -14,12 +14,15 @@ import torch
 
 from agentrl.engine.base import AsyncClosing
 from agentrl.engine.local.batch import Batch
-from agentrl.engine.local.fitness import check_attention, context_length, measure
+from agentrl.engine.local.fitness import check_attention, context_length, measure, tolerance
+from agentrl.engine.local.images import ImageInputs, prove_images
 from agentrl.engine.local.lockstep import Lockstep
 from agentrl.engine.local.request import GenerateRequest
 from agentrl.engine.local.sampling import Sampling
 from agentrl.engine.local.worker import BatchWorker
 from agentrl.errors import ConfigError, EngineError, RequestError
+from agentrl.image import Image
+from agentrl.models.vision import Vision
 from agentrl.types import Generation, SamplingParams
 
 
@@ -30,7 +33,11 @@ class LocalEngine(AsyncClosing):
     `weight_version`. A turn's keys and values are kept for the next turn of its `session_id`. There are at most
     `max_batch` running and kept sequences; the least recently used kept sequence is dropped first.
 
-    Raises ConfigError for a model that it cannot batch. It compares a few tokens with a plain forward pass to find out.
+    With `vision`, the image side of the model, requests may have images, and no token that stands for media is sampled:
+    its log-prob is that of a softmax without such tokens.
+
+    Raises ConfigError for a model that it cannot batch. It compares a few tokens, and with `vision` a few images, with
+    a plain forward pass to find out.
     """
 
     def __init__(
@@ -41,13 +48,17 @@ class LocalEngine(AsyncClosing):
         max_batch: int = 64,
         max_context: int | None = None,
         device: str | None = None,
+        vision: Vision | None = None,
     ) -> None:
         if max_batch < 1:
             raise ConfigError(f"max_batch is {max_batch}; a batch has at least 1 row")
         self._model = model.eval() if device is None else model.eval().to(device)
-        self._vocabulary: int = model.config.vocab_size
-        check_attention(model.config)
-        self._context = context_length(model.config, max_context)
+        text = model.config.get_text_config()
+        self._vocabulary: int = text.vocab_size
+        check_attention(text)
+        self._context = context_length(text, max_context)
+        self._vision = vision
+        self._images = None if vision is None else ImageInputs(vision, self._model)
         batch = Batch(
             self._model,
             tokenizer,
@@ -55,20 +66,38 @@ class LocalEngine(AsyncClosing):
             max_context=self._context,
             eos=_eos_tokens(model, tokenizer),
             token_bytes=measure(self._model, self._context),
+            images=self._images,
+            forbidden=() if vision is None else vision.forbidden,
         )
+        if vision is not None:
+            prove_images(self._model, vision, self._context, tolerance(self._model))
         self._worker = BatchWorker(batch)
         weakref.finalize(self, self._worker.stop)
 
-    async def generate(
-        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
-    ) -> Generation:
-        """Continue `input_ids`. See `Engine.generate` and, for the parameters, `Sampling.read`.
+    @property
+    def takes_images(self) -> bool:
+        return self._vision is not None
 
-        Without `max_new_tokens`, a response may fill the context. The tokens include the stop text.
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        session_id: str = "",
+        rid: str = "",
+        images: Sequence[Image] = (),
+    ) -> Generation:
+        """Continue `input_ids`, which has one pad token for each image. See `ImageEngine.generate` and, for the
+        parameters, `Sampling.read`.
+
+        Without `max_new_tokens`, a response may fill the context. The tokens include the stop text. `meta` has
+        `prompt_tokens`, with all pads.
         """
         sampling = Sampling.read(sampling_params)
         return await asyncio.wrap_future(
-            self._submit(input_ids, sampling, session_id=session_id, rid=rid, loop=asyncio.get_running_loop())
+            self._submit(
+                input_ids, sampling, session_id=session_id, rid=rid, images=images, loop=asyncio.get_running_loop()
+            )
         )
 
     def _submit(
@@ -78,6 +107,7 @@ class LocalEngine(AsyncClosing):
         *,
         session_id: str = "",
         rid: str = "",
+        images: Sequence[Image] = (),
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> Future[Generation]:
         """What `generate` awaits, for a caller without an event loop. Cancelling the future ends the request."""
@@ -85,6 +115,7 @@ class LocalEngine(AsyncClosing):
         if not isinstance(session_id, str) or not isinstance(rid, str):
             raise RequestError(f"session_id and rid must be strings, not {session_id!r:.50} and {rid!r:.50}")
         request = GenerateRequest(ids, sampling, session_id, rid, loop)
+        self._place(request, images)
         if sampling.max_new_tokens == 0:
             request.future.set_result(Generation([], [], "length", weight_version=self.weight_version))
         else:
@@ -96,15 +127,27 @@ class LocalEngine(AsyncClosing):
         ids = token_ids(input_ids)
         if not ids:
             raise RequestError("the prompt is empty: an engine needs at least one token to continue")
-        if len(ids) >= self._context:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens; the context holds {self._context}, response included"
-            )
         if not 0 <= min(ids) <= max(ids) < self._vocabulary:
             raise RequestError(
                 f"the prompt has a token id outside the model's vocabulary of {self._vocabulary}: tokenizer mismatch?"
             )
         return ids
+
+    def _place(self, request: GenerateRequest, images: Sequence[Image]) -> None:
+        """Expand the images' pads. Raises RequestError for images, and for parameters, that the engine cannot take."""
+        if self._images is not None:
+            self._images.place(request, images)
+        elif images:
+            raise RequestError("this LocalEngine takes no images: give it the image side of its model (vision=)")
+        if not request.sampling.forbidden.issubset(() if self._vision is None else self._vision.forbidden):
+            raise RequestError(
+                "sampling parameter logit_bias is not supported by LocalEngine, but to forbid the tokens of media: "
+                "leave it out, or give the engine the image side of its model (vision=)"
+            )
+        if len(request.input_ids) >= self._context:
+            raise RequestError(
+                f"the prompt has {len(request.input_ids)} tokens; the context holds {self._context}, response included"
+            )
 
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all. Waiting requests return at once, running ones after the current step."""
@@ -217,6 +260,10 @@ def _check_tied(
 def _eos_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     """All tokens that end a sequence according to the model or the tokenizer."""
     tokens: set[int] = set()
-    for found in (model.config.eos_token_id, model.generation_config.eos_token_id, tokenizer.eos_token_id):
+    for found in (
+        model.config.get_text_config().eos_token_id,
+        model.generation_config.eos_token_id,
+        tokenizer.eos_token_id,
+    ):
         tokens.update(found if isinstance(found, list | tuple) else [] if found is None else [found])
     return frozenset(tokens)

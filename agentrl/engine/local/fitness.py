@@ -72,6 +72,11 @@ def _rotations(config: Any) -> Iterator[tuple[int, str]]:
             )
 
 
+def tolerance(model: Any) -> float:
+    """The largest allowed difference of two logits of the model, in standard deviations of the logits."""
+    return _TOLERANCE.get(model.dtype, 0.2)
+
+
 @torch.inference_mode()
 def measure(model: Any, context: int) -> int:
     """Compare a few tokens through the cache with a plain forward pass. Returns the cache's bytes for one token.
@@ -79,9 +84,10 @@ def measure(model: Any, context: int) -> int:
     The test has two rows of different length, and decodes the last three tokens of each one by one. Raises ConfigError
     if the results differ.
     """
-    length = _probe_length(model.config, context)
+    config = model.config.get_text_config()
+    length = _probe_length(config, context)
     lengths = (length, max(length - 5, 2))
-    vocabulary = model.config.vocab_size
+    vocabulary = config.vocab_size
     ids = [[(17 + row * 7 + 29 * i * i) % vocabulary for i in range(length)] for row in range(2)]
     block, decoded = CacheBlock(), min(3, lengths[1] - 1)
     try:
@@ -89,11 +95,11 @@ def measure(model: Any, context: int) -> int:
         block.fit(2, length, 2)
         starts = [n - decoded for n in lengths]
         padded = [row[:start] + [0] * (starts[0] - start) for row, start in zip(ids, starts, strict=True)]
-        run(model, block, 0, padded, [0, 0], starts[0], context)
+        run(model, block, 0, padded, [0, 0], starts[0], context, {})
         off = 0.0
         for step in range(decoded):
             at = [start + step for start in starts]
-            cached = run(model, block, 0, [[ids[row][at[row]]] for row in range(2)], at, at[0] + 1, context).float()
+            cached = run(model, block, 0, [[ids[row][at[row]]] for row in range(2)], at, at[0] + 1, context, {}).float()
             wanted = plain[[0, 1], at]
             off = max(off, float((cached - wanted).abs().max() / wanted.std()))
     except Exception as exc:  # the model's own code: it may accept neither our positions nor our cache
@@ -101,7 +107,7 @@ def measure(model: Any, context: int) -> int:
         raise ConfigError(f"LocalEngine cannot batch {type(model).__name__}: {words:.300}; {_REMEDY}") from exc
     if not bool(plain.isfinite().all()):
         raise ConfigError(f"the logits of {type(model).__name__} are not finite: are its weights damaged, or NaN?")
-    if off > _TOLERANCE.get(model.dtype, 0.2):
+    if off > tolerance(model):
         raise ConfigError(
             f"LocalEngine cannot batch {type(model).__name__}: its logits through a cache are off by {off:.2g} "
             f"standard deviations from a plain forward pass; {_REMEDY}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -122,12 +123,19 @@ class CacheBlock(Cache):  # type: ignore[misc]
 
 
 def run(
-    model: Any, block: CacheBlock, first: int, ids: list[list[int]], starts: list[int], end: int, context: int
+    model: Any,
+    block: CacheBlock,
+    first: int,
+    ids: list[list[int]],
+    starts: list[int],
+    end: int,
+    context: int,
+    images: Mapping[str, torch.Tensor],
 ) -> torch.Tensor:
     """A forward pass of rows `first`... over `ids`. Row r begins at position starts[r]. Returns each row's last logits.
 
     All rows of `ids` have one width. Padding on the right writes after the row's last token, at most in column `end`.
-    Later tokens overwrite it before it is read.
+    Later tokens overwrite it before it is read. `images` are the arguments of `ImageInputs.of`.
     """
     device, dtype, width = model.device, model.dtype, len(ids[0])
     columns = (torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)).clamp(max=end)
@@ -135,7 +143,7 @@ def run(
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, torch.finfo(dtype).min)
     logits: torch.Tensor = model(
         input_ids=torch.tensor(ids, device=device),
-        position_ids=columns.clamp(max=context - 1),
+        **{"position_ids": columns.clamp(max=context - 1), **images},
         attention_mask=mask[:, None],
         past_key_values=block.select(first, first + len(ids), columns, end),
         use_cache=True,

@@ -28,7 +28,9 @@ from agentrl.engine.local.sampling import Sampling
 from agentrl.engine.local.shared_weights import SharedWeights
 from agentrl.engine.table import TrainingParts
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
+from agentrl.image import Image
 from agentrl.models import save_model
+from agentrl.models.vision import Vision
 from agentrl.types import Generation, SamplingParams
 
 _PROGRAM = "from agentrl.engine.local.child import main; main()"
@@ -60,21 +62,34 @@ class ProcessEngine(AsyncClosing):
         max_batch: int = 64,
         max_context: int | None = None,
         device: str | None = None,
+        vision: Vision | None = None,
     ) -> None:
         self.weight_version = "0"
         """The name of the weights."""
         self._model, self._tokenizer, self._training = model, tokenizer, training
         self._max_batch, self._max_context, self._device = max_batch, max_context, device or training.device
+        self._vision = vision
         self._process: EngineProcess | None = None
         self._starting = asyncio.Lock()
         self._context = 0
         self._seats = count()
 
+    @property
+    def takes_images(self) -> bool:
+        return self._vision is not None
+
     async def generate(
-        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+        self,
+        input_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        session_id: str = "",
+        rid: str = "",
+        images: Sequence[Image] = (),
     ) -> Generation:
         """Continue `input_ids`. See `LocalEngine.generate`."""
-        request = token_ids(input_ids), Sampling.read(sampling_params), session_id, rid, _seat.get()
+        sampling = Sampling.read(sampling_params)
+        request = token_ids(input_ids), sampling, session_id, rid, _seat.get(), tuple(images)
         process = await self._started()
         number, answer = process.ask("generate", *request)
         try:
@@ -132,7 +147,7 @@ class ProcessEngine(AsyncClosing):
         folder.mkdir(parents=True)
         process = EngineProcess(SharedWeights.like(_trained(self._model)), training.folder / "engine.log")
         try:
-            save_model(self._model, self._tokenizer, folder)
+            save_model(self._model, self._tokenizer, folder, self._vision)
             order = Order(
                 os.getpid(),
                 str(folder),

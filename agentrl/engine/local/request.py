@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agentrl.engine.local.sampling import Sampling
 from agentrl.errors import EngineError
-from agentrl.types import FinishReason, Generation
+from agentrl.types import FinishReason, Generation, RenderedImage
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -17,12 +21,17 @@ class GenerateRequest:
     """One call of `generate`, from waiting to answered. Fields below `aborted` belong to the worker thread."""
 
     input_ids: list[int]
+    """With each image's pads, as many as the image has merged patches."""
     sampling: Sampling
     session_id: str = ""
     rid: str = ""
     loop: asyncio.AbstractEventLoop | None = None
     """The event loop in which the caller waits."""
     future: Future[Generation] = field(default_factory=Future)
+    media: Sequence[RenderedImage] = ()
+    """The images among `input_ids`."""
+    positions: Tensor | None = None
+    """[3, tokens of the prompt], for rotary embeddings. None: a token's column is its position."""
     aborted: bool = False
     """Set by `abort`, from any thread."""
     tokens: list[int] = field(default_factory=list)
@@ -39,7 +48,8 @@ class GenerateRequest:
 
     def content(self) -> tuple[Any, ...]:
         """A sort key that does not depend on arrival times. Random ids decide only if all else is equal."""
-        return self.input_ids, self.sampling.seed, self.session_id, self.rid
+        images = [one.image.uri for one in self.media]
+        return self.input_ids, images, self.sampling.seed, self.session_id, self.rid
 
 
 @dataclass(frozen=True, slots=True)

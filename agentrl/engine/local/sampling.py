@@ -22,6 +22,9 @@ _BLOCK = 256
 """Tokens whose probabilities are summed first."""
 _BELOW_ONE = 1 - 2**-52
 
+_NEVER = -1e4
+"""A logit bias that no logit outweighs."""
+
 _HARMLESS = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval", "custom_params"}
 )
@@ -34,7 +37,6 @@ _NEUTRAL: Mapping[str, Any] = {
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "repetition_penalty": 1,
-    "logit_bias": {},
 }
 """These change the distribution, unless they have this value."""
 
@@ -52,6 +54,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    forbidden: frozenset[int] = frozenset()
+    """Tokens that logit_bias forbids."""
 
     @property
     def greedy(self) -> bool:
@@ -87,6 +91,7 @@ class Sampling:
             stop=reader.strings("stop"),
             stop_token_ids=reader.token_ids("stop_token_ids"),
             ignore_eos=reader.boolean("ignore_eos"),
+            forbidden=reader.forbidden("logit_bias"),
         )
         if given:
             names = ", ".join(sorted(map(str, given)))
@@ -132,6 +137,20 @@ class _Reader:
         if not isinstance(value, Sequence | set | frozenset) or not all(_is_integer(v, 0, 2**31 - 1) for v in value):
             raise _refused(name, "a list of token ids", value)
         return frozenset(value)
+
+    def forbidden(self, name: str) -> frozenset[int]:
+        """The tokens of a logit_bias, which may forbid tokens and do nothing else."""
+        value = self._given.pop(name, {})
+        try:
+            found = {int(token): float(bias) for token, bias in value.items()}
+        except (AttributeError, TypeError, ValueError) as exc:
+            raise _refused(name, "a mapping of token ids to numbers", value) from exc
+        if not all(bias <= _NEVER for bias in found.values()):
+            raise RequestError(
+                f"sampling parameter {name} is not supported by LocalEngine, but to forbid tokens, with {_NEVER:g} or "
+                "less: leave it out"
+            )
+        return frozenset(found)
 
 
 def _is_integer(value: object, low: int, high: int) -> bool:

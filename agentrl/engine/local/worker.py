@@ -230,6 +230,7 @@ class BatchWorker:
             outcome.matched,
             weight_version=self.version,
             cached_tokens=request.cached_tokens,
+            meta={"prompt_tokens": len(request.input_ids)},
         )
         _settle(request, generation)
 

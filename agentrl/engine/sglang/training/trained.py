@@ -205,7 +205,7 @@ class TrainedSGLang(AsyncClosing):
         """The client and the server, which is started or checked first. Raises ConfigError."""
         if self._client is None or self._server is None:
             server = await (self._launch() if self._url is None else self._attach(self._url))
-            vocab_size = self._model.config.vocab_size
+            vocab_size = self._model.config.get_text_config().vocab_size
             self._client = SGLangEngine(server.control.url, vocab_size=vocab_size, retry_s=_RETRY_S)
             server.when_it_ends(self._client.let_go)
             self._server = server

@@ -1,0 +1,77 @@
+"""Images of the learner's rows. Rows with images are padded, not packed: a pack's positions count in one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.engine.local.images import plain_logits, probes
+from agentrl.errors import ConfigError
+from agentrl.models.vision import Vision
+from agentrl.train.config import TrainConfig
+from agentrl.train.log_probs import alike
+from agentrl.types import RenderedImage
+
+
+@dataclass(frozen=True, slots=True)
+class RowImages:
+    """What the model in training reads beside the tokens of padded rows, and which tokens have no log-prob."""
+
+    vision: Vision
+    dtype: str
+    """The type of the model's weights, as torch names it."""
+    device: torch.device
+    forbidden: Tensor
+    """The tokens that stand for media. The engine samples none, so a softmax is over the others."""
+
+    @classmethod
+    def of(cls, model: Any, config: TrainConfig, vision: Vision) -> RowImages:
+        """Raises ConfigError for a run that cannot have images, and if the model does not compute the same for padded
+        rows as for each alone."""
+        _check_run(config)
+        dtype = str(model.dtype).removeprefix("torch.")
+        found = cls(vision, dtype, model.device, torch.tensor(vision.forbidden, device=model.device))
+        _prove(model, found)
+        return found
+
+    def inputs(self, rows: Sequence[tuple[int, Sequence[RenderedImage]]]) -> dict[str, Tensor]:
+        """Arguments of the model for rows, of which each has a length and images, padded on the right to the longest:
+        `position_ids` [3, rows, length], and if a row has an image within its length, `pixel_values` and
+        `image_grid_thw` of all images in order."""
+        longest = max(length for length, _ in rows)
+        read = [[one for one in media if one.stop <= length] for length, media in rows]
+        places = [self.vision.positions(media, longest) for media in read]
+        inputs = {"position_ids": torch.stack(places, dim=1).to(self.device)}
+        if images := [one.image for media in read for one in media]:
+            inputs |= {name: made.to(self.device) for name, made in self.vision.tensors(images, self.dtype).items()}
+        return inputs
+
+
+@torch.no_grad()
+def _prove(model: Any, images: RowImages) -> None:
+    rows = list(probes(model, images.vision))
+    longest = max(len(row.input_ids) for row in rows)
+    ids = torch.tensor([row.input_ids + [0] * (longest - len(row.input_ids)) for row in rows], device=model.device)
+    inputs = images.inputs([(len(row.input_ids), row.media) for row in rows])
+    logits = model(input_ids=ids, **inputs, use_cache=False).logits.float()
+    for row, found in zip(rows, logits, strict=True):
+        if not alike(plain_logits(model, images.vision, row), found[: len(row.input_ids)], model.dtype):
+            raise ConfigError(
+                f"{type(model).__name__} does not compute the same for images in padded rows as for each row alone: it "
+                "cannot be trained here"
+            )
+
+
+def _check_run(config: TrainConfig) -> None:
+    refused = {
+        "teacher": (config.teacher is not None, "a teacher scores text only"),
+        "workers": (bool(config.workers), "the engine that workers share takes no images over HTTP"),
+        "lora": (config.lora is not None, "the adapter would be tried on text only"),
+    }
+    for name, (given, why) in refused.items():
+        if given:
+            raise ConfigError(f"{name}: {why}, and {config.model} reads images: leave it out, or train a model of text")
