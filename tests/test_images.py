@@ -33,6 +33,7 @@ from agentrl.engine import ScriptedEngine
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.image import normal_content, parts_of
 from agentrl.models import load_tokenizer
+from agentrl.models.pixels import PatchWriter
 from agentrl.models.vision import Vision, load_vision
 from agentrl.testing import call
 from tests import tiny_vlm
@@ -128,6 +129,33 @@ async def test_the_features_are_those_of_the_trained_pads(vision, renderer):
     alone = vision.tensors([B])["pixel_values"]
     start = int(tensors["image_grid_thw"][0].prod())
     assert (tensors["pixel_values"][start : start + len(alone)] == alone).all()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (64, 64), (300, 200), (33, 500)])
+def test_pixels_are_those_of_the_models_own_processor(vision, size):
+    import torch
+
+    image = picture(*size, seed=5)
+    with Pillow.open(io.BytesIO(image.data)) as opened:
+        expected = vision._processor(images=[opened.convert("RGB")], return_tensors="pt")
+    for dtype in ("float32", "bfloat16"):
+        found = vision.tensors([image, image], dtype)
+        for part in found["pixel_values"].chunk(2):
+            assert torch.equal(part, expected["pixel_values"].to(getattr(torch, dtype)))
+        assert found["image_grid_thw"].tolist() == expected["image_grid_thw"].tolist() * 2
+
+
+def test_a_processor_with_other_pixels_is_used_itself(vision):
+    class Brighter:
+        def __getattr__(self, name):
+            return getattr(vision._processor, name)
+
+        def __call__(self, images, do_resize=True, **more):
+            found = vision._processor(images=images, do_resize=do_resize, **more)
+            return {**found, "pixel_values": found["pixel_values"] + (0.5 if do_resize else 0.0)}
+
+    assert PatchWriter(vision._processor).is_exact == vision._patches.is_exact
+    assert not PatchWriter(Brighter()).is_exact
 
 
 async def test_a_trajectory_with_images_is_json_and_comes_back(renderer):

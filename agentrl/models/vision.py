@@ -21,6 +21,7 @@ from agentrl.image import Image
 from agentrl.models import tiny_vl
 from agentrl.models.folder import reads_images
 from agentrl.models.hub import SEEDED, folder_of
+from agentrl.models.pixels import PatchWriter
 from agentrl.types import RenderedImage
 
 if TYPE_CHECKING:
@@ -134,32 +135,46 @@ class Vision:
         """
         import torch
 
-        rows, at = sum(self.count(image) for image in images) * self._processor.merge_size**2, 0
-        pixels: Any = None  # one tensor for all: parts in float32 and their concatenation take four times its memory
-        known, grids = dict[str, tuple[slice, Any]](), list[Any]()
-        for image in images:
+        processor, known = self._processor, dict[str, Any]()
+        merge, grids = processor.merge_size, [self.grid(image) for image in images]
+        counts = [rows * columns * merge**2 for rows, columns in grids]
+        values = 3 * processor.temporal_patch_size * processor.patch_size**2
+        # One tensor for all: parts in float32 and their concatenation take four times its memory.
+        pixels = torch.empty((sum(counts), values), dtype=getattr(torch, dtype))
+        for image, own in zip(images, pixels.split(counts), strict=True):
             if image.uri in known:
-                earlier, grid = known[image.uri]
-                new = pixels[earlier]
+                own.copy_(known[image.uri])
             else:
-                new, grid = self._features(image)
-                pixels = torch.empty((rows, new.shape[1]), dtype=getattr(torch, dtype)) if pixels is None else pixels
-                known[image.uri] = slice(at, at + len(new)), grid
-            pixels[at : at + len(new)] = new
-            at += len(new)
-            grids.append(grid)
-        return {"pixel_values": pixels, "image_grid_thw": torch.cat(grids)}
+                self._write(image, own)
+                known[image.uri] = own
+        return {
+            "pixel_values": pixels,
+            "image_grid_thw": torch.tensor([[1, rows * merge, columns * merge] for rows, columns in grids]),
+        }
 
-    def _features(self, image: Image) -> tuple[Any, Any]:
+    @cached_property
+    def _patches(self) -> PatchWriter:
+        return PatchWriter(self._processor)
+
+    def _write(self, image: Image, pixels: Tensor) -> None:
+        """Fill `pixels` with the image's patches. Raises ValueError for a file that is damaged."""
         from PIL import Image as Pillow
 
         with Pillow.open(io.BytesIO(image.data)) as opened:
-            features: Mapping[str, Any] = self._processor(images=[opened.convert("RGB")], return_tensors="pt")
+            picture = opened.convert("RGB")
+        if self._patches.is_exact:
+            self._patches.write(picture, *self.grid(image), pixels)
+        else:
+            pixels.copy_(self._features(image, picture))
+
+    def _features(self, image: Image, picture: Any) -> Tensor:
+        features: Mapping[str, Any] = self._processor(images=[picture], return_tensors="pt")
         merge, (rows, columns) = self._processor.merge_size, self.grid(image)
         if features["image_grid_thw"].tolist() != [[1, rows * merge, columns * merge]]:
             given = features["image_grid_thw"].tolist()
             raise ValueError(f"{image!r} was counted as {rows} x {columns} tokens, and its patches are {given}")
-        return features["pixel_values"], features["image_grid_thw"]
+        found: Tensor = features["pixel_values"]
+        return found
 
 
 def _grid(height: int, width: int, processor: Any) -> tuple[int, int]:
