@@ -11,7 +11,6 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
 
@@ -38,8 +37,8 @@ class PatchWriter:
             found = torch.from_numpy(values.take(places[:, :, :, :, channel], mode="clip")).view(to.dtype)
             whole[:, :, :, :, channel] = found.unsqueeze(4)
 
-    def _table(self, dtype: Any) -> np.ndarray[Any, Any]:
-        """[3, 256]: what becomes of each value in each channel. Two bytes of a half-precision type are an integer."""
+    def _table(self, dtype: Any) -> Any:
+        """[3, 256] of numpy: what becomes of a value in each channel. A half-precision number is an integer there."""
         import torch
 
         if str(dtype) not in self._tables:

@@ -141,7 +141,7 @@ class Vision:
         values = 3 * processor.temporal_patch_size * processor.patch_size**2
         # One tensor for all: parts in float32 and their concatenation take four times its memory.
         pixels = torch.empty((sum(counts), values), dtype=getattr(torch, dtype))
-        for image, own in zip(images, pixels.split(counts), strict=True):
+        for image, own in zip(images, torch.split(pixels, counts), strict=True):
             if image.uri in known:
                 own.copy_(known[image.uri])
             else:

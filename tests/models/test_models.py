@@ -128,7 +128,7 @@ def test_a_saved_model_loads_from_its_folder(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown model 'tyni'; use tiny, smollm2-135m, the folder of a run or of"):
+    with pytest.raises(ConfigError, match="unknown model 'tyni'; use tiny, tiny-vl, smollm2-135m, the folder of"):
         load_tokenizer("tyni")
     with pytest.raises(ConfigError, match=f"{tmp_path} has no config.json"):
         load_model(str(tmp_path))
