@@ -35,6 +35,7 @@ from agentrl import (
     tool,
 )
 from agentrl.engine import ScriptedEngine, SGLangEngine
+from agentrl.engine.local import LocalEngine
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.models import load_tokenizer
 from agentrl.models.vision import load_vision
@@ -166,11 +167,15 @@ async def answered(ids: Sequence[int], images: Sequence[Image]) -> str:
         return "no answer"
 
 
+def single_pads(tokens: Sequence[int]) -> list[int]:
+    """What an engine gets: one pad for each image."""
+    return [token for i, token in enumerate(tokens) if token != VISION.pad or tokens[i - 1] != token]
+
+
 async def forms() -> dict[str, list[str]]:
     """The reference's table: what is sent, what is answered, and the length that a trainer reads."""
     rendered = RENDERER.prompt([{"role": "user", "content": ["one", A, "two", B]}])
-    tokens = rendered.tokens
-    single = [token for i, token in enumerate(tokens) if token != VISION.pad or tokens[i - 1] != token]
+    single = single_pads(rendered.tokens)
     sent = {
         "one pad an image": (single, [A, B]),
         "pads expanded": (rendered.tokens, [A, B]),
@@ -179,6 +184,26 @@ async def forms() -> dict[str, list[str]]:
         "pads without images": (single, []),
     }
     return {name: [await answered(*request), str(len(rendered.tokens))] for name, request in sent.items()}
+
+
+async def beside_local(model) -> float:
+    """Two turns, played greedily by the server and by LocalEngine: the largest difference of a log-prob."""
+    bias = {str(pad): -1e4 for pad in VISION.forbidden}
+    params = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True, "logit_bias": bias}
+    first = RENDERER.prompt([{"role": "user", "content": ["one", A, "two", B]}])
+    more = RENDERER.prompt([{"role": "user", "content": ["three", C]}])
+    apart, ids, images = 0.0, list[int](), list[Image]()
+    async with SGLangEngine(URL) as server, LocalEngine(model, load_tokenizer(FOLDER), vision=VISION) as local:
+        for new, shown in ((first, [A, B]), (more, [C])):
+            ids, images = [*ids, *single_pads(new.tokens)], [*images, *shown]
+            theirs = await server.generate(ids, params, session_id="s", images=images)
+            ours = await local.generate(ids, params, session_id="s", images=images)
+            assert list(theirs.tokens) == list(ours.tokens), (theirs.tokens, ours.tokens)
+            assert theirs.meta["prompt_tokens"] == ours.meta["prompt_tokens"]
+            apart = max(apart, *(abs(x - y) for x, y in zip(theirs.log_probs, ours.log_probs, strict=True)))
+            ids += theirs.tokens
+        assert ours.cached_tokens > 0, "the second turn reuses the first"
+    return apart
 
 
 async def main() -> None:
@@ -198,6 +223,7 @@ async def main() -> None:
         scored = t.failure is None and len(t.turns) > 1
         about |= {"turns": len(t.turns), "cut": t.info.get("cut"), "worst": worst(model, t) if scored else None}
         found["episodes"].append(about)
+    found["local"] = await beside_local(model)
     print(json.dumps(found))
 
 

@@ -154,7 +154,7 @@ async def test_requests_that_do_not_fit_are_refused_by_name(model):
         ]:
             with pytest.raises(RequestError, match=why):
                 await ask(engine, wrong, images)
-        with pytest.raises(RequestError, match="but to forbid the tokens that stand for media"):
+        with pytest.raises(RequestError, match="but to forbid the tokens of media"):
             await ask(engine, ids, [A], logit_bias={"5": -1e4})
         with pytest.raises(RequestError, match="logit_bias"):
             await ask(engine, ids, [A], logit_bias={str(model.vision.pad): 1.0})

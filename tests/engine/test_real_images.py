@@ -97,6 +97,7 @@ def test_sglang_reads_and_scores_what_a_trainer_will(kind, expanded, missing, tm
         assert episode["failure"] is None, episode
         assert episode["turns"] > 1, episode
         assert episode["worst"] < 2e-5, episode
+    assert seen["local"] < 2e-5, "LocalEngine equals SGLang"
     assert seen["episodes"][0]["images"] == 3, "from the prompt, a tool and a step"
     assert seen["episodes"][2]["cut"] > 0, "the abort came inside a turn"
     forms = {name: answer for name, (answer, _) in seen["forms"].items()}
