@@ -32,6 +32,11 @@ def check_flags(flags: HostArgs, sample: Any) -> None:
         )
     if not flags.rm_url:
         raise ConfigError("--opd-type sglang: add --rm-url http://TEACHER:PORT/generate, the teacher to ask")
+    if flags.rollout_temperature != 1:
+        raise ConfigError(
+            f"--opd-type sglang: the teacher's server scores at temperature 1, and slime compares at "
+            f"{flags.rollout_temperature:g}; set --rollout-temperature 1, or use --opd-type megatron"
+        )
     if not hasattr(sample, "teacher_log_probs"):
         raise ConfigError("--opd-type sglang: this host's Sample has no teacher_log_probs; use --opd-type megatron")
 
@@ -49,7 +54,7 @@ async def ask_teacher(
         return []
     from agentrl.engine.sglang.scoring import score  # it brings aiohttp
 
-    connections, temperature = await here.connections(flags.rm_url), flags.rollout_temperature
+    connections = await here.connections(flags.rm_url)
     try:
         return [
             await score(
@@ -57,7 +62,6 @@ async def ask_teacher(
                 connections.address.url,
                 segment.tokens,
                 segment.response_length,
-                temperature,
                 retry_s=retry_s,
             )
             for segment in trajectory.segments

@@ -178,7 +178,7 @@ class ServedTeacher(Teacher):
 
     async def _score(self, row: Row) -> Sequence[float]:
         first, stop = row.positions[0], row.positions[-1] + 1
-        found = await score(self._connections, self._url, list(row.tokens[:stop]), stop - first, 1.0, retry_s=RETRY_S)
+        found = await score(self._connections, self._url, list(row.tokens[:stop]), stop - first, retry_s=RETRY_S)
         return [found[position - first] for position in row.positions]
 
     async def close(self) -> None:

@@ -46,7 +46,7 @@ async def teacher(answers=()):
 
 
 def opd(url: str, **args):
-    return {"use_opd": True, "opd_type": "sglang", "rm_url": url, "rollout_temperature": 0.7, **args}
+    return {"use_opd": True, "opd_type": "sglang", "rm_url": url, "rollout_temperature": 1.0, **args}
 
 
 async def test_the_teacher_scores_the_response(Taught, serve, make_args):
@@ -57,7 +57,7 @@ async def test_the_teacher_scores_the_response(Taught, serve, make_args):
     response = sample.tokens[-sample.response_length :]
     assert sample.teacher_log_probs.tolist() == pytest.approx([said(token) for token in response])
     assert [body["input_ids"] for body in asked] == [sample.tokens]
-    assert asked[0]["sampling_params"]["temperature"] == 0.7
+    assert asked[0]["sampling_params"]["temperature"] == 1
     assert (asked[0]["sampling_params"]["max_new_tokens"], asked[0]["return_logprob"]) == (0, True)
 
 
@@ -108,6 +108,7 @@ async def test_the_patience_with_a_teacher_has_an_end(Taught, serve, make_args):
     ("args", "message"),
     [
         ({"rm_url": None}, r"add --rm-url"),
+        ({"rollout_temperature": 0.7}, r"scores at temperature 1, and slime compares at 0.7"),
         ({"custom_rm_path": "slime.rollout.on_policy_distillation.reward_func"}, r"remove --custom-rm-path, which"),
         (
             {"custom_reward_post_process_path": "slime.rollout.on_policy_distillation.post_process_rewards"},

@@ -18,16 +18,17 @@ _MAX_RETRY_AFTER_S = 60.0
 
 
 async def score(
-    connections: Connections, url: str, tokens: Sequence[int], count: int, temperature: float, *, retry_s: float
+    connections: Connections, url: str, tokens: Sequence[int], count: int, *, retry_s: float
 ) -> Sequence[float]:
-    """The log-probs [count] of the last `count` of these tokens. `url` is the server's /generate.
+    """The log-probs [count] of the last `count` of these tokens at temperature 1: SGLang divides only what it samples
+    by a temperature. `url` is the server's /generate.
 
     A server that is away is asked again for `retry_s` seconds. Raises EngineError, or TimeoutError, without an answer
     that has a finite number for each token.
     """
     if not count:
         return []
-    scored = await _ask(connections, url, {"input_ids": list(tokens)}, temperature, retry_s)
+    scored = await _ask(connections, url, {"input_ids": list(tokens)}, retry_s)
     try:
         found, ids = [float(entry[0]) for entry in scored[-count:]], [int(entry[1]) for entry in scored[-count:]]
     except (ValueError, TypeError, LookupError) as exc:
@@ -39,20 +40,18 @@ async def score(
 
 async def texts_of(connections: Connections, url: str, tokens: Sequence[int], *, retry_s: float) -> Sequence[str]:
     """What the server's own tokenizer makes of each token. Raises as `score` does."""
-    scored = await _ask(connections, url, {"input_ids": list(tokens), "return_text_in_logprobs": True}, 1.0, retry_s)
+    scored = await _ask(connections, url, {"input_ids": list(tokens), "return_text_in_logprobs": True}, retry_s)
     texts = [entry[2] for entry in scored if isinstance(entry, list) and len(entry) > 2 and isinstance(entry[2], str)]
     if len(texts) != len(tokens):
         raise EngineError("the teacher's answer does not hold the text of each token: does it have a tokenizer?")
     return texts
 
 
-async def _ask(
-    connections: Connections, url: str, given: Mapping[str, Any], temperature: float, retry_s: float
-) -> Sequence[Any]:
+async def _ask(connections: Connections, url: str, given: Mapping[str, Any], retry_s: float) -> Sequence[Any]:
     """`input_token_logprobs` of the answer: for each token its log-prob, its id and its text."""
     body = {
         **given,
-        "sampling_params": {"temperature": temperature, "max_new_tokens": 0, "skip_special_tokens": False},
+        "sampling_params": {"temperature": 1.0, "max_new_tokens": 0, "skip_special_tokens": False},
         "return_logprob": True,
         "logprob_start_len": 0,
     }
