@@ -12,6 +12,7 @@ import pytest
 
 from agentrl import ConfigError, Image, Limits, SessionOptions, StopReason, Task, load_renderer
 from agentrl.chat.request import Entry, RefusedError
+from agentrl.chat.wires.gemini import Gemini
 from agentrl.chat.wires.images import with_images
 from agentrl.chat.wires.messages import Messages
 from agentrl.gateway.session.matching import entry_digest
@@ -321,6 +322,57 @@ def test_the_arguments_of_a_call_are_never_an_image():
     use = {"type": "tool_use", "id": "c1", "name": "draw", "input": {"content": [part]}}
     (entry,) = read("messages", {"messages": [{"role": "assistant", "content": [use]}]}).entries
     assert entry.calls[0].arguments == {"content": [part]}
+
+
+# Google's API, whose files have no type, and stand inside a tool's result or beside it
+
+
+def gemini(*parts, role="user", options=None):
+    options = options or SessionOptions()
+    body = {"model": "m", "contents": [{"role": role, "parts": list(parts)}]}
+    return Gemini().read(with_images(body, options), {}, "", options).request.entries
+
+
+def inline(media, data, *, snake=False):
+    names = ("inline_data", "mime_type") if snake else ("inlineData", "mimeType")
+    return {names[0]: {names[1]: media, "data": data}}
+
+
+def answered(*parts, response=None):
+    return {"functionResponse": {"id": "c1", "name": "look", "response": response, "parts": list(parts)}}
+
+
+@pytest.mark.parametrize("snake", [False, True])
+def test_google_images_of_users_and_tools(snake):
+    part = inline("image/png", raw(A), snake=snake)
+    user, shown = gemini({"text": "see"}, part)
+    assert (user, shown) == (Entry("user", "see"), Entry("user", "", parts=(A,), joined=True))
+    (result,) = gemini(answered(part, response={"output": "see"}))
+    assert result == Entry("tool", "see", call_id="c1", parts=("see", A))
+    assert gemini(answered(part)) == (Entry("tool", "", call_id="c1", parts=(A,)),)
+    result, beside = gemini(answered(response={"output": "see"}), part)
+    assert (result.text, beside.images, beside.joined) == ("see", [A], True)
+
+
+def test_google_files_that_are_not_read():
+    gif, address = (
+        inline("image/gif", GIF),
+        {"fileData": {"mimeType": "image/png", "fileUri": "https://example.com/a.png"}},
+    )
+    for parts in ((answered(gif),), (answered(response={"output": "see"}), gif)):
+        assert "[image left out: an image must be a PNG or JPEG file" in gemini(*parts)[-1].text
+    with pytest.raises(RefusedError, match=r"contents\[0\]\.parts\[0\]: an image must be a PNG or JPEG file"):
+        gemini(gif)
+    for parts in ((address,), (answered(address),)):
+        with pytest.raises(RefusedError, match=r"parts\[0\]: an image is named by the address .* nothing is fetched"):
+            gemini(*parts)
+        assert "[image omitted" in gemini(*parts, options=SessionOptions(images="omit"))[-1].text
+    with pytest.raises(RefusedError, match=r"parts\[0\]: only a user's content shows images"):
+        gemini(inline("image/png", raw(A)), role="model")
+    with pytest.raises(RefusedError, match="the model does not read a 'audio'"):
+        gemini(inline("audio/wav", "AAAA"))
+    with pytest.raises(RefusedError, match="the model does not read a 'file'"):
+        gemini(inline("application/pdf", "AAAA"))
 
 
 # Over HTTP

@@ -16,6 +16,7 @@ from agentrl.chat.wires import forcing, reading
 from agentrl.chat.wires.base import DEFAULTS, ReplyWriter, compact
 from agentrl.chat.wires.reading import refuse
 from agentrl.chat.wires.relaxed import relaxed
+from agentrl.image import Image, Part
 from agentrl.types import JSON, ToolSpec
 
 _UNREADABLE = "INVALID_JSON"
@@ -155,9 +156,9 @@ class _Contents:
             if role not in ("user", "model", "function"):
                 raise refuse(f"{where}.role must be user or model, not {role!r:.80}")
             sent = reading.sequence(content.get("parts"), f"{where}.parts")
-            parts = [(_part(part, f"{where}.parts[{i}]"), f"{where}.parts[{i}]") for i, part in enumerate(sent)]
+            parts = [(part, f"{where}.parts[{i}]") for i, part in enumerate(sent)]
             if role == "model":
-                yield self._assistant(parts)
+                yield self._assistant([(_part(part, at), at) for part, at in parts])
             else:
                 yield from reading.joined([self._block(*part) for part in parts] or [Entry("user")])
 
@@ -182,19 +183,36 @@ class _Contents:
             "assistant", "".join(texts), "".join(thoughts) if thoughts else None, tuple(calls), reading.unique(receipts)
         )
 
-    def _block(self, part: Mapping[str, JSON], where: str) -> Entry:
+    def _block(self, part: JSON, where: str) -> Entry:
+        if isinstance(part, Image):
+            return Entry.of("user", [part])
+        part = _part(part, where)
         if (answer := _of(part, "functionResponse")) is not None:
             answer = reading.mapping(answer, f"{where}.functionResponse")
             name = reading.string(answer.get("name"), f"{where}.functionResponse.name")
             call_id = reading.string(answer.get("id"), f"{where}.functionResponse.id")
-            return Entry("tool", _answer(answer.get("response")), call_id=self._answered(call_id, name))
+            sent = enumerate(reading.sequence(answer.get("parts"), f"{where}.functionResponse.parts"))
+            shown = [self._shown(one, f"{where}.functionResponse.parts[{i}]") for i, one in sent]
+            text = _answer(answer.get("response"))
+            parts = [text, *shown] if text or not shown else shown
+            return Entry.of("tool", parts, call_id=self._answered(call_id, name))
+        return Entry.of("user", [self._shown(part, where)])
+
+    def _shown(self, part: JSON, where: str) -> Part:
+        """The text or image of a part; a mark for a file that is left out."""
+        if isinstance(part, Image):
+            return part
+        part = _part(part, where)
         if part.get("text") is not None:
-            return Entry("user", reading.string(part["text"], f"{where}.text"))
-        kind = next((name for name in _MEDIA if _of(part, name) is not None), None)
-        if kind is not None and self._omit:
+            return reading.string(part["text"], f"{where}.text")
+        file = next((_object(part, name) for name in _MEDIA if _of(part, name) is not None), None)
+        if file is None:
+            raise _foreign(part, where)
+        if self._omit:
             self.omitted += 1
-            return Entry("user", "[image omitted: this model reads text only]")
-        raise reading.foreign("image", where) if kind else _foreign(part, where)
+            return "[image omitted: this model reads text only]"
+        kind = str(_of(file, "mimeType")).partition("/")[0]
+        raise reading.foreign(kind if reading.MEDIA.search(kind) else "file", where)
 
     def _answered(self, call_id: str, name: str) -> str:
         """The id of the call that a result answers: its own, or that of the first open call of that name."""
@@ -205,6 +223,8 @@ class _Contents:
 
 
 def _part(part: JSON, where: str) -> Mapping[str, JSON]:
+    if isinstance(part, Image):
+        raise refuse(f"{where}: only a user's content shows images; move it there")
     return {"text": part} if isinstance(part, str) else reading.mapping(part, where)
 
 

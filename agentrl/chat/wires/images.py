@@ -9,7 +9,7 @@ from agentrl.chat.wires.reading import refuse
 from agentrl.image import AddressError, Image, is_image, parts_of
 from agentrl.types import JSON
 
-_LISTS = ("content", "output")
+_LISTS = ("content", "output", "parts")
 """Where a message or an item has its parts."""
 _NOT_SHOWN = "[image left out: {}]"
 
@@ -21,7 +21,7 @@ def with_images(body: Mapping[str, JSON], options: SessionOptions) -> Mapping[st
     convert it. Raises RefusedError for such an image of a user, and for one that is named by an address.
     """
     found = dict(body)
-    for name in ("messages", "input"):
+    for name in ("messages", "input", "contents"):
         if isinstance(sent := body.get(name), list):
             found[name] = [_message(message, f"{name}[{at}]", options) for at, message in enumerate(sent)]
     return found
@@ -31,6 +31,7 @@ def _message(message: JSON, where: str, options: SessionOptions) -> JSON:
     if not isinstance(message, dict):
         return message
     of_tool = message.get("role") == "tool" or "output" in message or message.get("type") == "tool_result"
+    of_tool = of_tool or any(_answer_of(part) for part in message.get("parts") or ())
     found = dict(message)
     for name in _LISTS:
         if isinstance(parts := message.get(name), list):
@@ -45,16 +46,39 @@ def _parts(parts: Sequence[JSON], where: str, options: SessionOptions, *, of_too
 def _part(part: JSON, where: str, options: SessionOptions, *, of_tool: bool) -> JSON:
     if isinstance(part, dict) and part.get("type") == "tool_result":
         return _message(part, where, options)
-    if not is_image(part):
+    if answer := _answer_of(part):
+        parts = _parts(answer.get("parts") or (), f"{where}.functionResponse.parts", options, of_tool=True)
+        return {"functionResponse": {**answer, "parts": parts}}
+    plain = _plain(part)
+    if not is_image(plain):
         return part
     try:
-        return _image(part)
+        return _image(plain)
     except ValueError as exc:
         if of_tool and not isinstance(exc, AddressError):
             return {"type": "text", "text": _NOT_SHOWN.format(exc)}
         if options.images == "omit":
             return part
         raise refuse(f"{where}: {exc}") from exc
+
+
+def _answer_of(part: JSON) -> Mapping[str, JSON] | None:
+    """The result of a tool in a part of Google's API, which has its images inside it or beside it."""
+    answer = part.get("functionResponse", part.get("function_response")) if isinstance(part, dict) else None
+    return answer if isinstance(answer, dict) else None
+
+
+def _plain(part: JSON) -> JSON:
+    """Google's image in MCP's form, or in OpenAI's if it is an address; any other part as it is."""
+    if not isinstance(part, dict):
+        return part
+    held, named = part.get("inlineData", part.get("inline_data")), part.get("fileData", part.get("file_data"))
+    media, file = [found if isinstance(found, dict) else {} for found in (held, named)]
+    kind = media.get("mimeType", media.get("mime_type"))
+    if isinstance(media.get("data"), str) and str(kind).startswith("image/"):
+        return {"type": "image", "mimeType": kind, "data": media["data"]}
+    kind, uri = file.get("mimeType", file.get("mime_type")), file.get("fileUri", file.get("file_uri"))
+    return {"type": "image_url", "image_url": uri} if uri and str(kind).startswith("image/") else part
 
 
 def _image(part: JSON) -> Image:
