@@ -41,7 +41,9 @@ from agentrl.models import load_tokenizer
 from agentrl.models.vision import load_vision
 from agentrl.testing import call
 
-FOLDER, URL = sys.argv[1:]
+FOLDER, URL = sys.argv[1:3]
+KEEPS_IDS = sys.argv[3:] != ["again"]
+"""Whether the server reads the ids as they are sent. One that tokenises again reads other prompts than LocalEngine."""
 VISION = load_vision(FOLDER)
 RENDERER = load_renderer(load_tokenizer(FOLDER), vision=VISION)
 
@@ -157,7 +159,7 @@ async def answered(ids: Sequence[int], images: Sequence[Image]) -> str:
     body |= {"image_data": [image.uri for image in images]} if images else {}
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(15)) as session,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(45)) as session,
             session.post(f"{URL}/generate", json=body) as answer,
         ):
             if answer.status != 200:
@@ -223,7 +225,8 @@ async def main() -> None:
         scored = t.failure is None and len(t.turns) > 1
         about |= {"turns": len(t.turns), "cut": t.info.get("cut"), "worst": worst(model, t) if scored else None}
         found["episodes"].append(about)
-    found["local"] = await beside_local(model)
+    if KEEPS_IDS:
+        found["local"] = await beside_local(model)
     print(json.dumps(found))
 
 

@@ -76,7 +76,7 @@ def found(kind: str, logs: Path, **environment: str) -> dict:
     with served(folder, logs, **environment) as url:
         script = Path(__file__).with_name("images_against_sglang.py")
         done = subprocess.run(
-            [PYTHON, str(script), str(folder), url],
+            [PYTHON, str(script), str(folder), url, *(["again"] if environment else [])],
             env={**os.environ, **own},
             capture_output=True,
             text=True,

@@ -31,8 +31,8 @@ class Rollouts:
     async def _park(self, parked):
         self.parked = parked
 
-    async def play(self, env, seconds=None):
-        """Play, or go on, until the end or an abort after so many seconds."""
+    async def play(self, env, seconds=None, *, turns=0):
+        """Play, or resume, until the end or an abort: after so many seconds, and not before that many turns began."""
         self.aborted, parked, self.parked = False, self.parked, None
         host = EpisodeHooks(aborted=lambda: self.aborted, park=self._park)
         given = {"engine": self.engine, "renderer": self.renderer, "options": self.options, "hooks": host}
@@ -40,6 +40,8 @@ class Rollouts:
         task = asyncio.create_task(playing)
         if seconds is not None:
             await asyncio.wait([task], timeout=seconds)
+            while turns and not task.done() and all(one.turns < turns for one in self.engine._sessions.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
             self.aborted = True
             while not task.done():
                 await self.engine.abort()
@@ -91,7 +93,7 @@ async def test_tokens_that_the_host_masked_stay_masked(renderer):
 async def test_a_mask_over_a_part_begins_anew(renderer):
     host = Rollouts(renderer)
     async with closing(Adder()) as env:
-        played = await host.play(env, 0.25)
+        played = await host.play(env, 0.0, turns=3)
         assert len(played.turns) > 1
         played.mask("host", turn=0)
         with pytest.raises(ResumeError, match="masked a part"):

@@ -310,7 +310,9 @@ BUGS: dict[str, Fault] = {
 }
 """The Env has a bug, which ends an embedded run and is recorded under slime."""
 
-ONCE: dict[str, Fault] = {"the world breaks once": Fault({"step": fails_the_first_time}, once=True)}
+ONCE: dict[str, Fault] = {
+    "the world breaks once": Fault({"step": fails_the_first_time}, once=True, info={"restarted": "this time"})
+}
 
 FAULTS: dict[str, Fault] = {**WORLD, **ODDITIES, **BUGS, **ONCE}
 

@@ -29,18 +29,18 @@ class Echo(Env):
 class Fake:
     """Says "yes" after a pause that differs by request, and remembers what it was asked."""
 
-    def __init__(self, renderer, *, fails=()):
+    def __init__(self, renderer, *, fails=(), pause=0.001):
         self.tokens = renderer.encode({"role": "assistant", "content": "yes"})
         self.asked = {}
         self.running = self.most = 0
-        self.fails = set(fails)
+        self.fails, self.pause = set(fails), pause
 
     async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
         self.asked[session_id] = dict(sampling_params)
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            await asyncio.sleep(0.001 * (len(self.asked) % 5))
+            await asyncio.sleep(self.pause * (len(self.asked) % 5))
         finally:
             self.running -= 1
         if session_id in self.fails:
@@ -109,7 +109,7 @@ def test_a_sampling_seed_is_the_same_on_every_machine():
 
 @pytest.mark.parametrize("concurrency", [1, 5])
 async def test_no_more_episodes_at_once_than_allowed(renderer, concurrency):
-    engine = Fake(renderer)
+    engine = Fake(renderer, pause=0.03)
 
     await play(engine, renderer, concurrency=concurrency)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentrl.models import tiny_model
-from agentrl.train import fused
+from agentrl.train import fused, stems
 from agentrl.train.batch import Row
 from agentrl.train.fused import tf32, try_kernels, use_fused_kernels
 from agentrl.train.learner import Learner
@@ -104,6 +104,7 @@ def test_compiled_layers_learn_the_same_and_the_engine_gets_the_others(checkpoin
     monkeypatch.setattr(fused.torch, "compile", compiling)
     for on in (False, True):
         model = tiny_model(seed=0)
+        stems._stems[model] = True  # trying it would count, too
         learner = Learner(model, make_config(compile=on, gradient_checkpointing=checkpointing))
         learner.learn(ROWS, step=1, normaliser=3)
         learned.append(torch.cat([p.detach().flatten() for p in model.parameters()]))

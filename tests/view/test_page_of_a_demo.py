@@ -21,7 +21,14 @@ from tests.view.browser import Counted, chromium, needs_browser, server_of
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(900), needs_browser]
 CONFIG = Path(__file__).parents[2] / "examples" / "fact_search" / "train.yaml"
 ENV = "agentrl_envs.fact_search:FactSearch"
-SHORT = ("warm_start.steps=60", "warm_start.batch_size=16", "prompts_per_step=4", "eval_tasks=8", "eval_every=2")
+SHORT = (
+    "warm_start.steps=60",
+    "warm_start.batch_size=16",
+    "prompts_per_step=4",
+    "eval_tasks=8",
+    "eval_every=2",
+    "save_groups=4",
+)
 SHOWN = ("mask_overlong=true", "kl_coef=0.01")
 """So that tokens are masked, and that the trainer reads groups of equal rewards."""
 
