@@ -37,7 +37,7 @@ class EpisodeConfig(BaseModel):
     """In an Env with seats, who plays against the policy, in turn from task to task: policy (itself, all seats are
     trained), `file.py:function` of messages and tools, or, in the embedded trainer, a folder with older weights."""
     gateway: GatewayConfig = GatewayConfig()
-    """Where agents reach their model; see [agents](agents.md#agents-on-other-machines)."""
+    """Where agents reach their model. By default only those on this machine do."""
 
     @field_validator("limits")
     @classmethod
