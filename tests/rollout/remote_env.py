@@ -88,8 +88,10 @@ class Walk(Env):
             os.kill(os.getpid(), signal.SIGKILL)
         type(self).stepping += 1
         self.note("stepping", type(self).stepping)
-        await asyncio.sleep(self.config.get("step_s", 0.0))
-        type(self).stepping -= 1
+        try:
+            await asyncio.sleep(self.config.get("step_s", 0.0))
+        finally:  # an abort cancels steps
+            type(self).stepping -= 1
         self.turns += 1
         return StepResult("Go on.", done=self.turns == 3)
 
