@@ -27,7 +27,7 @@ from zlib import crc32
 
 from agentrl.errors import LedgerError
 from agentrl.image import Image
-from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, Spans, SpanType, Turn
+from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, Spans, SpanType, Turn, runs_of
 from agentrl.types import JSON, Action, Generation, Rendered, RenderedImage, ToolCall
 
 T = TypeVar("T")
@@ -231,15 +231,13 @@ class Segment:
             self.turns.append(Turn())
         self._sent.extend((len(self.ids), self._digest))
         self.turns[-1].add(generation, prompt_tokens=len(self.ids), seconds=seconds)
-        for version, start, stop in generation.versions():
-            self._extend(tokens[start:stop], "sampled", version)
+        for version, start, stop, masked in runs_of(generation):
+            self._extend(tokens[start:stop], "sampled", version, masked)
         self._log_probs.extend(log_probs)
         self._sampled += len(tokens)
-        self._trained += len(tokens)
+        self._trained += len(tokens) - (forced := sum(generation.constrained))
+        self._masked |= {"constrained": self._masked.get("constrained", 0) + forced} if forced else {}
         self._check()
-        if any(generation.constrained):
-            before = self.response_length - len(tokens)
-            self.mask_where([*repeat(1, before), *(not flag for flag in generation.constrained)], "constrained")
 
     def append_action(self, action: Action) -> None:
         """Close the open turn with its action. Raises LedgerError if no turn is open, or if its tokens differ."""
@@ -331,14 +329,16 @@ class Segment:
         """Keep the images of tokens that are about to be appended."""
         self.media += _moved(rendered.media, len(self.ids))
 
-    def _extend(self, tokens: Sequence[int], kind: SpanType, version: str | None = None) -> None:
+    def _extend(
+        self, tokens: Sequence[int], kind: SpanType, version: str | None = None, masked: MaskReason | None = None
+    ) -> None:
         if not tokens:
             return
         start = self.response_length
         new = array("i", tokens)
         self.ids.extend(new)
         self._digest = crc32(new, self._digest)
-        self.spans.add(start + len(new), len(self.turns) - 1, kind, version)
+        self.spans.add(start + len(new), len(self.turns) - 1, kind, version, masked)
 
     # Checking
 
@@ -454,8 +454,7 @@ def checked(generation: Generation) -> tuple[array[int], array[float]]:
     """The tokens and log-probs of a generation. Raises LedgerError if one is invalid, or if their numbers differ."""
     tokens, log_probs = _id_array(generation.tokens), _log_prob_array(generation.log_probs)
     require(len(tokens) == len(log_probs), f"{len(tokens)} sampled tokens but {len(log_probs)} log_probs")
-    flags = len(generation.constrained)
-    require(flags in (0, len(tokens)), f"{len(tokens)} sampled tokens but {flags} flags of a grammar")
+    require(len(generation.constrained) in (0, len(tokens)), f"not one flag of a grammar for {len(tokens)} tokens")
     return tokens, log_probs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias, overload
 
 from agentrl.errors import LedgerError
@@ -137,6 +138,15 @@ class Spans(Sequence[Span]):
     def _span(self, place: int) -> Span:
         stop, turn, mark = self._rows[3 * place : 3 * place + 3]
         return Span(self._rows[3 * place - 3] if place else 0, stop, turn, *self._marks[mark])
+
+
+def runs_of(generation: Generation) -> Iterator[tuple[str | None, int, int, MaskReason | None]]:
+    """Sampled tokens of one version that a grammar changed, or did not: version, start, stop, why not trained."""
+    forced = generation.constrained
+    for version, start, stop in generation.versions():
+        ends = [at for at in range(start + 1, stop) if forced[at] != forced[at - 1]] if forced else []
+        for first, last in pairwise([start, *ends, stop]):
+            yield version, first, last, "constrained" if any(forced[first:last]) else None
 
 
 @dataclass(slots=True)

@@ -270,5 +270,5 @@ def test_flags_must_cover_the_tokens(renderer):
     from agentrl.errors import LedgerError
     from agentrl.trajectory.segment import checked
 
-    with pytest.raises(LedgerError, match="2 sampled tokens but 1 flags of a grammar"):
+    with pytest.raises(LedgerError, match="not one flag of a grammar for 2 tokens"):
         checked(Generation([1, 2], [-0.1, -0.1], "stop", constrained=[True]))
