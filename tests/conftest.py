@@ -3,7 +3,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 # No test, nor a process that it starts, asks the real Hub: huggingface_hub reads these when it is imported.
@@ -15,6 +18,8 @@ from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 
 HERE = Path(__file__).parent
+REQUIRED = os.environ.get("AGENTRL_REQUIRE", "").split(",")
+"""What must be here: its tests fail where they would be skipped."""
 SLOW = (
     "chain",
     "check",
@@ -35,13 +40,21 @@ SLOW = (
 
 
 def pytest_collection_modifyitems(items):
-    """Mark by place what `make quick` leaves out."""
+    """Mark by place what `make quick` leaves out, and skip what needs Ray where it is not installed."""
+    has_ray = find_spec("ray") is not None
+    if not has_ray and "ray" in REQUIRED:
+        raise pytest.UsageError("AGENTRL_REQUIRE names ray, which is not installed")
     for item in items:
         folders = item.path.relative_to(HERE).parts[:-1] if item.path.is_relative_to(HERE) else ()
         if folders and folders[0] in SLOW:
             item.add_marker(pytest.mark.slow)
         if "docker" in item.nodeid.partition("/")[2]:
             item.add_marker(pytest.mark.docker)
+        if item.get_closest_marker("ray"):
+            if not has_ray:
+                item.add_marker(pytest.mark.skip(reason="could not import 'ray'"))
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(600))  # each worker imports Ray: half a minute on a busy machine
 
 
 def pytest_configure():
@@ -75,3 +88,17 @@ def tokenizer():
 @pytest.fixture(scope="session")
 def renderer(tokenizer):
     return load_renderer(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def ray_address():
+    """The address of a Ray cluster: one for all tests, because it takes longer to start than most of them run."""
+    command = [sys.executable, str(HERE / "workers/ray_head.py")]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as head:
+        try:
+            yield head.stdout.readline().strip()
+            head.stdin.close()
+            head.wait(60)
+        finally:
+            head.kill()  # no time limit of a test holds here after a failure

@@ -18,12 +18,13 @@ from ray.cluster_utils import Cluster
 
 from agentrl.workers import JobOrder, WorkerPool
 from agentrl.workers.actors import ActorTransport
+from tests.workers.ray_head import HEAD
 
 IN_FLIGHT = 200
 
 
 async def main(job: str, folder: Path, kills: int) -> None:
-    cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 1})
+    cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 1, **HEAD})
     node = cluster.add_node(num_cpus=1)  # a worker on each
     async with WorkerPool(transport=ActorTransport(), order=JobOrder(job, str(folder)), size=2) as pool:
         for number in range(kills):

@@ -1,7 +1,7 @@
 # ruff: noqa: ASYNC110 - files and polls are how processes tell a test what they do
 """Workers as child processes and as Ray actors: real processes, a job that does what it is told.
 
-Ray is not among the project's own needs: .ci/miles.sh FOLDER tests/workers runs these tests where it is.
+Ray is not among the project's own needs: .ci/miles.sh FOLDER tests/workers runs these tests with it.
 """
 
 import asyncio
@@ -25,15 +25,16 @@ JOB = f"{Path(__file__).with_name('noisy_job.py')}:open_job"
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """A Ray cluster of this machine. Ended with its module, because another one imports this fixture."""
-    ray = pytest.importorskip("ray")
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield ray
+def cluster(ray_address):
+    """This process is a driver of the Ray cluster."""
+    import ray
+
+    ray.init(address=ray_address, log_to_driver=False, logging_level="ERROR")
+    yield
     ray.shutdown()
 
 
-@pytest.fixture(params=["pipes", "ray"])
+@pytest.fixture(params=["pipes", pytest.param("ray", marks=pytest.mark.ray)])
 def workers(request, tmp_path):
     """`workers()` is a pool of two."""
     if request.param == "ray":
@@ -48,7 +49,7 @@ def ask(pool, verb, said="x", **given):
     return asyncio.ensure_future(pool.play(pickle.dumps((verb, said)), **given))
 
 
-async def until(condition, seconds=20.0):
+async def until(condition, seconds=100.0):
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "it did not happen"

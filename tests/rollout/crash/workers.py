@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import re
+import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from typing import Any
 from agentrl import EnvFactory, Trajectory
 from agentrl.engine import ScriptedEngine
 from agentrl.episode.options import EpisodeOptions
+from agentrl.models import load_tokenizer
+from agentrl.render import load_renderer
 from agentrl.rollout import Rollout
 from agentrl.rollout.buffer import PendingGroup
 from agentrl.rollout.failures import FailurePolicy
@@ -37,7 +42,7 @@ class Noted(Faulty):
 
     @classmethod
     def share(cls, config: dict[str, Any]) -> None:
-        note(Path(config["folder"]), "workers", f"{os.getpid()} {os.getppid()}")
+        note(Path(config["folder"]), "workers", f"{os.getpid()} {config['driver']}")
 
     async def score(self, trajectory: Trajectory) -> float:
         trajectory.info["episode"] = os.urandom(6).hex()
@@ -69,7 +74,8 @@ class Run(program.Run):
     async def run_with(self, tokenizer: Any) -> None:
         self.restore()
         settings, self.engine = self.settings, ScriptedEngine(self.turn, self.renderer, seconds=0.005)
-        options, config = EpisodeOptions(limits=Limits(turns=5)), {"folder": str(settings.folder)}
+        options = EpisodeOptions(limits=Limits(turns=5))
+        config = {"folder": str(settings.folder), "driver": os.getpid()}
         env = f"{__file__}:Noted"
         rollout = Rollout(
             envs=EnvFactory(env, config),
@@ -133,11 +139,22 @@ class Run(program.Run):
                 note(self.settings.folder, "lost", lost)
 
 
-def main(settings: LoopRunSettings, renderer: Any, tokenizer: Any, seed: int) -> None:
-    """Run to the end of the data."""
+def main(settings: LoopRunSettings, renderer: Any, tokenizer: Any, seed: int) -> int:
+    """Run to the end of the data. The exit status of the process; what went wrong is in its file `error`."""
     FAULTS.seed(seed)
 
     async def run() -> None:
         await Run(settings, renderer).run_with(tokenizer)
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    except BaseException:  # noqa: BLE001 - the boundary of the process
+        (settings.folder / "error").write_text(traceback.format_exc())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    tokenizer = load_tokenizer("tiny")
+    given = pickle.loads(Path(sys.argv[1]).read_bytes())
+    sys.exit(main(given, load_renderer(tokenizer), tokenizer, int(sys.argv[2])))

@@ -55,6 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             tests[0].add_marker(pytest.mark.skip(reason=f"{len(tests)} tests of the contract with {name}: {why}"))
             surplus.update(tests[1:])
     for item in here:
+        if getattr(item, "callspec", None) and "host" in item.callspec.params:
+            item.add_marker(pytest.mark.host)
         if WORKERS and (why := NOT_IN_WORKERS.get(item.originalname)):
             item.add_marker(pytest.mark.skip(reason=f"with workers: {why}"))
         if WORKERS:  # the first test of a host waits until they have started

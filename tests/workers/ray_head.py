@@ -1,0 +1,20 @@
+"""A Ray cluster of one node. It prints its address, and ends with its standard input."""
+
+import sys
+
+from ray.cluster_utils import Cluster
+
+HEAD = {
+    "include_dashboard": False,
+    "include_log_monitor": False,
+    "no_monitor": True,
+    # A driver's prestarted workers are in the way: agentrl's actors have variables of their own, and use none of them.
+    "_system_config": {"prestart_worker_first_driver": False},
+}
+"""A head node without the processes that these tests do not need. Each would import Ray, for seconds of a core."""
+
+if __name__ == "__main__":
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, **HEAD})
+    print(cluster.address, flush=True)
+    sys.stdin.read()
+    cluster.shutdown()
