@@ -97,7 +97,9 @@ def ray_address():
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as head:
         try:
-            yield head.stdout.readline().strip()
+            address = head.stdout.readline().strip()
+            assert address, "the Ray cluster did not start"
+            yield address
             head.stdin.close()
             head.wait(60)
         finally:
