@@ -12,7 +12,7 @@ INSTALL = set -o pipefail; $(BIN)/pip install --progress-bar off -c constraints.
 BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$2, $$3, $$4; fflush()} \
 	/^Installing collected/ {print "      installing " NF - 3 " packages"; fflush()}'
 
-.PHONY: demo self-play test quick soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean
+.PHONY: demo self-play test test-rest quick soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -23,13 +23,18 @@ self-play: $(STAMP)  ## Train a tiny model to play tic-tac-toe against itself, i
 # A process of tests has one thread for each sum: several would wait for each other where all cores are busy. There is one
 # process more than there are cores, because tests wait for a fifth of their time. Compiled modules are kept, whatever
 # the environment says: hundreds of processes that tests start would each compile agentrl again.
-test: $(STAMP)  ## All tests that this machine can run, in up to four processes. The summary lists the skipped ones.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal \
+	-n $$($(BIN)/python -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
+
+test: $(STAMP)  ## Tests of everything that this machine can run, in up to four processes. The summary lists the skipped ones.
 	@echo "About five minutes on two quiet cores; beside other work it may take four times as long."
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal \
-		-n $$($(BIN)/python -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
+	$(PYTEST) --part usual
+
+test-rest: $(STAMP)  ## What `make test` leaves out: tests that take long, and further cases of tests that have many.
+	$(PYTEST) --part rest
 
 quick: check  ## Lint, types, and the tests that need no model: under two minutes on two quiet cores.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not docker" --dist worksteal -n $$($(BIN)/python -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
+	$(PYTEST) -q -m "not slow and not docker" --part usual
 
 soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), whole storms, a retriever killed ten times, an overlapped run killed twenty times.
 	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/gateway/test_told.py tests/slime/contract/test_soak.py tests/slime/test_partial.py::test_storm tests/slime/test_nodes.py tests/test_storm.py tests/envs/search_r1/test_retrieval_killed.py tests/train/test_overlap_killed.py

@@ -39,8 +39,22 @@ SLOW = (
 """Folders whose tests load a model, start servers or processes, or wait for deadlines."""
 
 
-def pytest_collection_modifyitems(items):
-    """Mark by place what `make quick` leaves out, and skip what needs Ray where it is not installed."""
+CASES = 6
+"""How many cases of one test `make test` runs."""
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--part",
+        choices=("all", "usual", "rest"),
+        default="all",
+        help=f"usual: no `thorough` test, and {CASES} cases of each other one; rest: what usual leaves out",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Mark by place what `make quick` leaves out, skip what needs Ray where it is not installed, and keep the part that
+    is asked for."""
     has_ray = find_spec("ray") is not None
     if not has_ray and "ray" in REQUIRED:
         raise pytest.UsageError("AGENTRL_REQUIRE names ray, which is not installed")
@@ -55,6 +69,21 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="could not import 'ray'"))
             if not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(600))  # each worker imports Ray: half a minute on a busy machine
+    part = config.getoption("--part")
+    if part != "all":
+        usual = set(usual_part(items))
+        items[:] = [item for item in items if (item in usual) == (part == "usual")]
+
+
+def usual_part(items):
+    """Of each test that is not thorough, at most CASES cases, spread evenly over all of them."""
+    tests = {}
+    for item in items:
+        if item.get_closest_marker("thorough") is None:
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        count = min(CASES, len(cases))
+        yield from (cases[number * len(cases) // count] for number in range(count))
 
 
 def pytest_configure():
@@ -69,8 +98,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     """Why tests were skipped: one line a reason, not one a test. (pytest's own -rs names each line of code.)"""
+    if config.getoption("--part") == "usual":
+        terminalreporter.section("left for `make test-rest`")
+        terminalreporter.write_line(f"what takes long, and all but {CASES} cases of each test")
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())
     )

@@ -122,6 +122,7 @@ print(*(content(one()) for one, _ in VALUES), own_task(Task(metadata={"a": {"b",
 """
 
 
+@pytest.mark.thorough
 def test_the_text_is_the_same_in_every_process():
     written = {
         subprocess.run(

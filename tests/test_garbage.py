@@ -33,6 +33,7 @@ def test_only_a_claimed_process_collects_less_often(claim: str, expected: str) -
     assert said.stdout.strip() == expected
 
 
+@pytest.mark.thorough
 def test_the_command_claims_its_process_and_the_library_does_not() -> None:
     run = "import agentrl.{module}; from agentrl._util import garbage; {call}; print(garbage._Collector.is_ours)"
     for module, call, own in (("cli", "agentrl.cli.main()", "True"), ("slime", "pass", "False")):

@@ -62,6 +62,7 @@ def play(folder: Path, env: str, player: str = "knows", *more: str) -> subproces
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("env", "below", "says"),
     [
@@ -80,6 +81,7 @@ def test_a_wrong_type_names_the_line_of_the_hook(tmp_path, env, below, says):
     assert ran.returncode in (1, 2)
 
 
+@pytest.mark.thorough
 def test_a_coroutine_that_is_not_awaited_names_the_line_that_made_it(tmp_path):
     ran = play(tmp_path, "Forgets")
     line = LINES["Forgets"] + 2
@@ -87,6 +89,7 @@ def test_a_coroutine_that_is_not_awaited_names_the_line_that_made_it(tmp_path):
     assert "_concurrency" not in ran.stderr
 
 
+@pytest.mark.thorough
 def test_a_script_that_calls_an_unknown_tool_ends_with_the_remedy(tmp_path):
     ran = play(tmp_path, "Good", "misspells")
     assert ran.returncode == 2

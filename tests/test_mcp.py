@@ -112,6 +112,7 @@ canaries: {no_tool_calls: 0}
 """
 
 
+@pytest.mark.thorough
 def test_ten_steps_of_training(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 

@@ -94,6 +94,7 @@ def test_the_readmes_pictures_and_pages_exist():
         assert (ROOT / "".join(target)).is_file()
 
 
+@pytest.mark.thorough
 def test_the_guides_episode_in_python(weather, capsys):
     code = re.search(r"## Episodes in Python\n.*?```python\n(.*?)```", GUIDES, re.DOTALL)[1]
     exec(code.replace("runs/first/model", "tiny"), {})

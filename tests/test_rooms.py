@@ -54,6 +54,7 @@ def test_every_room_has_its_place(house):
     assert rooms == {room for storey in ORDER for room in storey}
 
 
+@pytest.mark.thorough
 def test_imports_point_down(house, imports):
     height = {room: number for number, storey in enumerate(reversed(ORDER)) for room in storey}
     up = []

@@ -79,6 +79,7 @@ def test_the_file_of_a_process_that_was_killed_can_be_taken_at_once(place, proce
     assert list(place.folder.iterdir()) == [], "the heartbeat of the dead is gone, too"
 
 
+@pytest.mark.thorough
 def test_of_two_processes_that_take_one_gets_it(place, process):
     for n in range(8):
         key = f"{n:032}"

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from random import Random
 
 import anyio
+import pytest
 
 from agentrl import Env, EnvFactory, InfraError, Limits, StepResult, StopReason, Task, Trajectory, run_episode, tool
 from agentrl.engine import ScriptedEngine
@@ -112,6 +113,7 @@ LIMITS = Limits(reset_s=2.0, step_s=1.0, tool_s=0.1, score_s=1.0, close_s=0.15, 
 """All episodes begin at once, and on a busy machine each must still get its first share of a processor in time."""
 
 
+@pytest.mark.thorough
 async def test_a_storm_leaves_nothing(renderer):
     threads, chance = threading.active_count(), Random(7)
     async with EnvFactory(Wild) as wild, EnvFactory(WildThread) as wild_thread:

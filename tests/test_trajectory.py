@@ -224,6 +224,7 @@ TURN = st.tuples(
 )
 
 
+@pytest.mark.thorough
 @given(st.lists(TURN, max_size=8), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_every_sequence_of_appends_balances(turns, mask_all):

@@ -84,6 +84,7 @@ def test_the_shapes_are_those_of_qwen3(shape, billions):
     assert shape.make("meta").num_parameters() / 1e9 == pytest.approx(billions, abs=1e-3)
 
 
+@pytest.mark.thorough
 def test_rows_are_of_both_kinds_and_of_real_lengths(tmp_path):
     rows = gpu_speed.real_rows(tmp_path, gpu_speed._SMALL)
     about = gpu_speed.lengths_of(rows)

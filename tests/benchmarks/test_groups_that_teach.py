@@ -21,6 +21,7 @@ def base(make_config, monkeypatch):
     return {**given, "prompts_per_step": 2, "group_size": 2}
 
 
+@pytest.mark.thorough
 def test_every_part_runs_and_is_not_run_twice(base, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "ONE_EACH", {**bench.ONE_EACH, "prompts_per_step": 4})
     rows = {name: part(base, tmp_path, 0) for name, part in bench.PARTS.items()}

@@ -13,6 +13,7 @@ from agentrl.models import tiny_model
 from benchmarks import bench_local_engine as bench
 
 
+@pytest.mark.thorough
 def test_importing_it_makes_no_model():
     program = "import benchmarks.bench_local_engine as b; print(b.tiny.cache_info().currsize)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

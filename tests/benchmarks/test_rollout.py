@@ -38,6 +38,7 @@ async def test_tail_of_slime(monkeypatch):
     assert 0 <= found["trainer_waits"] < 1
 
 
+@pytest.mark.thorough
 def test_evaluation():
     found = own_time.run(bench.evaluation(1.0, slots=16, prompts=12, window_s=200.0))
     assert found["prompts"] == 12

@@ -76,6 +76,7 @@ def findings(renderer, env):
     return [finding for finding in report.findings if finding.check == "blocking"]
 
 
+@pytest.mark.thorough
 def test_a_library_that_computes_is_a_warning_that_names_it(renderer, tmp_path, monkeypatch):
     folder = tmp_path / "site-packages" / "slowclient"
     folder.mkdir(parents=True)

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli import app
@@ -15,6 +16,7 @@ def run(*args: str):
     return CliRunner().invoke(app, ["check", *map(str, args)])
 
 
+@pytest.mark.thorough
 def test_a_defect_ends_with_1_and_is_printed_with_its_line(tmp_path, monkeypatch):
     monkeypatch.chdir(HERE)
     out = tmp_path / "found.json"
@@ -77,6 +79,7 @@ def test_an_endless_generator_is_not_said_to_be_counted(tmp_path, monkeypatch):
     assert "players: 1 of 200 or more held-out and 1000 or more training tasks" in result.stderr
 
 
+@pytest.mark.thorough
 def test_tasks_of_both_splits_are_played_and_it_says_of_how_many(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys.modules["agentrl.cli.check"], "_EVERY_S", 0.02)

@@ -50,6 +50,7 @@ def test_a_misspelt_check_is_refused(renderer):
         report_of(renderer, Waits, only=["leak"])
 
 
+@pytest.mark.thorough
 def test_a_registered_name_is_checked_in_a_process_of_its_own():
     envs = EnvFactory("fact_search")
     task = replace(next(iter(envs.cls.tasks(envs.config, "eval"))), id="one")

@@ -39,6 +39,7 @@ SHIPPED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SHIPPED if ALL else ["customer_service"])
 def test_a_shipped_environment_passes(renderer, tmp_path, name) -> None:

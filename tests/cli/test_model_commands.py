@@ -168,6 +168,7 @@ def test_a_full_disk_says_how_to_go_on_wherever_the_folder_was_named(folder, age
     )
 
 
+@pytest.mark.thorough
 def test_serve_speaks_sglangs_protocol_until_interrupted_and_warns_where_others_reach_it(start):
     process = start("serve", "--model", "tiny", "--port", "0", "--device", "cpu", "--host", "0.0.0.0")
     assert process.stdout is not None
@@ -187,6 +188,7 @@ def test_serve_speaks_sglangs_protocol_until_interrupted_and_warns_where_others_
     assert re.fullmatch(r"listening at 0\.0\.0\.0 without a key: .*--api-key.*\n", stderr), "and nothing else"
 
 
+@pytest.mark.thorough
 def test_serve_speaks_to_the_clients_of_openai_and_anthropic(start):
     process = start("serve", "--model", "tiny", "--openai", "--port", "0", "--device", "cpu", "--api-key", "secret")
     assert process.stdout is not None

@@ -72,6 +72,7 @@ def stopped(start, folder: Path, command: tuple[str, ...], number: int) -> tuple
     return process.returncode, stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_kill_loses_no_finished_episode(waiting, agentrl, start, command):
     stopped(start, waiting, COMMANDS[command], signal.SIGKILL)
@@ -83,6 +84,7 @@ def test_a_kill_loses_no_finished_episode(waiting, agentrl, start, command):
     assert sorted(path.name for path in waiting.glob("*out*")) == ["out.jsonl"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("change", ["settings", "code"])
 def test_what_another_command_left_is_replaced_and_said(waiting, agentrl, start, command, change):
@@ -119,6 +121,7 @@ def test_two_commands_with_one_file_are_one_too_many(waiting, agentrl, command):
     assert agentrl(*COMMANDS[command]) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_interrupted_command_says_what_is_kept(waiting, start, command):
     code, stderr = stopped(start, waiting, COMMANDS[command], signal.SIGINT)

@@ -44,6 +44,7 @@ def alive(pid: str) -> bool:
         return False
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="detached processes are found through /proc")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_sigterm_leaves_no_process_and_no_folder(folder, start, monkeypatch, command):
@@ -67,6 +68,7 @@ def test_sigterm_leaves_no_process_and_no_folder(folder, start, monkeypatch, com
     assert list((folder / "tmp").glob("agentrl-*")) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "command",
     [

@@ -58,6 +58,7 @@ def lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.thorough
 def test_an_evaluation_in_workers(waiting, agentrl):
     assert agentrl(*EVAL, "--out", "out.jsonl") == 0, agentrl.stderr
     rows = [Trajectory.from_json(json.loads(line)) for line in (waiting / "out.jsonl").read_text().splitlines()]
@@ -67,6 +68,7 @@ def test_an_evaluation_in_workers(waiting, agentrl):
     assert os.getpid() not in pids
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_close_their_envs_and_end_with_the_command(waiting, start, number):
     (waiting / "wait").touch()

@@ -217,6 +217,7 @@ async def test_a_failing_forward_pass_fails_its_requests_and_not_the_engine(
 # Abort, cancellation, close
 
 
+@pytest.mark.thorough
 async def test_abort_keeps_what_was_sampled_and_continuing_gives_the_same_tokens(engine: LocalEngine) -> None:
     params: Any = {"ignore_eos": True, "sampling_seed": 11, "max_new_tokens": 300}
     whole = await engine.generate(prompt(10), params)

@@ -232,6 +232,7 @@ async def test_engines_are_closed_by_their_context_and_may_be_closed_again(chars
     await scripted.close()
 
 
+@pytest.mark.thorough
 def test_a_script_may_end_while_its_engine_works():
     code = """
 import asyncio

@@ -107,6 +107,7 @@ async def test_small_blocks_stay_for_the_next_wave() -> None:
         assert engine._worker._batch._groups[0].block is block
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_small")
 async def test_rows_that_come_leave_and_grow_across_length_classes_stay_exact() -> None:
     async with LocalEngine(MODEL, TOKENIZER, max_batch=12) as engine:

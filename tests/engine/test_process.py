@@ -69,6 +69,7 @@ def changed(model, factor):
                 parameter.mul_(factor)
 
 
+@pytest.mark.thorough
 async def test_it_samples_the_same_as_an_engine_in_this_process(tmp_path):
     model = tiny_model()
     async with running(tmp_path, model) as apart, LocalEngine(model, TOKENIZER) as inside:
@@ -86,6 +87,7 @@ async def test_it_samples_the_same_as_an_engine_in_this_process(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["engine.log"]
 
 
+@pytest.mark.thorough
 async def test_an_adapter_is_all_that_travels(tmp_path):
     pytest.importorskip("peft")
     base = str(tmp_path / "base")
@@ -107,6 +109,7 @@ async def test_an_adapter_is_all_that_travels(tmp_path):
         assert await play(apart) == await play(inside) != first
 
 
+@pytest.mark.thorough
 async def test_errors_aborts_and_signals_are_those_of_local_engine(tmp_path, model):
     async with running(tmp_path, model) as engine:
         for ids, params, says in (
@@ -135,12 +138,14 @@ async def test_errors_aborts_and_signals_are_those_of_local_engine(tmp_path, mod
         assert len((await engine.generate([1, 2], {"max_new_tokens": 3, **endless})).tokens) == 3
 
 
+@pytest.mark.thorough
 async def test_a_model_that_cannot_be_batched_is_refused(tmp_path, model):
     with pytest.raises(ConfigError, match="max_context is 9999, but the model holds only 1024 positions"):
         async with running(tmp_path, model, max_context=9999):
             pass
 
 
+@pytest.mark.thorough
 async def test_a_killed_engine_is_told_with_its_log(tmp_path, model):
     async with running(tmp_path, model) as engine:
         waiting = asyncio.create_task(engine.generate([1, 2], {"ignore_eos": True}))

@@ -76,6 +76,7 @@ class TestAdd(unittest.TestCase):
 NO_ADD = ["def add(a, b):\n    return None\n", "def ad(a, b):\n    return a + b\n", "", "def add(a, b) return a + b"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("label", LABELS)
 async def test_a_label_tells_right_from_wrong(label, tests):
     wrong = NO_ADD if label == "asserts as text" else NO_ADD[: label in ("HumanEval's row", "test functions", "pytest")]
@@ -114,6 +115,7 @@ async def test_tests_that_were_not_reached_count_as_failed(tests):
     assert (await tests.grade(wrote(code, label))).parts == {"passed": 1 / 3}
 
 
+@pytest.mark.thorough
 async def test_programs_read_stdin_and_write_stdout(tests):
     floats = {"inputs": [""], "outputs": ["1 0.3333333"]}
     cases = [
@@ -161,6 +163,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.thorough
 async def test_humanevals_solutions_are_right_and_their_mutants_wrong(tests):
     rows = {task.id: dict(task.metadata) for task in human_eval()}
 
@@ -227,6 +230,7 @@ for fd in range(8):
 TWICE = {"functions": "assert add(1, 2) == 3\nassert add(2, 3) == 5", "programs": STREAMS}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "names"), [("functions", tuple(LIES)), ("programs", (*ON_ALL, "says_its_own_verdict"))]
 )
@@ -235,6 +239,7 @@ async def test_no_lie_is_believed(kind, names, tests):
     assert dict(zip(names, found, strict=True)) == dict.fromkeys(names, WRONG)
 
 
+@pytest.mark.thorough
 async def test_pytests_own_tests_believe_no_lie(tests):
     names = ["exits_at_once", "patches_pytest_and_ast"]
     found = await asyncio.gather(*[tests.grade(wrote(LIES[name], LABELS["pytest"])) for name in names])

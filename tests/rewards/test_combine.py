@@ -77,6 +77,7 @@ async def test_a_group_reward_gives_one_each():
         await group(lambda episodes: [1.0]).grade_group([ModelOutput(), ModelOutput()])
 
 
+@pytest.mark.thorough
 async def test_a_blocking_function_costs_one_episode_its_deadline():
     asked = time.monotonic()
     with pytest.raises(TimeoutError, match=r"slow_graders\.py:sleeps took longer than 0\.3 s"):

@@ -87,6 +87,7 @@ async def tree(renderer, cls=Dice, *, seed=0, engine=None, budget=None, **limits
     return await EpisodeTree.play(rollout, task, budget or Budget(episodes=1000), session_id=f"root{seed}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cls", [Dice, Saved])
 async def test_branches_at_a_random_turn_replay_to_the_token(renderer, cls):
     """500 branches of each kind: the engine knows only beginnings that are the root's, token for token."""

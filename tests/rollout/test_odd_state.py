@@ -197,6 +197,7 @@ print(TaskStream([odd_values.CASES["HoldsASet"].task()], seed=0).state_dict()["r
 """
 
 
+@pytest.mark.thorough
 def test_the_digest_of_a_set_is_the_same_in_every_process():
     """Sets have another order in each process; a run is resumed in another one."""
 

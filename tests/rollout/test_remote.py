@@ -69,12 +69,14 @@ async def test_workers_play_what_this_process_plays(setting, tmp_path, served):
     assert str(os.getpid()) == shared[0] not in shared[1:]
 
 
+@pytest.mark.thorough
 async def test_a_bug_in_a_worker_is_a_bug_of_the_run(setting):
     async with setting("Unruly", ["hello"] * 3).workers(2) as rollout:
         with pytest.raises(BugError, match=r"KeyError: 'zebra' \(in step, episode train-000000-0000-000\)"):
             await run_groups(rollout, [Task(metadata={"does": "bug"}, prompt="go")], 1)
 
 
+@pytest.mark.thorough
 async def test_an_episode_whose_worker_ends_is_played_once_more(setting, tmp_path):
     tasks = [Task(metadata={"does": "die once", "mark": str(tmp_path / "mark")}, prompt="go")]
     async with setting("Unruly", ["hello"] * 3).workers(2) as rollout:
@@ -84,6 +86,7 @@ async def test_an_episode_whose_worker_ends_is_played_once_more(setting, tmp_pat
     assert "ended by signal SIGKILL" in lost
 
 
+@pytest.mark.thorough
 async def test_an_episode_that_ends_two_workers_has_failed(setting):
     tasks = [Task(metadata={"does": does}, prompt="go") for does in ("die", "nothing")]
     async with setting("Unruly", ["hello"] * 3).workers(2) as rollout:
@@ -94,6 +97,7 @@ async def test_an_episode_that_ends_two_workers_has_failed(setting):
     assert other.reward == 1.0
 
 
+@pytest.mark.thorough
 async def test_the_loss_of_a_served_engine_ends_the_run(setting, monkeypatch):
     here = setting("Adder", remote_env.script, served=True)
 
@@ -114,12 +118,14 @@ async def test_an_env_that_a_worker_cannot_import_is_named(setting, tmp_path):
             pass
 
 
+@pytest.mark.thorough
 async def test_metadata_that_cannot_be_sent_is_named(setting):
     async with setting("Adder", remote_env.script).workers(1) as rollout:
         with pytest.raises(ConfigError, match=r"task 3 cannot be sent to a worker: .*lambda"):
             await run_groups(rollout, [Task(prompt="x", id="3", metadata={"f": lambda: 0})], 1)
 
 
+@pytest.mark.thorough
 async def test_what_workers_play_is_in_flight_here(setting, tmp_path, monkeypatch):
     monkeypatch.setattr("agentrl.rollout.remote._STATUS_S", 0.05)
     task = Task(metadata={"does": "wait", "mark": str(tmp_path / "go")}, prompt="go", id="slow")
@@ -134,6 +140,7 @@ async def test_what_workers_play_is_in_flight_here(setting, tmp_path, monkeypatc
     assert not in_flight()
 
 
+@pytest.mark.thorough
 async def test_a_worker_killed_with_200_in_flight_loses_none(setting, tmp_path):
     tasks = [Task(metadata={"does": "wait", "mark": str(tmp_path / "go")}, prompt="go", id=str(i)) for i in range(200)]
     here = setting("Unruly", ["hello"] * 3)

@@ -63,6 +63,7 @@ def noted(folder, name):
     return Counter(file.read_text().split()) if file.exists() else Counter()
 
 
+@pytest.mark.thorough
 async def test_a_loop_plays_in_workers_what_it_plays_here(looping, tmp_path):
     async with looping(workers=0, staleness=1) as drawer:
         alone = await steps(drawer, 4)
@@ -75,6 +76,7 @@ async def test_a_loop_plays_in_workers_what_it_plays_here(looping, tmp_path):
     assert all(alone[place] == found[place] for place in shared)
 
 
+@pytest.mark.thorough
 async def test_what_is_played_at_the_end_is_closed(looping, tmp_path):
     async with looping(staleness=3, step_s=0.2) as drawer:
         drawer.begin(0, 0)
@@ -99,6 +101,7 @@ async def oversampled(drawer, count=4, between=lambda: None):
 OVER = {"concurrency": 5, "n": 12, "over_sample": 3.0, "staleness": 5, "seconds": 0.005}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("env", ["Replayed", "Kept"])
 async def test_aborted_episodes_continue_where_they_stopped(looping, tmp_path, env):
     async with looping(env=env, workers=0, concurrency=200, n=12) as drawer:
@@ -114,6 +117,7 @@ async def test_aborted_episodes_continue_where_they_stopped(looping, tmp_path, e
     assert noted(tmp_path, "opened") <= noted(tmp_path, "closed")
 
 
+@pytest.mark.thorough
 async def test_a_parked_episode_whose_worker_has_ended_begins_anew(looping):
     async with looping(env="Kept", **OVER) as drawer:
         pool = drawer.player.rollout.workers.pool
@@ -130,6 +134,7 @@ async def test_a_parked_episode_whose_worker_has_ended_begins_anew(looping):
     assert max(again.values()) > 1
 
 
+@pytest.mark.thorough
 async def test_an_episode_that_cannot_be_parked_begins_anew(looping):
     async with looping(env="Unsendable", **OVER) as drawer:
         found, resumed = await oversampled(drawer)
@@ -137,6 +142,7 @@ async def test_an_episode_that_cannot_be_parked_begins_anew(looping):
     assert resumed == 0
 
 
+@pytest.mark.thorough
 async def test_an_abort_without_staleness_begins_all_anew(looping, tmp_path):
     async with looping(env="Kept", **{**OVER, "staleness": 0}) as drawer:
         found, resumed = await oversampled(drawer)
@@ -145,6 +151,7 @@ async def test_an_abort_without_staleness_begins_all_anew(looping, tmp_path):
     assert noted(tmp_path, "opened") <= noted(tmp_path, "closed")
 
 
+@pytest.mark.thorough
 async def test_groups_that_lost_too_many_episodes_are_dropped(looping):
     async with looping(labels={1: "broken"}, failures=smallest_group(2, again=0), staleness=1) as drawer:
         found = await steps(drawer, 8)
@@ -152,6 +159,7 @@ async def test_groups_that_lost_too_many_episodes_are_dropped(looping):
         assert drawer.buffer.dropped["env_failure"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("label", "message"),
     [
@@ -166,6 +174,7 @@ async def test_fail_fast_ends_the_rollout(looping, label, message):
             await drawer.draw(1)
 
 
+@pytest.mark.thorough
 async def test_bounds_are_divided_among_the_workers(looping, tmp_path):
     async with looping(at_once={"step": 4}, concurrency=24, staleness=1, step_s=0.01) as drawer:
         await steps(drawer, 2)

@@ -521,6 +521,7 @@ async def test_the_size_follows_the_machine_on_which_the_sandboxes_run(monkeypat
 # The storm
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(2))
 async def test_500_episodes_that_end_in_every_way(seed, monkeypatch):  # noqa: C901  all in one storm
     """They take, fail, are cancelled at any moment, die while ready; the engine fails now and then."""

@@ -477,6 +477,7 @@ async def test_the_first_caller_is_cancelled_alone(Sample, serve, make_args, eve
 # What is shared
 
 
+@pytest.mark.thorough
 async def test_first_calls_at_once_make_everything_once(Sample, serve, make_args, events, monkeypatch):
     loads = []
     load = _loop_resources._load.__wrapped__

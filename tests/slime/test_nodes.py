@@ -20,6 +20,8 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 from agentrl._util.owners import Owner
 from agentrl.episode.saved import SavedEpisodes
 from agentrl.testing import call
@@ -143,6 +145,7 @@ def _lives(pid: int) -> bool:
     return True
 
 
+@pytest.mark.thorough
 async def test_whichever_process_is_killed_each_episode_ends_once(serve, renderer, tmp_path):
     log, folder, chance = tmp_path / "log", tmp_path / "parked", random.Random(5)
     log.touch()

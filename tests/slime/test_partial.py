@@ -165,6 +165,7 @@ STORM = 64 if "AGENTRL_SOAK" in os.environ else 24
 """Episodes at once; `make soak` has more of them."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("env", ENVS)
 async def test_storm(slime, world, tmp_path, env):
     turns, chance = 12, random.Random(7)

@@ -119,6 +119,7 @@ def values(command: list[str], flag: str) -> list[str]:
     return behind[: next((i for i, word in enumerate(behind) if word.startswith("--")), None)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("estimator", ["grpo", "ppo"])
 def test_bash_runs_it_with_the_papers_settings(world, estimator):
     test = world / "test.parquet"

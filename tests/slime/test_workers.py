@@ -118,6 +118,7 @@ async def test_an_evaluation_takes_no_parked_episode(slime, workers):
     assert {account(sample).get("restarts", 0) for sample in samples} == {0}
 
 
+@pytest.mark.thorough
 async def test_an_open_env_is_lost_with_its_worker_and_the_episode_starts_over(slime):
     pool = sample_workers(SIZE)._pool
     async with slime("Adding", turns=6, seconds=0.15) as rollouts:
@@ -137,6 +138,7 @@ async def test_an_open_env_is_lost_with_its_worker_and_the_episode_starts_over(s
     assert reasons == {"its environment is not open here: its time was up, or it is in another loop or process"}
 
 
+@pytest.mark.thorough
 async def test_a_worker_killed_in_a_rollout(slime):
     """Its episodes are played once more; no token is in two samples."""
     async with slime("Adding", turns=6, seconds=0.1, args={"partial_rollout": False}) as rollouts:
@@ -265,6 +267,7 @@ async def test_an_engine_that_other_nodes_do_not_reach_is_refused(slime, monkeyp
     refuse_loopback.cache_clear()
 
 
+@pytest.mark.thorough
 async def test_a_cluster_that_grows_is_looked_at_again_when_a_worker_starts(slime, monkeypatch):
     nodes = [{"Alive": True}]
     monkeypatch.setattr("agentrl.slime.remote._ray", lambda: SimpleNamespace(nodes=lambda: nodes))
@@ -307,6 +310,7 @@ async def test_workers_that_cannot_start_are_started_once(slime, monkeypatch):
     assert {(type(error), str(error)) for error in found} == {(ConfigError, "worker 0 ended twice before it was ready")}
 
 
+@pytest.mark.thorough
 async def test_workers_that_are_closed_while_they_start_end():
     workers = SampleWorkers(SIZE)
     waiting = asyncio.create_task(workers.thread.run(workers._started()))
@@ -362,6 +366,7 @@ async def test_a_mistake_in_the_configuration_is_the_same_in_a_worker(slime):
             await adapt(rollouts.args, rollouts.sample(), PARAMS)
 
 
+@pytest.mark.thorough
 async def test_an_evaluation_from_another_event_loop(slime):
     """slime's fully-async rollout and its evaluation have loops of their own; the workers serve both."""
     async with slime("Adding", seconds=0.02) as rollouts:

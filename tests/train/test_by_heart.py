@@ -67,6 +67,7 @@ def test_the_rule(learned, apart, warns):
     assert (learned_by_heart(learned, apart) is not None) is warns
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by_heart", [True, False])
 async def test_a_run_says_so(make_config, demonstrations, by_heart):
     """Tosses of a coin can be learned by heart only. What is always the same is a form."""

@@ -54,6 +54,7 @@ def test_a_reward_that_never_differs_is_a_warning(make_config, tmp_path):
     assert [line["zero_advantage_groups"] for line in lines(tmp_path / "run")] == [3, 3]
 
 
+@pytest.mark.thorough
 def test_tasks_that_always_fail_are_a_warning_that_names_the_line(make_config, tmp_path):
     console = quiet()
     train(make_config(env=f"{TOY}:Flaky", prompts_per_step=10, steps=3), console=console)

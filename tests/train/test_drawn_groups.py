@@ -34,6 +34,7 @@ def chosen(make_config, tmp_path):
     return make
 
 
+@pytest.mark.thorough
 def test_the_metrics_count_what_was_drawn_and_what_teaches(chosen):
     config = chosen(pass_rates=None, curriculum=None)
     train(config, console=quiet())
@@ -64,6 +65,7 @@ def test_what_replaced_groups_sampled_is_not_in_the_mean_of_the_loss(chosen):
     assert counted == [lines(config.out)[0]["trained_tokens"]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("last", [1, 4])
 def test_a_killed_run_draws_and_replaces_the_same_groups(chosen, tmp_path, last):
     """Killed in step `last`, and so resumed from the start or from step 2."""

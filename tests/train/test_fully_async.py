@@ -47,6 +47,7 @@ def own_tasks():
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
+@pytest.mark.thorough
 def test_a_run_trains_every_group_once_and_no_token_that_is_too_old(flowing, tmp_path):
     summary = train(flowing(steps=6), console=quiet())
     assert summary.steps == 6
@@ -124,6 +125,7 @@ async def test_a_bug_ends_the_run(flowing):
             await trainer.run()
 
 
+@pytest.mark.thorough
 async def test_an_engine_that_dies_leaves_a_checkpoint(flowing, tmp_path, monkeypatch):
     original = LocalEngine.generate
 
@@ -148,6 +150,7 @@ async def test_an_engine_that_dies_leaves_a_checkpoint(flowing, tmp_path, monkey
     assert len(set(names)) == len(names) == 9 * 3 * 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ends", ["engine", "ctrl_c"])
 async def test_a_step_whose_weights_the_engine_does_not_get_is_trained_once(flowing, monkeypatch, ends):
     """The engine dies while it gets the weights of step 3, or the run is interrupted then."""
@@ -236,6 +239,7 @@ def test_a_sync_rollout_that_is_over_sampled_aborts_the_rest(make_config, tmp_pa
         assert {v for t in step for v in t.weight_versions} == {str(line["step"] - 1)}, "without staleness none is old"
 
 
+@pytest.mark.thorough
 def test_over_sampled_rollouts_beside_updates_go_on_where_they_stopped(flowing, tmp_path):
     config = flowing(fully_async=False, over_sample=2.0, staleness=2, steps=5, concurrency=6)
     train(config, console=quiet())

@@ -100,6 +100,7 @@ def stopping(at, number):
     return Stopping
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("at", "number", "ends", "says"),
     [
@@ -171,6 +172,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(make_config):
     assert lines(config.out) == before
 
 
+@pytest.mark.thorough
 def test_more_steps_after_the_last_change_neither_learning_rate_nor_weights_in_a_jump(make_config, tmp_path):
     config = make_config(steps=3, lr_final=0.1, lr_warmup_steps=0, learning_rate=1e-3)
     train(config, console=quiet())

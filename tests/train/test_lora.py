@@ -267,6 +267,7 @@ class Crashing(Trainer):
         return super().update(groups, step)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "after a warm start"])
 def test_a_run_resumes_to_the_bit_and_can_be_read_everywhere(make_config, demonstrations, tmp_path, warm):
     def config(name):

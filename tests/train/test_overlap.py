@@ -82,6 +82,7 @@ class Before(Trainer):
         return StepReport(step, metrics, {**update, **drawn}, 1.0, 1.0, 1.0)
 
 
+@pytest.mark.thorough
 def test_staleness_0_is_the_order_that_was_there_before(make_config, tmp_path):
     train(make_config(out=tmp_path / "now", steps=3), console=quiet())
     train(make_config(out=tmp_path / "before", steps=3), trainer=Before, console=quiet())
@@ -107,6 +108,7 @@ def test_each_rollout_is_one_step_ahead(overlapped, tmp_path):
     assert "  age 1 " in console.file.getvalue()
 
 
+@pytest.mark.thorough
 def test_a_run_with_staleness_1_repeats_to_the_bit(overlapped, tmp_path):
     for name in ("one", "two"):
         train(overlapped(out=tmp_path / name), console=quiet())
@@ -240,6 +242,7 @@ def tasks(folder):
     return [[json.loads(line)["task"]["id"] for line in file.read_text().splitlines()] for file in files]
 
 
+@pytest.mark.thorough
 def test_a_bug_in_the_env_ends_the_run_after_the_update(overlapped):
     class Buggy(Trainer):
         async def collect(self, step):
@@ -258,6 +261,7 @@ def test_a_bug_in_the_env_ends_the_run_after_the_update(overlapped):
     assert [line["step"] for line in lines(config.out)] == [1, 2, 3, 4]
 
 
+@pytest.mark.thorough
 async def test_an_engine_that_dies_during_an_update(make_config):
     """The process that the engine named local is in a run with staleness, and its end."""
 

@@ -131,6 +131,7 @@ def run(make_config, tmp_path):
     killed.end()
 
 
+@pytest.mark.thorough
 def test_random_kills(run, tmp_path):
     rng = random.Random(0)
     for number in range(KILLS):

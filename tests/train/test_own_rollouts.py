@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
 from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.rollout import Budget, EpisodeTree
 from agentrl.train import Trainer
@@ -36,6 +38,7 @@ def test_a_trainers_own_branches_are_learned_from(make_config):
         assert step["sampled_tokens"] == step["trained_tokens"] + sum(step["masked_tokens"].values())
 
 
+@pytest.mark.thorough
 def test_both_seats_are_trained_and_two_runs_are_the_same(make_config, tmp_path):
     """Self-play, and an opponent with older weights: the same tokens and weights in both runs."""
     base = make_config()

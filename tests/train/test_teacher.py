@@ -106,6 +106,7 @@ async def test_the_advantage_is_the_reverse_kl_of_each_token(make_config, teache
     assert line["teacher_kl"] > 0.05, "the two differ"
 
 
+@pytest.mark.thorough
 def test_a_student_learns_from_a_teacher_what_the_reward_taught_that(make_config, tmp_path):
     """The teacher learned to prefer even tokens. The student's Env gives no reward at all; one episode a prompt."""
     fast = {"steps": 10, "prompts_per_step": 16, "learning_rate": 1e-2, "lr_final": 1.0, "minibatches": 1}
@@ -133,6 +134,7 @@ async def test_beside_a_reward_a_teacher_teaches_in_groups_of_equal_rewards_too(
     assert all(any(row.weights) for row in rows)
 
 
+@pytest.mark.thorough
 def test_a_killed_run_learns_the_same_from_its_teacher(make_config, teacher, tmp_path):
     def config(name):
         return make_config(out=tmp_path / name, teacher=str(teacher), steps=5, checkpoint_every=2)

@@ -90,6 +90,7 @@ def straight(six_steps, known, tmp_path):
     return known["run"]
 
 
+@pytest.mark.thorough
 @pytest.mark.curve
 def test_a_run_leaves_all_it_promises(straight):
     config, summary, said = straight
@@ -138,6 +139,7 @@ class CrashingTrainer(Trainer):
         return super().update(groups, step)
 
 
+@pytest.mark.thorough
 def test_resuming_after_a_crash_is_as_if_nothing_had_happened(six_steps, straight, tmp_path):
     (whole, summary, _), broken = straight, six_steps(tmp_path / "broken")
     with pytest.raises(Crash):
@@ -154,6 +156,7 @@ def test_resuming_after_a_crash_is_as_if_nothing_had_happened(six_steps, straigh
     assert resumed.eval_final == summary.eval_final
 
 
+@pytest.mark.thorough
 def test_resuming_after_kill_9(six_steps, straight, tmp_path):
     (whole, *_), killed = straight, six_steps(tmp_path / "killed")
     (tmp_path / "killed.yaml").write_text(killed.to_yaml())
@@ -197,6 +200,7 @@ def test_resuming_before_the_first_checkpoint_begins_anew(six_steps, tmp_path):
     assert len(lines(config.out)) == 1
 
 
+@pytest.mark.thorough
 def test_the_same_seed_repeats_and_another_does_not(make_config, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         train(make_config(model="tiny", out=tmp_path / name, seed=seed), console=quiet())
@@ -264,6 +268,7 @@ def test_episodes_of_a_broken_environment_are_masked_and_counted(make_config, tm
     assert line["sampled_tokens"] == line["trained_tokens"] + line["masked_tokens"]["env_failure"]
 
 
+@pytest.mark.thorough
 def test_failed_episodes_stand_beside_every_mean(make_config, tmp_path):
     console = quiet()
     more = {"eval_every": 1, "eval_tasks": 6}
@@ -312,6 +317,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("values", WAYS)
 def test_the_other_ways_to_learn_run_too(make_config, tmp_path, values):
     train(make_config(steps=1, **values), console=quiet())
@@ -349,6 +355,7 @@ async def test_weights_are_handed_over_under_a_new_version(make_config):
     assert {v for group in second for t in group for v in t.weight_versions} == {"1"}
 
 
+@pytest.mark.thorough
 def test_the_engine_has_the_weights_in_every_rollout_and_sleeps_while_they_change(six_steps, tmp_path):
     calls = []
 

@@ -20,6 +20,7 @@ def episodes_of(config, step):
     return [Trajectory.from_json(json.loads(line)) for line in lines]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_run_with_workers(make_config, staleness):
     """The engine of the run, with its weights of each step, plays what the workers ask it."""

@@ -133,6 +133,7 @@ def folder(tmp_path):
     return Task(id="clock", metadata={"format": "folder", "path": str(tmp_path)})
 
 
+@pytest.mark.thorough
 async def test_a_folder_with_a_stub_and_pytest_files(folder, box):
     step = load_problem(folder).steps[0]
     assert (step.instruction, step.carry) == ("Tell the time.", ("clock.py",))

@@ -93,6 +93,7 @@ def report(capsys, settings, weights):
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rewinds", [0, KILLS // 3])
 def test_every_prompt_is_trained_once(settings, renderer, capsys, rewinds):
     weights = run_with_kills(settings, renderer, Random(rewinds), KILLS, rewinds=rewinds)

@@ -131,6 +131,7 @@ def every_prompt_is_trained_once(folder, kills, rng, *given, capsys, **options):
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ahead", [True, False])
 def test_every_prompt_is_trained_once(tmp_path, renderer, tokenizer, capsys, ahead):
     """Fully-async, and over-sampled with aborts."""
@@ -138,6 +139,7 @@ def test_every_prompt_is_trained_once(tmp_path, renderer, tokenizer, capsys, ahe
     every_prompt_is_trained_once(tmp_path, kills, Random(ahead), renderer, tokenizer, capsys=capsys, ahead=ahead)
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 def test_every_prompt_is_trained_once_on_ray(tmp_path, capsys, ray_address):
     """Actors end with a driver that is killed, and the next one begins with others."""

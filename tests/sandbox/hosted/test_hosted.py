@@ -37,6 +37,7 @@ class Stammering(Plain):
         await super().write_file(*args, **options)
 
 
+@pytest.mark.thorough
 async def test_requests_that_arrive_twice_change_nothing():
     async with HostedBackend(Stammering).sandbox(SPEC) as box:
         result = await box.exec("echo once >> log; cat; seq 40000; echo err >&2; exit 3", stdin=b"said\n" * 20_000)
