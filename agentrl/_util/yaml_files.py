@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -17,6 +18,13 @@ _REMEDIES = {
     "": "fix that line, or put its value in quotes",
 }
 """By a part of the parser's message."""
+_CHANGED = {
+    "tag:yaml.org,2002:bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    "tag:yaml.org,2002:int": (r"^[-+]?(?:0|[1-9][0-9]*)$", list("-+0123456789")),
+    "tag:yaml.org,2002:float": (r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$", list("-+.0123456789")),
+    "tag:yaml.org,2002:timestamp": (r"^$", []),
+}
+"""What YAML 1.2 takes for other than text, without numbers of other bases."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -32,11 +40,29 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def read_yaml(file: str | Path, named_by: str = "", such_as: str = "env: my_env.py:MyEnv") -> dict[str, Any]:
+class _NewLoader(_Loader):
+    """YAML 1.2, as programs of today write it: `yes` and `on` are texts, and so is 22:10."""
+
+
+_NewLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag not in _CHANGED]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for tag, (pattern, beginnings) in _CHANGED.items():
+    _NewLoader.add_implicit_resolver(tag, re.compile(pattern), beginnings)
+
+
+def read_yaml(
+    file: str | Path,
+    named_by: str = "",
+    such_as: str = "env: my_env.py:MyEnv",
+    *,
+    version: Literal["1.1", "1.2"] = "1.1",
+) -> dict[str, Any]:
     """The mapping in a YAML file, which the option `named_by` names. Raises ConfigError."""
     path, where = Path(file), f"{named_by} {file}".strip()
     try:
-        found = yaml.load(path.read_bytes().decode("utf-8-sig"), _Loader)
+        found = yaml.load(path.read_bytes().decode("utf-8-sig"), _Loader if version == "1.1" else _NewLoader)
     except OSError as exc:
         check_file(path, f"give its path from here, {Path.cwd()}", named_by=named_by)
         raise ConfigError(f"{where}: {exc.strerror}; name a YAML file that you may read") from exc

@@ -41,10 +41,14 @@ class ShellSandbox(abc.ABC):
     kind: ClassVar[str]
     """The back end's name; `sandbox_id` starts with it."""
     shell: Sequence[str] = ("bash", "-c")
+    has_services: ClassVar[bool] = False
+    """Whether it can have `SandboxSpec.services`."""
     tool_path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     """PATH of the programs that transfer files: folders that no command of the sandbox can write to."""
 
     def __init__(self, spec: SandboxSpec, sandbox_id: str) -> None:
+        if spec.services is not None and not self.has_services:
+            raise ConfigError(f"{self.kind} sandboxes have no services beside them; use the back end docker")
         self.spec = spec
         self.sandbox_id = sandbox_id
         self._state = "new"

@@ -24,8 +24,8 @@ class Machine:
 
     def room(self, spec: SandboxSpec) -> int:
         """How many sandboxes of a spec it holds at once; at least 2, one of them for grading."""
-        by_memory = _SHARE_OF_MEMORY * self.memory_mb / spec.memory_mb
-        return max(2, int(min(_SHARING * self.cores / spec.cpus, by_memory)))
+        by_memory = _SHARE_OF_MEMORY * self.memory_mb / spec.total_memory_mb
+        return max(2, int(min(_SHARING * self.cores / spec.total_cpus, by_memory)))
 
 
 def here() -> Machine:
@@ -40,7 +40,9 @@ def room(spec: SandboxSpec) -> int:
 
 def needed(spec: SandboxSpec, sandboxes: int) -> tuple[int, int]:
     """The cores, and the memory in MiB, that this many sandboxes need."""
-    return math.ceil(sandboxes * spec.cpus / _SHARING), math.ceil(sandboxes * spec.memory_mb / _SHARE_OF_MEMORY)
+    return math.ceil(sandboxes * spec.total_cpus / _SHARING), math.ceil(
+        sandboxes * spec.total_memory_mb / _SHARE_OF_MEMORY
+    )
 
 
 def cores(cgroups: Path = Path("/sys/fs/cgroup")) -> float:

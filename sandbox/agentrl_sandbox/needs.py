@@ -20,7 +20,7 @@ def needs(backend: str, spec: SandboxSpec, episodes: int, size: int | None = Non
     cores, memory_mb = machine.needed(spec, both)
     text = (
         f"for {episodes} episodes at a time {wanted} sandboxes, and {both - wanted} more to grade in, each of up to "
-        f"{spec.cpus:g} cores and {spec.memory_mb} MiB: {cores} cores and {math.ceil(memory_mb / 1024)} GiB"
+        f"{spec.total_cpus:g} cores and {spec.total_memory_mb} MiB: {cores} cores and {math.ceil(memory_mb / 1024)} GiB"
     )
     if _runs_here(backend) and (here := machine.room(spec)) < both:
         text += f"; a machine like this one holds {here}, and the other episodes wait for one"

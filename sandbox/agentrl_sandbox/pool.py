@@ -101,7 +101,8 @@ class SandboxPool:
             stack.push_async_callback(self._workshop.close)
             if self._spec is not None:
                 backend.sandbox(self._spec)  # refused now, not in the first episode
-                await self._workshop.prepare(self._spec.image)
+                for image in self._spec.images:
+                    await self._workshop.prepare(image)
             self._stack = stack.pop_all()
         self._open = True
         _say_once(backend.name, found, self._lanes)

@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl_sandbox.services import ServiceGroup
+
 
 class SandboxSpec(BaseModel):
     """What a sandbox is made of. Two equal specs make interchangeable sandboxes, so a pool may hold either ready."""
@@ -38,8 +40,25 @@ class SandboxSpec(BaseModel):
     """Added to the environment of every command. Nothing of the host's own environment is passed in."""
     sockets: Mapping[str, str] = Field(default_factory=dict)
     """Unix sockets of the host to mount in: path in the sandbox -> path on the host."""
+    services: ServiceGroup | None = None
+    """Containers beside it on a network of their own, such as a database. Only the back end docker has them."""
     lifetime_s: float = Field(default=3600.0, gt=0)
     """After this long the reaper may remove the sandbox, even if its owner is alive."""
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """All images that it needs, its own first."""
+        return (self.image, *(self.services.images if self.services is not None else ()))
+
+    @property
+    def total_memory_mb(self) -> int:
+        """MiB of the sandbox and its services."""
+        return self.memory_mb + (self.services.memory_mb if self.services is not None else 0)
+
+    @property
+    def total_cpus(self) -> float:
+        """Cores of the sandbox and its services."""
+        return self.cpus + (self.services.cpus if self.services is not None else 0)
 
     def loosened(self) -> list[str]:
         """The settings that are less safe than the defaults, as text for the log."""

@@ -33,13 +33,16 @@ class SandboxFactory:
         Nothing is awaited once it is open, so a cancellation cannot lose it.
         """
         try:
-            await self.prepare(spec.image)
+            for image in spec.images:
+                await self.prepare(image)
             began = asyncio.get_running_loop().time()
             sandbox = self._backend.sandbox(spec)
-            await _within(_MAKING_S, sandbox.__aenter__(), "making a sandbox")
+            ready_s = spec.services.ready_s if spec.services is not None else 0.0
+            await _within(_MAKING_S + ready_s, sandbox.__aenter__(), "making a sandbox")
         except Exception as exc:  # the back end's boundary
             self._tally.failed += 1
-            self._forget(spec.image)
+            for image in spec.images:
+                self._forget(image)
             raise _as_ours(exc) from exc
         self._tally.created += 1
         self._tally.creates.append(asyncio.get_running_loop().time() - began)

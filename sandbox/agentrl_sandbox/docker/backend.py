@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import Sequence
@@ -18,14 +17,13 @@ from agentrl_sandbox.docker.container import DEADLINE, IMAGE, OWNER, RUN, SANDBO
 from agentrl_sandbox.docker.disk import DiskWatch
 from agentrl_sandbox.docker.engine import DockerClient
 from agentrl_sandbox.docker.images import NAMES, Images
-from agentrl_sandbox.docker.sandbox import DockerSandbox, remove
+from agentrl_sandbox.docker.labelled import labelled, remove_groups
+from agentrl_sandbox.docker.sandbox import DockerSandbox
 from agentrl_sandbox.machine import Machine
 from agentrl_sandbox.reaper import reaping
 from agentrl_sandbox.spec import SandboxSpec
 
 _OWN_IMAGES = json.dumps({"reference": list(NAMES)})
-_AT_ONCE = 8
-"""Removals at a time."""
 
 
 class DockerBackend:
@@ -97,23 +95,14 @@ class DockerBackend:
         """See `Backend.list`."""
         engine, _ = self._opened()
         with engine.telling("the list of sandboxes"):
-            shown = await engine.docker.containers.list(all=1, filters=f'{{"label": ["{SANDBOX}"]}}')
-        return [_found(container["Labels"]) for container in shown]
+            found = {one.sandbox_id: one for one in map(_found, (await labelled(engine)).labels)}
+        return list(found.values())
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
         """See `Backend.remove`."""
         engine, _ = self._opened()
-        room = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(sandbox_id: str) -> None:
-            async with room:
-                with engine.telling(f"sandbox {sandbox_id}"):
-                    await remove(engine, sandbox_id)
-
-        results = await asyncio.gather(*map(one, sandbox_ids), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        with engine.telling(f"{len(sandbox_ids)} sandboxes"):
+            await remove_groups(engine, sandbox_ids)
 
     async def leftovers(self) -> Sequence[Leftover]:
         """The images that agentrl built, imported or made ready. While a run has sandboxes here, it may need them."""

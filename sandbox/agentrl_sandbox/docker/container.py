@@ -19,12 +19,14 @@ DEADLINE = "agentrl.deadline"
 IMAGE = "agentrl.image"
 DISK = "agentrl.disk"
 """A label of sandboxes that can write to the engine's disk, with their `disk_mb`."""
+SANDBOX_VARIABLE = "AGENTRL_SANDBOX"
+"""A variable of services: by it, their processes can be found once their engine is gone."""
 FIRST = "exec sleep 2147483647"
 """What the first process does: nothing."""
 
 _AGENT = 1000
 """The user `agent`, by number, as images need not know the name."""
-_KEEPER = 64_321
+KEEPER = 64_321
 """The user of the processes that hold a container open."""
 _MB = 1 << 20
 
@@ -66,7 +68,7 @@ def configuration(spec: SandboxSpec, sandbox_id: str, image: Image, host: Host) 
     return {
         "Image": image.name,
         # A user that no command has: so none can end it, or trace it. root has no capabilities here.
-        "User": f"{_KEEPER}:{_KEEPER}",
+        "User": f"{KEEPER}:{KEEPER}",
         "Entrypoint": ["/bin/sh", "-c", FIRST, sandbox_id],  # `leftovers` recognises it by this on its machine
         "Cmd": [],
         "WorkingDir": "/",
@@ -97,7 +99,7 @@ def _host_config(spec: SandboxSpec, image: Image, host: Host) -> dict[str, Any]:
         "NanoCpus": int(min(spec.cpus, host.cores) * 1e9),  # an engine refuses more than its machine has
         "PidsLimit": spec.pids,
         "Ulimits": [
-            {"Name": "fsize", "Soft": (size := _file_size(spec, host)), "Hard": size},
+            {"Name": "fsize", "Soft": (size := file_size(spec.file_mb, host)), "Hard": size},
             {"Name": "core", "Soft": 0, "Hard": 0},
         ],
         "CapDrop": ["ALL"],
@@ -113,7 +115,10 @@ def _host_config(spec: SandboxSpec, image: Image, host: Host) -> dict[str, Any]:
 def _folders(spec: SandboxSpec, image: Image) -> dict[str, str]:
     """The writable folders, in memory: an engine enforces no size on disk. /tmp and /dev/shm have a share each."""
     small = _share(spec)
-    folders = {path: _sized(small, "755", image.user) for path in image.volumes}
+    mounts = spec.services.main.mounts if spec.services is not None else ()
+    taken = {one.path for one in mounts if one.volume}
+    folders = {path: _sized(small, "755", image.user) for path in image.volumes if path not in taken}
+    folders |= {one.path: _sized(small, "1777", image.user) for one in mounts if not one.volume}
     if spec.read_only:  # else the root is writable, and with it the image's own folder
         folders[spec.workdir] = _sized(max(spec.disk_mb - 2 * small, 1), "755", image.user)
     return folders | {"/tmp": _sized(small, "1777", image.user)}
@@ -135,8 +140,8 @@ def _sockets(spec: SandboxSpec) -> list[dict[str, Any]]:
     return [{"Type": "bind", "Source": host, "Target": path} for path, host in spec.sockets.items()]
 
 
-def _file_size(spec: SandboxSpec, host: Host) -> int:
+def file_size(size_mb: int, host: Host) -> int:
     """The limit in bytes. An engine refuses more than its own hard limit. If it runs on this machine, that is ours."""
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    size = spec.file_mb * _MB
+    size = size_mb * _MB
     return size if hard == resource.RLIM_INFINITY or not host.here else min(size, hard)

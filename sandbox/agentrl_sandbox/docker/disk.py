@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from agentrl.errors import SandboxError, one_line
 from agentrl_sandbox import owners
-from agentrl_sandbox.docker.container import DISK, OWNER, SANDBOX
+from agentrl_sandbox.docker.container import DISK, OWNER
 from agentrl_sandbox.docker.engine import DockerClient
 
 log = logging.getLogger("agentrl")
@@ -86,8 +86,8 @@ class DiskWatch:
         return max(shares)
 
     async def _written(self) -> dict[str, int]:
-        """The bytes that each sandbox of this process has written to its root."""
+        """The bytes that each container of this process's sandboxes has written to its root."""
         labels = json.dumps({"label": [DISK, f"{OWNER}={owners.current()}"]})
         with self._engine.telling("the sizes of sandboxes"):
             shown = await self._engine.docker._query_json("containers/json", params={"size": "1", "filters": labels})
-        return {one["Labels"][SANDBOX]: int(one.get("SizeRw") or 0) for one in shown}
+        return {one["Names"][0].lstrip("/"): int(one.get("SizeRw") or 0) for one in shown}

@@ -80,6 +80,17 @@ class DockerClient:
         here = self.is_local and info.get("Name") == socket.gethostname()
         self.host = Host(info.get("NCPU") or math.inf, (info.get("MemTotal") or 0) >> 20, here)
 
+    async def create(self, body: dict[str, Any], name: str) -> None:
+        """Create a container, without a size of its root if this engine's disk cannot limit one. Raises DockerError."""
+        try:
+            await self.docker.containers.create(body, name=name)
+        except DockerError as exc:
+            if not body["HostConfig"].get("StorageOpt") or "storage-opt" not in exc.message.lower():
+                raise
+            self.host.quotas = False
+            body["HostConfig"]["StorageOpt"] = {}
+            await self.docker.containers.create(body, name=name)
+
     async def ping(self, within_s: float) -> None:
         """Raises SandboxError if the engine does not answer in time."""
         with self.telling("ping"):

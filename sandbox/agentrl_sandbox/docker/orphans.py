@@ -1,7 +1,7 @@
 """Containers whose engine was killed and has not come back: their processes run on, and no engine knows them.
 
-They are found by the name of a sandbox's first process, on the machine of the engine. Their parent is containerd's
-shim. Its command line names the socket on which its containerd would answer.
+They are found by the name of a sandbox's first process, or by a variable of its services, on the machine of the
+engine. Their parent is containerd's shim. Its command line names the socket on which its containerd would answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl_sandbox.backend import Leftover
-from agentrl_sandbox.docker.container import FIRST
+from agentrl_sandbox.docker.container import FIRST, SANDBOX_VARIABLE
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _DYING_S = 5.0
@@ -55,7 +55,8 @@ def _orphans() -> list[_Orphan]:
 
 def _orphan(pid: int) -> _Orphan | None:
     words = _command(pid)
-    if words[1:5] != ["--", "/bin/sh", "-c", FIRST] or not re.fullmatch(r"docker-[0-9a-f]{16}", words[-1]):
+    name = words[-1] if words[1:5] == ["--", "/bin/sh", "-c", FIRST] else _variable(pid)
+    if not re.fullmatch(r"docker-[0-9a-f]{16}", name):
         return None
     shim = _parent(pid)
     said = _command(shim) if shim else []
@@ -64,7 +65,7 @@ def _orphan(pid: int) -> _Orphan | None:
     # A shim in another container names a path that means something else here.
     if not _shares_files(shim) or _answers(said[said.index("-address") + 1]):
         return None
-    return _Orphan(words[-1], pid, shim)
+    return _Orphan(name, pid, shim)
 
 
 def _end(one: _Orphan) -> bool:
@@ -128,6 +129,12 @@ def _pids() -> list[int]:
 
 def _command(pid: int) -> list[str]:
     return _read(f"/proc/{pid}/cmdline").removesuffix("\0").split("\0")
+
+
+def _variable(pid: int) -> str:
+    """The sandbox of a service's process; empty for any other."""
+    found = (line for line in _read(f"/proc/{pid}/environ").split("\0") if line.startswith(f"{SANDBOX_VARIABLE}="))
+    return next(found, "").partition("=")[2]
 
 
 def _parent(pid: int) -> int:

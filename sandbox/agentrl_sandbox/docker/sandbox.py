@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import secrets
@@ -12,17 +13,21 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from aiodocker import DockerError
 
-from agentrl.errors import SandboxError
-from agentrl.sandbox import OnOutput, SandboxKilledError
+from agentrl.errors import ConfigError, SandboxError
+from agentrl.sandbox import OnOutput, SandboxKilledError, Snapshot
 from agentrl_sandbox.base import ShellSandbox
 from agentrl_sandbox.command import finish
 from agentrl_sandbox.docker.container import Image, configuration, identity
 from agentrl_sandbox.docker.disk import DiskWatch
 from agentrl_sandbox.docker.engine import DockerClient
 from agentrl_sandbox.docker.images import SOWN, Images, sowing
+from agentrl_sandbox.docker.labelled import remove_groups
 from agentrl_sandbox.docker.process import DockerProcess
+from agentrl_sandbox.docker.readiness import ServiceStart
+from agentrl_sandbox.docker.services import SiblingContainers
 from agentrl_sandbox.docker.stored import stored
 from agentrl_sandbox.docker.wrapper import KILLED, killer, new_token, wrapped
+from agentrl_sandbox.services import MAIN
 from agentrl_sandbox.spec import SandboxSpec
 
 T = TypeVar("T")
@@ -44,9 +49,11 @@ _SHOW_OOM = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_c
 
 
 class DockerSandbox(ShellSandbox):
-    """One container. Its commands run through the engine's exec; `DockerBackend.sandbox` makes it."""
+    """One container, with those of its services. Its commands run through the engine's exec; `DockerBackend.sandbox`
+    makes it."""
 
     kind: ClassVar[str] = "docker"
+    has_services: ClassVar[bool] = True
 
     def __init__(self, spec: SandboxSpec, engine: DockerClient, images: Images, watch: DiskWatch) -> None:
         super().__init__(spec, f"docker-{secrets.token_hex(8)}")
@@ -58,7 +65,12 @@ class DockerSandbox(ShellSandbox):
         self._engine, self._images, self._watch = engine, images, watch
         self._docker = engine.docker
         self._container = self._docker.containers.container(self.sandbox_id)  # an engine takes names for ids
-        self._request: asyncio.Task[Any] | None = None
+        self._requests: set[asyncio.Task[Any]] = set()
+        self._siblings = (
+            SiblingContainers(self.sandbox_id, self.spec, self.spec.services, engine, images)
+            if self.spec.services is not None
+            else None
+        )
         self._dead: tuple[type[SandboxError], str] | None = None
         """Why nothing can run here any more: SandboxKilledError if its own commands caused it."""
         self._killed_for = ""
@@ -74,37 +86,48 @@ class DockerSandbox(ShellSandbox):
         image = await self._images.owned(self.spec)
         with self.telling():
             try:
+                if self._siblings is not None:
+                    await self._siblings.prepare(image, self._whole)
                 await self._create(image)
             except DockerError as exc:
                 if exc.status != 404:  # the image was removed since it was made
                     raise
                 self._images.forget()
+                if self._siblings is not None:  # the next sandbox finds it missing, and makes it
+                    raise
                 image = await self._images.owned(self.spec)
                 await self._create(image)
             if not self.spec.read_only:
                 self._watch.add(self.sandbox_id, self.spec.disk_mb, self.kill_all)
             await self._whole(self._container.start())
+            if self._siblings is not None:
+                for name, service in self._siblings.group.services.items():
+                    kill = functools.partial(self._kill_for, name)
+                    self._watch.add(self._siblings.name(name), service.disk_mb, kill)
+                await ServiceStart(self._siblings, self._whole).run()
         if image.seed:
             await self._sow()
 
     async def _create(self, image: Image) -> None:
-        host = self._engine.host
-        body = configuration(self.spec, self.sandbox_id, image, host)
-        limited = bool(body["HostConfig"]["StorageOpt"])
-        try:
-            await self._whole(self._docker.containers.create(body, name=self.sandbox_id))
-        except DockerError as exc:
-            if not limited or "storage-opt" not in exc.message.lower():
-                raise
-            host.quotas = False
-            await self._create(image)
+        body = configuration(self.spec, self.sandbox_id, image, self._engine.host)
+        if self._siblings is not None:
+            own = self._siblings.main()
+            body["HostConfig"] |= {**own, "Mounts": [*body["HostConfig"]["Mounts"], *own["Mounts"]]}
+            body["NetworkingConfig"] = self._siblings.endpoints(MAIN, self._siblings.group.main)
+        await self._whole(self._engine.create(body, self.sandbox_id))
+        if self._siblings is not None:
+            await self._siblings.place(MAIN, self._siblings.group.main, self._whole)
 
     async def _whole(self, request: Coroutine[Any, Any, T]) -> T:
         """A request that creates something. If its caller is cancelled, the request continues, and `_close` waits
         for its end: the engine would complete it anyway, perhaps after everything was removed.
         """
-        self._request = task = asyncio.create_task(request)
+        task = asyncio.create_task(request)
+        self._requests.add(task)
         return await asyncio.shield(task)
+
+    async def _kill_for(self, service: str, why: str) -> None:
+        await self.kill_all(f"its service {service}: {why}")
 
     async def _sow(self) -> None:
         """Copy the image's content of the work folder, because that folder is in memory here."""
@@ -118,12 +141,16 @@ class DockerSandbox(ShellSandbox):
     async def _close(self) -> None:
         """An engine that does not answer leaves the container to the reaper of a later run."""
         self._watch.drop(self.sandbox_id)
-        if self._request is not None:
-            if self._engine.gone:
-                self._request.cancel()  # no answer comes
-            await asyncio.wait([self._request])
-            if not self._request.cancelled():
-                self._request.exception()  # it was raised where the request was made
+        for name in self._siblings.names if self._siblings is not None else ():
+            self._watch.drop(name)
+        if self._requests:
+            for request in self._requests:
+                if self._engine.gone:
+                    request.cancel()  # no answer comes
+            await asyncio.wait(self._requests)
+            for request in self._requests:
+                if not request.cancelled():
+                    request.exception()  # it was raised where the request was made
             await self._remove()
         await asyncio.gather(*(process.abandon() for process in list(self._processes)))
 
@@ -134,7 +161,10 @@ class DockerSandbox(ShellSandbox):
                 return False
             try:
                 with self.telling():
-                    await remove(self._engine, self.sandbox_id)
+                    if self._siblings is None:
+                        await remove(self._engine, self.sandbox_id)
+                    else:
+                        await remove_groups(self._engine, [self.sandbox_id])
                 return True
             except SandboxError as exc:
                 error = exc
@@ -150,6 +180,15 @@ class DockerSandbox(ShellSandbox):
             with self.telling():
                 return await stored(self._engine, self.sandbox_id, path, max_bytes)
         return await super().read_stored(sandbox_path, max_bytes=max_bytes)  # the engine does not see folders in memory
+
+    async def snapshot(self) -> Snapshot:
+        """See `Sandbox.snapshot`. Raises ConfigError if there are services: what they hold cannot be kept."""
+        if self._siblings is not None:
+            raise ConfigError(
+                f"sandbox {self.sandbox_id} has services ({', '.join(self._siblings.group.services)}), whose data no "
+                "snapshot holds: its episode cannot be parked or branched, and starts again instead"
+            )
+        return await super().snapshot()
 
     # Commands
 

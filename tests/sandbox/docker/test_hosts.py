@@ -19,6 +19,7 @@ from agentrl.rollout.groups import Rollout, run_groups
 from agentrl.testing import call
 from agentrl_sandbox import SandboxPool, open_backend
 from agentrl_sandbox.docker import hosts
+from agentrl_sandbox.services import Mount, Service, ServiceGroup
 from agentrl_sandbox.spec import SandboxSpec
 from tests.sandbox.docker.remote import IMAGE, Daemon, SshServer, free_port, needs
 from tests.sandbox.engine import ALONE
@@ -84,6 +85,30 @@ async def test_sandboxes_are_spread_and_removed(two, ssh):
         await asyncio.gather(*(box.close() for box in boxes[3:]))
     assert [engine.containers() for engine in two] == [[], []]
     assert server.logins == 2, "one for each host, however many commands"
+
+
+async def test_all_services_of_a_sandbox_run_on_its_host(two, ssh, tmp_path):
+    (tmp_path / "index.html").write_text("a page of this machine")
+    mount = Mount(path="/pages", volume="pages", read_only=True)
+    web = Service(
+        image=IMAGE,
+        command=("httpd", "-f", "-p", "80", "-h", "/pages"),
+        networks={"default": ()},
+        mounts=(mount,),
+        memory_mb=16,
+    )
+    group = ServiceGroup(services={"web": web}, volumes={"pages": str(tmp_path)})
+    spec = SPEC.model_copy(update={"services": group, "read_only": False})
+    async with (
+        open_backend(name_of(ssh(), two)) as backend,
+        backend.sandbox(spec) as one,
+        backend.sandbox(spec) as two_,
+    ):
+        assert [len(engine.containers()) for engine in two] == [3, 3]
+        for box in (one, two_):
+            assert "a page of this machine" in (await box.exec("wget -q -O - http://web", check=True)).stdout
+        assert len(await backend.list()) == 2
+    assert [engine.containers() for engine in two] == [[], []]
 
 
 async def test_a_server_that_forwards_no_sockets_is_dialled_for_each_connection(two, ssh):

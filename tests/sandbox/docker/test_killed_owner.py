@@ -1,6 +1,7 @@
 """kill -9 of a run with many sandboxes: the next one removes them all. `make soak-sandbox` does it 20 times."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -11,21 +12,23 @@ from pathlib import Path
 import pytest
 
 from agentrl_sandbox.docker import DockerBackend
+from agentrl_sandbox.docker.container import OWNER
 from agentrl_sandbox.survey import collect, found
 from tests.sandbox.engine import ALONE, entered
 
 pytestmark = ALONE
 
 COUNT = 64
+WITH_SERVICES = 32 if "AGENTRL_SOAK_SANDBOX" in os.environ else 3
 ROUNDS = int(os.environ.get("AGENTRL_SOAK_SANDBOX", "2"))
 
 
 @asynccontextmanager
-async def owner(count, *, wait_for):
+async def owner(count, *options, wait_for):
     """A process that holds `count` sandboxes, once it has opened `wait_for` of them; and its name as their owner."""
     script = Path(__file__).with_name("owner.py")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, script, str(count), stdout=asyncio.subprocess.PIPE, start_new_session=True
+        sys.executable, script, str(count), *options, stdout=asyncio.subprocess.PIPE, start_new_session=True
     )
     try:
         name = (await process.stdout.readline()).decode().strip()
@@ -67,6 +70,30 @@ async def test_after_the_next_start_none_is_left(capsys):
                 f"{sum(left)} ({max(seconds):.1f} s at most to remove them)"
             )
     assert sum(left) == 0
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("wait_for", [1, WITH_SERVICES])
+async def test_services_networks_and_volumes_of_a_killed_owner(docker, base, wait_for):
+    await docker.prepare("")
+    async with owner(WITH_SERVICES, "services", wait_for=wait_for) as (process, name):
+        process.kill()
+        await process.wait()
+    query, labels = docker.engine.docker._query_json, json.dumps({"label": [f"{OWNER}={name}"]})
+
+    async def things():
+        containers = await query("containers/json", params={"all": "1", "filters": labels})
+        networks = await query("networks", params={"filters": labels})
+        volumes = await query("volumes", params={"filters": labels})
+        return len(containers), len(networks), len(volumes["Volumes"] or ())
+
+    found = await things()
+    assert found[0] >= 3 * wait_for
+    assert min(found[1:]) >= wait_for
+    deadline = time.monotonic() + 60
+    while any(await things()):
+        assert time.monotonic() < deadline
+        await collect("docker")
 
 
 @pytest.mark.timeout(300)

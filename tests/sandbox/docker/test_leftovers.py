@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_sandbox import survey
-from agentrl_sandbox.docker.container import FIRST
+from agentrl_sandbox.docker.container import FIRST, SANDBOX_VARIABLE
 from agentrl_sandbox.docker.orphans import Orphans
 from tests.sandbox.docker.conftest import SMALL
 from tests.sandbox.engine import ALONE, REQUIRED
@@ -37,17 +37,24 @@ async def test_images_are_left_once_no_sandbox_is_there(docker, base, tmp_path):
     assert (await docker._engine.docker.images.inspect(base))["Id"]
 
 
-@pytest.fixture
-def orphan(tmp_path):
+@pytest.fixture(params=["sandbox", "service"])
+def orphan(tmp_path, request):
     """A stand-in for a shim with a sandbox's first process below it, and the socket of its containerd."""
     init = shutil.which("docker-init") or shutil.which("docker-init", path="/usr/libexec/docker:/usr/lib/docker")
     if init is None:
         assert "docker" not in REQUIRED
         pytest.skip("needs docker-init")
     address, name = f"{tmp_path}/containerd.sock", f"docker-{os.urandom(8).hex()}"
-    words = ["containerd-shim-runc-v2", "-c", SHIM, "-address", address, init, "--", "/bin/sh", "-c", FIRST, name]
+    first = ["/bin/sh", "-c", FIRST, name] if request.param == "sandbox" else ["sleep", "1000"]
+    words = ["containerd-shim-runc-v2", "-c", SHIM, "-address", address, init, "--", *first]
+    variable = {} if request.param == "sandbox" else {SANDBOX_VARIABLE: name}
     shim = subprocess.Popen(
-        words, executable=shutil.which("bash"), stdout=subprocess.PIPE, text=True, start_new_session=True
+        words,
+        executable=shutil.which("bash"),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **variable},
     )
     pid = int(shim.stdout.readline())
     while not Path(f"/proc/{pid}/cmdline").read_text().startswith(init):  # until then it is a copy of the shim

@@ -1,0 +1,92 @@
+"""What belongs to sandboxes on an engine, by its labels: containers, networks and volumes; and their removal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any
+
+from aiodocker import DockerError
+
+from agentrl._util.concurrency import gather
+from agentrl_sandbox.docker.container import SANDBOX
+from agentrl_sandbox.docker.engine import DockerClient
+
+_AT_ONCE = 8
+"""Removals at a time."""
+_REMOVALS_S = (0.1, 0.3, 1.0, 2.0, 0.0)
+"""Pauses after a removal that the engine refused: it learns a moment later that no container has a network."""
+
+
+async def remove_groups(engine: DockerClient, sandbox_ids: Sequence[str]) -> None:
+    """Remove sandboxes with their services, networks and volumes. What is gone already is not an error.
+
+    What can be removed is, before an error is raised.
+    """
+    found = await labelled(engine, sandbox_ids[0] if len(sandbox_ids) == 1 else "")
+    room, ids, failures = asyncio.Semaphore(_AT_ONCE), set(sandbox_ids), list[DockerError]()
+
+    async def one(removal: Awaitable[None]) -> None:
+        async with room:
+            try:
+                await removal
+            except DockerError as exc:
+                failures.append(exc)
+
+    await gather(one(_remove_container(engine, name)) for name, owner in found.containers if owner in ids)
+    things = [(f"networks/{name}", owner) for name, owner in found.networks]
+    things += [(f"volumes/{name}", owner) for name, owner in found.volumes]
+    await gather(one(_remove_thing(engine, path)) for path, owner in things if owner in ids)
+    if failures:
+        raise failures[0]
+
+
+class Labelled:
+    """What has the label of a sandbox on an engine: (name, sandbox) for each thing."""
+
+    def __init__(
+        self, containers: Sequence[Any], networks: Sequence[Mapping[str, Any]], volumes: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self.labels = [
+            *(one["Labels"] for one in containers),
+            *(one["Labels"] for one in networks),
+            *(one["Labels"] for one in volumes),
+        ]
+        self.containers = [(str(one["Id"]), one["Labels"][SANDBOX]) for one in containers]
+        self.networks = [(str(one["Id"]), one["Labels"][SANDBOX]) for one in networks]
+        self.volumes = [(str(one["Name"]), one["Labels"][SANDBOX]) for one in volumes]
+
+
+async def labelled(engine: DockerClient, sandbox_id: str = "") -> Labelled:
+    """All things on an engine that belong to sandboxes, or to one of them."""
+    parameters = {"filters": json.dumps({"label": [f"{SANDBOX}={sandbox_id}" if sandbox_id else SANDBOX]})}
+    query = engine.docker._query_json
+    containers = await query("containers/json", params={**parameters, "all": "1"})
+    networks = await query("networks", params=parameters)
+    volumes = await query("volumes", params=parameters)
+    return Labelled(containers, networks, volumes["Volumes"] or [])
+
+
+async def _remove_container(engine: DockerClient, name: str) -> None:
+    try:
+        await engine.docker.containers.container(name).delete(force=True, v=True)
+    except DockerError as exc:
+        if exc.status not in (404, 409):  # 409: another removes it at this moment
+            raise
+
+
+async def _remove_thing(engine: DockerClient, path: str) -> None:
+    """Remove a network or a volume. The engine learns a moment later that no container has it."""
+    for pause in _REMOVALS_S:
+        try:
+            async with engine.docker._query(path, "DELETE") as response:
+                await response.read()
+        except DockerError as exc:
+            if exc.status == 404:
+                return
+            if exc.status not in (403, 409) or not pause:
+                raise
+            await asyncio.sleep(pause)
+        else:
+            return

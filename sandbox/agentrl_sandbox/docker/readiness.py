@@ -1,0 +1,159 @@
+"""The start of a sandbox's services: each after those that it waits for, until all are ready or one has failed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from aiodocker import DockerError
+
+from agentrl._util.concurrency import gather
+from agentrl.errors import ConfigError, SandboxError
+from agentrl_sandbox.docker.services import SiblingContainers, Whole
+from agentrl_sandbox.services import MAIN, StartedAs
+
+_SHOWN = 10
+"""Lines of a service's log in an error."""
+_POLL_S, _LONGEST_POLL_S = 0.1, 1.0
+_SURE_S = 0.5
+"""A service without a health check counts as running after this time."""
+_SECOND = 1_000_000_000
+_CHECK_S = 10.0
+
+
+class ServiceStart:
+    """One start of a sandbox's services."""
+
+    def __init__(self, siblings: SiblingContainers, whole: Whole) -> None:
+        self._siblings, self._whole = siblings, whole
+        self._id, self._group, self._docker = siblings.sandbox_id, siblings.group, siblings.docker
+        self._started = {name: asyncio.Event() for name in self._group.services}
+        self._healthy = set[str]()
+        """Those that passed their health check once."""
+
+    async def run(self) -> None:
+        """Start all services. Raises SandboxError, with the end of its log, about a service that does not start, fails,
+        or is not ready in time.
+        """
+        if not self._group.services:
+            return
+        begun = time.monotonic()
+        try:
+            async with asyncio.timeout(self._group.ready_s) as deadline:
+                await gather(self._bring_up(name) for name in self._group.services)
+                await asyncio.sleep(max(0.0, _SURE_S - (time.monotonic() - begun)))
+                after = self._group.main.after
+                await gather(self._until(name, after.get(name)) for name in self._group.services)
+                await gather(self._until(name, None) for name in self._group.services)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            late = [name for name in self._group.services if not await self._is_ready(name)]
+            slow = (late or list(self._group.services))[0]
+            raise await self._failure(slow, f"was not ready within {self._group.ready_s:g} s") from None
+
+    async def _bring_up(self, name: str) -> None:
+        service = self._group.services[name]
+        waited = dict(service.after)
+        if service.within:
+            waited.setdefault(service.within, "started")
+        for other, how in waited.items():
+            if other != MAIN:
+                await self._started[other].wait()
+                await self._until(other, how)
+        try:
+            await self._whole(self._docker.containers.container(self._siblings.name(name)).start())
+        except DockerError as exc:
+            raise SandboxError(f"sandbox {self._id}: its service {name} does not start: {_line(exc)}") from exc
+        self._started[name].set()
+        await self._until(name, None)
+
+    async def _until(self, name: str, how: StartedAs | None) -> None:
+        """Wait until a service is as another needs it; None: as it should be in the end."""
+        pause = _POLL_S
+        while not await self._is_so(name, how):
+            await asyncio.sleep(pause)
+            pause = min(1.5 * pause, _LONGEST_POLL_S)
+
+    async def _is_ready(self, name: str) -> bool:
+        with contextlib.suppress(SandboxError, DockerError):
+            return await self._is_so(name, None)
+        return False
+
+    async def _is_so(self, name: str, how: StartedAs | None) -> bool:
+        shown = await self._shown(name)
+        state: dict[str, Any] = shown["State"]
+        ended, waits = state["Status"] in ("exited", "dead"), state["Status"] in ("created", "restarting")
+        if how == "started" or waits:
+            return how == "started"
+        if ended:
+            return await self._has_ended(name, how, state)
+        if how == "completed":
+            return False
+        health = (state.get("Health") or {}).get("Status")
+        if health is None and how == "healthy":
+            raise ConfigError(
+                f"a service waits until {name} is healthy, but neither it nor its image has a healthcheck"
+            )
+        if health == "unhealthy":
+            raise await self._failure(name, f"is not healthy: {_last_check(state)}")
+        if health == "healthy" or (health == "starting" and await self._passes(name, shown["Config"]["Healthcheck"])):
+            self._healthy.add(name)
+        return health is None or name in self._healthy
+
+    async def _has_ended(self, name: str, how: StartedAs | None, state: Mapping[str, Any]) -> bool:
+        """Whether a service that has ended is as it should be. Raises SandboxError if it never will be."""
+        if state["ExitCode"] and self._group.services[name].restart == "no":
+            memory = " (its memory was used up)" if state["OOMKilled"] else ""
+            raise await self._failure(name, f"ended with exit code {state['ExitCode']}{memory}")
+        if how == "healthy" and name not in self._healthy:
+            raise await self._failure(name, "ended before it was healthy")
+        return not state["ExitCode"]
+
+    async def _passes(self, name: str, check: Mapping[str, Any]) -> bool:
+        """Ask a health check that the engine asks seldom: its first time is one interval after the start."""
+        kind, *words = check.get("Test") or ("NONE",)
+        argv = {"CMD": words, "CMD-SHELL": ["/bin/sh", "-c", *words]}.get(kind)
+        if not argv or check.get("Interval", 0) <= _SECOND or name in self._healthy:
+            return False
+        with contextlib.suppress(DockerError, TimeoutError):
+            async with asyncio.timeout(_CHECK_S):
+                command = await self._docker.containers.container(self._siblings.name(name)).exec(argv)
+                async with command.start() as stream:
+                    while await stream.read_out() is not None:
+                        pass
+                return (await command.inspect())["ExitCode"] == 0
+        return False
+
+    async def _shown(self, name: str) -> dict[str, Any]:
+        try:
+            shown: dict[str, Any] = await self._docker._query_json(f"containers/{self._siblings.name(name)}/json")
+        except DockerError as exc:
+            raise SandboxError(f"sandbox {self._id}: its service {name} is gone: {_line(exc)}") from exc
+        return shown
+
+    async def _failure(self, name: str, what: str) -> SandboxError:
+        """An error about a service, with the end of its log."""
+        said = ""
+        with contextlib.suppress(DockerError, TimeoutError):
+            async with asyncio.timeout(10.0):
+                container = self._docker.containers.container(self._siblings.name(name))
+                said = "".join(await container.log(stdout=True, stderr=True, tail=_SHOWN))
+        lines = " | ".join(line.strip() for line in said.splitlines() if line.strip())[-1500:]
+        return SandboxError(
+            f"sandbox {self._id}: its service {name} {what}; "
+            + (f"the end of its log: {lines}" if lines else "it wrote nothing")
+        )
+
+
+def _last_check(state: Mapping[str, Any]) -> str:
+    checks = (state.get("Health") or {}).get("Log") or [{}]
+    said = " ".join(str(checks[-1].get("Output", "")).split())[-300:]
+    return f"its last check ended with {checks[-1].get('ExitCode')}, {said or 'and wrote nothing'}"
+
+
+def _line(exc: DockerError) -> str:
+    return " ".join(exc.message.split())[-400:]

@@ -1,0 +1,326 @@
+"""The services of a sandbox: containers beside it, with networks and volumes that only they and it have.
+
+Nothing here depends on the firewall of the engine's machine. A network without a way out is a bridge to which the
+machine itself has no address, and its name server asks nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from ipaddress import ip_address, ip_network
+from typing import Any, TypeAlias
+
+from aiodocker import DockerError
+
+from agentrl_sandbox.docker.container import DISK, FIRST, KEEPER, SANDBOX_VARIABLE, Image, file_size, labels
+from agentrl_sandbox.docker.engine import DockerClient
+from agentrl_sandbox.docker.images import Images
+from agentrl_sandbox.docker.packing import packed_files, packed_folder
+from agentrl_sandbox.services import CAPABILITIES, MAIN, HealthCheck, Mount, Placed, Service, ServiceGroup
+from agentrl_sandbox.spec import SandboxSpec
+
+Whole: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
+"""Makes a request that a cancellation does not interrupt."""
+
+_LOG = {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "1"}}
+_RANGE = int(ip_address("198.18.0.0"))
+"""The first address of a range that no network uses: it is reserved for benchmarks, and holds 2,048 of ours. The
+engine's own ranges suffice for some thirty networks."""
+_TRIES = 40
+"""Subnets to try: another sandbox may have the same one."""
+_MB = 1 << 20
+_HELD = "/volumes"
+
+
+class SiblingContainers:
+    """The services of one sandbox. `prepare` before its container is created; once that runs, `ServiceStart`."""
+
+    def __init__(
+        self, sandbox_id: str, spec: SandboxSpec, group: ServiceGroup, engine: DockerClient, images: Images
+    ) -> None:
+        self.sandbox_id, self.group, self.docker = sandbox_id, group, engine.docker
+        self._spec, self._engine, self._images = spec, engine, images
+        self._labels = labels(spec, sandbox_id)
+        self._addresses: dict[tuple[str, str], str] = {}
+        """Network and service -> its address there, on networks without a way out."""
+        self._volumes: dict[str, str] = {}
+        """Volume of the group -> its name on the engine."""
+
+    def name(self, service: str) -> str:
+        """The name of a service's container."""
+        return self.sandbox_id if service == MAIN else f"{self.sandbox_id}-{service}"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all services' containers."""
+        return [self.name(service) for service in self.group.services]
+
+    async def prepare(self, image: Image, whole: Whole) -> None:
+        """Make the networks and the volumes, and create the containers. `image` is the sandbox's own."""
+        images = {name: await self._images.ready(one.image) for name, one in self.group.services.items()}
+        mounts = {name: self._all_mounts(name, images[name]) for name in images}
+        for name in self._networks():
+            await whole(self._make_network(name))
+        for volume in self._sizes(mounts):
+            await whole(self._make_volume(*volume))
+        if self._volumes:
+            await self._hold(image, whole)
+        for name, service in self._in_order():
+            body = self._body(name, service, images[name], mounts[name])
+            await whole(self._engine.create(body, self.name(name)))
+            await self.place(name, service, whole)
+
+    def main(self) -> dict[str, Any]:
+        """What the sandbox's own container is created with: fields of its HostConfig and NetworkingConfig."""
+        main = self.group.main
+        joined = {"NetworkMode": self._first_network(main), **self._names(MAIN, main)}
+        return {
+            **(joined if self.group.services else {"ExtraHosts": list(main.hosts)}),
+            "Mounts": [self._mount(one) for one in main.mounts if one.volume],
+        }
+
+    async def place(self, name: str, placed: Placed, whole: Whole) -> None:
+        """Connect a container that was created to its other networks, and copy its files there."""
+        for network in list(placed.networks)[1:] if self.group.services else ():
+            body = {"Container": self.name(name), "EndpointConfig": self.endpoint(name, placed, network)}
+            await whole(self.docker._query_json(f"networks/{self._network(network)}/connect", "POST", data=body))
+        if placed.files:
+            archive = await asyncio.to_thread(packed_files, placed.files)
+            await whole(self._unpack(self.name(name), "/", archive))
+
+    def endpoint(self, name: str, placed: Placed, network: str) -> dict[str, Any]:
+        """The names that a container has on a network, and its address, unless the engine chooses it."""
+        address = self._addresses.get((network, name))
+        return {
+            "Aliases": self._aliases(name, placed, network),
+            **({"IPAMConfig": {"IPv4Address": address}} if address else {}),
+        }
+
+    def _aliases(self, name: str, placed: Placed, network: str) -> list[str]:
+        return list(dict.fromkeys((name, *placed.networks[network])))
+
+    def endpoints(self, name: str, placed: Placed) -> dict[str, Any]:
+        """The body's NetworkingConfig. An engine takes one network at creation."""
+        first = next(iter(placed.networks), None)
+        if first is None or not self.group.services:
+            return {}
+        return {"EndpointsConfig": {self._network(first): self.endpoint(name, placed, first)}}
+
+    # Networks and volumes
+
+    def _networks(self) -> list[str]:
+        """None without services: then the sandbox alone is as its spec says."""
+        parts = self._parts().values() if self.group.services else ()
+        return list(dict.fromkeys(network for one in parts for network in one.networks))
+
+    def _network(self, name: str) -> str:
+        return f"{self.sandbox_id}-{name}"
+
+    def _is_closed(self, network: str) -> bool:
+        return self._spec.network != "open" or network in self.group.closed
+
+    async def _make_network(self, name: str) -> None:
+        closed = self._is_closed(name)
+        body: dict[str, Any] = {
+            "Name": self._network(name),
+            "CheckDuplicate": True,
+            "Driver": "bridge",
+            "Internal": closed,
+            "Labels": self._labels,
+            # without an address of the machine, it cannot be reached, and its routes do not change
+            "Options": {"com.docker.network.bridge.inhibit_ipv4": "true"} if closed else {},
+        }
+        for attempt in range(_TRIES if closed else 1):
+            subnet = ip_network((_RANGE + (secrets.randbelow(2 << 10) << 6), 26))
+            chosen = {"IPAM": {"Driver": "default", "Config": [{"Subnet": str(subnet)}]}} if closed else {}
+            try:
+                await self.docker._query_json("networks/create", "POST", data=body | chosen)
+            except DockerError as exc:
+                if "overlap" not in exc.message.lower() or attempt == _TRIES - 1:
+                    raise
+            else:
+                if closed:
+                    members = [one for one, placed in self._parts().items() if name in placed.networks]
+                    self._addresses |= {(name, one): str(subnet[2 + at]) for at, one in enumerate(members)}
+                return
+
+    def _parts(self) -> dict[str, Placed]:
+        return {MAIN: self.group.main, **self.group.services}
+
+    def _all_mounts(self, name: str, image: Image) -> tuple[Mount, ...]:
+        """A service's mounts, with those for the folders that its image declares as volumes."""
+        mounts = self.group.services[name].mounts
+        taken = {one.path.rstrip("/") for one in mounts}
+        declared = [path for path in image.volumes if path.rstrip("/") not in taken]
+        return (*mounts, *(Mount(path=path, volume=f"{name}:{path}") for path in declared))
+
+    def _sizes(self, mounts: Mapping[str, Sequence[Mount]]) -> list[tuple[str, int]]:
+        """Each volume with its size in MiB."""
+        memory = {name: self.group.services[name].memory_mb for name in mounts}
+        users: dict[str, list[int]] = {}
+        for name, some in ({**mounts, MAIN: self.group.main.mounts}).items():
+            for one in some:
+                if one.volume:
+                    users.setdefault(one.volume, []).append(memory.get(name, self._spec.memory_mb))
+        return [(one, self.group.volume_mb.get(one, max(found) // 2)) for one, found in users.items()]
+
+    async def _make_volume(self, volume: str, size_mb: int) -> None:
+        name = f"{self.sandbox_id}-v{len(self._volumes)}"
+        body = {
+            "Name": name,
+            "Driver": "local",
+            "DriverOpts": {"type": "tmpfs", "device": "tmpfs", "o": f"size={max(size_mb, 1)}m,nosuid,nodev"},
+            "Labels": self._labels,
+        }
+        self._volumes[volume] = name
+        await self.docker._query_json("volumes/create", "POST", data=body)
+
+    async def _hold(self, image: Image, whole: Whole) -> None:
+        """Run a container that holds the volumes: memory is freed when the last container that has it ends.
+
+        No process of the sandbox is in it, and it has no network.
+        """
+        places = {volume: f"{_HELD}/{number}" for number, volume in enumerate(self._volumes)}
+        body = {
+            "Image": image.name,
+            "User": f"{KEEPER}:{KEEPER}",
+            "Entrypoint": ["/bin/sh", "-c", FIRST, self.sandbox_id],
+            "Cmd": [],
+            "Env": [f"{SANDBOX_VARIABLE}={self.sandbox_id}"],
+            "Labels": self._labels,
+            "Healthcheck": {"Test": ["NONE"]},
+            "HostConfig": {
+                "NetworkMode": "none",
+                "Mounts": [
+                    {"Type": "volume", "Source": self._volumes[one], "Target": place, "VolumeOptions": {"NoCopy": True}}
+                    for one, place in places.items()
+                ],
+                "Memory": 32 * _MB,
+                "MemorySwap": 32 * _MB,
+                "PidsLimit": 16,
+                "CapDrop": ["ALL"],
+                "SecurityOpt": ["no-new-privileges"],
+                "LogConfig": {"Type": "none"},
+                "IpcMode": "private",
+            },
+        }
+        name = f"{self.sandbox_id}-volumes"
+        await whole(self._engine.create(body, name))
+        container = self.docker.containers.container(name)
+        await whole(container.start())
+        for volume, place in places.items():
+            if folder := self.group.volumes.get(volume):
+                await whole(self._unpack(name, place, await asyncio.to_thread(packed_folder, folder)))
+
+    async def _unpack(self, container: str, folder: str, archive: bytes) -> None:
+        """Unpack a tar file in a container. aiodocker's own method has no types."""
+        sent = self.docker._query(f"containers/{container}/archive", "PUT", params={"path": folder}, data=archive)
+        async with sent as response:
+            await response.read()
+
+    def _mount(self, one: Mount) -> dict[str, Any]:
+        return {
+            "Type": "volume",
+            "Source": self._volumes[one.volume],
+            "Target": one.path,
+            "ReadOnly": one.read_only,
+            # the folder's own content is there already
+            "VolumeOptions": {"NoCopy": bool(self.group.volumes.get(one.volume))},
+        }
+
+    # Containers
+
+    def _in_order(self) -> list[tuple[str, Service]]:
+        """Those whose network others share come first."""
+        return sorted(self.group.services.items(), key=lambda item: bool(item[1].within))
+
+    def _first_network(self, placed: Placed) -> str:
+        return next((self._network(one) for one in placed.networks), "none")
+
+    def _names(self, name: str, placed: Placed) -> dict[str, Any]:
+        """How a container finds names. Its file of hosts has all that it reaches, if there is no way out.
+
+        Then its name server asks the container itself for others, where nothing answers: an engine may ask outside.
+        """
+        if not all(map(self._is_closed, placed.networks)):
+            return {"ExtraHosts": list(placed.hosts)}
+        known: dict[str, str] = {}
+        for network in placed.networks:
+            for other, part in self._parts().items():
+                if other != name and network in part.networks:
+                    for alias in self._aliases(other, part, network):
+                        known.setdefault(alias, self._addresses[network, other])
+        return {
+            "ExtraHosts": [*placed.hosts, *(f"{alias}:{address}" for alias, address in known.items())],
+            "Dns": ["127.0.0.1"],
+            "DnsOptions": ["timeout:1", "attempts:1"],
+        }
+
+    def _body(self, name: str, service: Service, image: Image, mounts: Sequence[Mount]) -> dict[str, Any]:
+        given: dict[str, Any] = {
+            "User": service.user or None,
+            "Entrypoint": list(service.entrypoint) if service.entrypoint is not None else None,
+            "Cmd": list(service.command) if service.command is not None else None,
+            "WorkingDir": service.workdir or None,
+            "Hostname": None if service.within else (service.hostname or name)[:63],
+            "Healthcheck": _health(service.health) if service.health is not None else None,
+        }
+        return {
+            **{key: value for key, value in given.items() if value is not None},
+            "Image": image.name,
+            "Env": [*(f"{key}={value}" for key, value in service.env.items()), f"{SANDBOX_VARIABLE}={self.sandbox_id}"],
+            "Labels": self._labels | {DISK: str(service.disk_mb)},
+            "Tty": service.tty,
+            "OpenStdin": service.tty,
+            "HostConfig": self._host_config(name, service, mounts),
+            "NetworkingConfig": {} if service.within else self.endpoints(name, service),
+        }
+
+    def _host_config(self, name: str, service: Service, mounts: Sequence[Mount]) -> dict[str, Any]:
+        host = self._engine.host
+        policy, _, count = service.restart.partition(":")
+        size = file_size(service.disk_mb, host)
+        limits = {"fsize": (size, size), "core": (0, 0), **service.ulimits}
+        shared = f"container:{self.name(service.within)}" if service.within else ""
+        return {
+            "NetworkMode": shared or self._first_network(service),
+            **({} if shared else self._names(name, service)),
+            "Mounts": [self._mount(one) for one in mounts if one.volume],
+            "Tmpfs": {
+                one.path: f"rw,exec,nosuid,nodev,size={max(service.memory_mb // 4, 1)}m,mode=1777"
+                for one in mounts
+                if not one.volume
+            },
+            "Memory": service.memory_mb * _MB,
+            "MemorySwap": service.memory_mb * _MB,
+            "NanoCpus": int(min(service.cpus, host.cores) * 1e9),
+            "PidsLimit": service.pids,
+            "Ulimits": [{"Name": key, "Soft": soft, "Hard": hard} for key, (soft, hard) in limits.items()],
+            "CapDrop": ["ALL"],
+            "CapAdd": list(CAPABILITIES),
+            "SecurityOpt": ["no-new-privileges"],
+            "Init": service.init,
+            "LogConfig": _LOG,
+            "IpcMode": "private",
+            "ShmSize": min(service.shm_mb, service.memory_mb) * _MB,
+            "RestartPolicy": {"Name": policy, "MaximumRetryCount": int(count or 0)},
+            "StorageOpt": {"size": f"{service.disk_mb}m"} if host.quotas else {},
+        }
+
+
+def _health(check: HealthCheck) -> dict[str, Any]:
+    return {
+        "Test": list(check.test),
+        "Interval": _nanoseconds(check.interval_s),
+        "Timeout": _nanoseconds(check.timeout_s),
+        "StartPeriod": _nanoseconds(check.start_period_s),
+        "Retries": check.retries,
+    }
+
+
+def _nanoseconds(seconds: float) -> int:
+    """An engine takes nothing between 0 and a millisecond."""
+    return math.ceil(seconds * 1000) * 1_000_000
