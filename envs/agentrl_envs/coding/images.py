@@ -8,6 +8,7 @@ from agentrl import ConfigError, Task
 from agentrl._util.loading import load_object
 from agentrl.errors import InfraError
 from agentrl_envs.coding.problem import Problem, load_problem
+from agentrl_sandbox.services import ServiceGroup
 from agentrl_sandbox.spec import SandboxSpec
 
 _SHOWN = 3
@@ -46,5 +47,14 @@ async def missing_lines(backend: str, images: Sequence[str]) -> list[str]:
 
 
 def _images(problem: Problem, default: SandboxSpec) -> list[str]:
-    own = [step.own.image for step in problem.steps if step.own is not None and step.own.image]
-    return [problem.image or str(problem.spec.get("image") or default.image), *own]
+    own = [step.own for step in problem.steps if step.own is not None]
+    groups = [
+        ServiceGroup.model_validate(spec["services"])
+        for spec in (problem.spec, *(one.spec for one in own))
+        if spec.get("services")
+    ]
+    return [
+        problem.image or str(problem.spec.get("image") or default.image),
+        *(one.image for one in own if one.image),
+        *(image for group in groups for image in group.images),
+    ]

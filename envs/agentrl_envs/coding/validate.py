@@ -124,7 +124,8 @@ class _Validation:
             self.problem: Problem = await asyncio.to_thread(load_problem, self.task)
             self.spec = _spec(self.problem)
             async with asyncio.timeout(max(self.settings.deadline, 1800)):
-                await self.backend.prepare(self.spec.image)
+                for image in self.spec.images:
+                    await self.backend.prepare(image)
             self.backend.sandbox(self.spec)
         except harbor.CannotRunError as exc:
             return self._finding(began, "cannot run here", str(exc))

@@ -142,10 +142,8 @@ def test_one_service_that_builds_in_the_tasks_folder(folder):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("services:\n", "services:\n  db: {image: postgres}\n", "db"),
         ("    command:", "    privileged: true\n    command:", "privileged"),
         ("${HOST_VERIFIER_LOGS_PATH}:", "/etc:", "/etc"),
-        ("TEST_DIR=${TEST_DIR}", "A=b", "A=b"),
         ("${CONTEXT_DIR}/..", "../../..", "a build in"),
         ("main:", "other:", "names no service main"),
     ],

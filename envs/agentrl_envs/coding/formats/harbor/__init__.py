@@ -4,7 +4,7 @@ A task names its folder in its metadata: `{"format": "harbor", "path": "tasks/he
 `base`, `installed`, `network`, `keep` and `clean`, as `HarborSettings` explains them.
 """
 
-from agentrl_envs.coding.formats.harbor.environment import CannotRunError
+from agentrl_envs.coding.formats.harbor.compose_rules import CannotRunError
 from agentrl_envs.coding.formats.harbor.task import HarborSettings, load, needs_network, tasks_in
 
 __all__ = ["CannotRunError", "HarborSettings", "load", "needs_network", "tasks_in"]

@@ -9,27 +9,26 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
-import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 from agentrl import ConfigError
-from agentrl._util.yaml_files import read_yaml
 from agentrl_envs.coding.formats.harbor import shell_words
+from agentrl_envs.coding.formats.harbor.compose import (
+    MAIN_IMAGE,
+    Build,
+    CannotRunError,
+    MainService,
+    plain_name,
+    read_compose,
+)
 from agentrl_envs.coding.formats.harbor.dockerfile import Instruction, assignments, filled, parse
-
-_COMPOSE_KEYS = ("build", "image", "command", "environment", "volumes", "deploy", "network_mode")
-"""Settings of a service that equal Harbor's default, or that any sandbox fulfils."""
-_LOGS = re.compile(r"\$\{HOST_\w+_LOGS_PATH\}:\$\{ENV_\w+_LOGS_PATH\}")
-_COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
-
-
-class CannotRunError(ConfigError):
-    """The task may be right, but cannot be run here. The message gives the reason and the remedy."""
+from agentrl_sandbox.services import ServiceGroup
 
 
 @dataclass(slots=True)
@@ -48,6 +47,9 @@ class ImageSource:
     """Commands of the build that need a network, each with its line: "line 3: curl"."""
     has_tests: bool = False
     """The image itself may have files in /tests."""
+    main: MainService = field(default_factory=MainService)
+    """What a compose file says about the agent's container."""
+    services: ServiceGroup | None = None
 
 
 def named(image: str, bases: Mapping[str, str]) -> str:
@@ -56,65 +58,79 @@ def named(image: str, bases: Mapping[str, str]) -> str:
     return bases.get(image, bases.get(plain, image))
 
 
-def made_from(folder: Path, *, bases: Mapping[str, str], installed: bool) -> ImageSource:
-    """The image of a folder with a Dockerfile.
+def made_from(
+    folder: Path,
+    *,
+    bases: Mapping[str, str],
+    installed: bool,
+    image: str = "",
+    variables: Mapping[str, str] = MappingProxyType({}),
+    ready_s: float = 600.0,
+) -> ImageSource:
+    """The image of an environment folder, which `image` names or its Dockerfile builds, and its services.
 
-    With `installed`, its base image is taken to have the packages that it installs: those commands are left out, and
-    other commands in the same RUN may fail. Raises CannotRunError.
+    With `installed`, base images are taken to have the packages that Dockerfiles install: those commands are left out,
+    and other commands in the same RUN may fail. `variables` are those of the task for its compose file. Raises
+    CannotRunError.
     """
-    context = _context(folder)
+    compose = read_compose(folder, variables, ready_s)
+    main, build = compose.main, compose.main.image
+    if image:
+        made = ImageSource(image=named(plain_name(image), bases), has_tests=True)
+    elif isinstance(build, str) and not (folder / "Dockerfile").is_file():
+        made = ImageSource(image=named(build, bases), has_tests=True)
+    else:
+        made = _built(build if isinstance(build, Build) else _own_build(folder), bases, installed)
+    made.main = main
+    made.workdir, made.user = main.workdir or made.workdir, main.user or made.user
+    if compose.group is not None:
+        built = {name: _built(one, bases, installed) for name, one in compose.builds.items()}
+        for name, one in built.items():
+            made.left_out += [f"{name}: {line}" for line in one.left_out]
+            made.fetches += [f"{name}: {line}" for line in one.fetches]
+        images = {name: one.image for name, one in built.items()}
+        made.services = _with_images(compose.group, images, made.image, bases)
+    return made
+
+
+def _with_images(group: ServiceGroup, built: Mapping[str, str], main: str, bases: Mapping[str, str]) -> ServiceGroup:
+    services = {}
+    for name, one in group.services.items():
+        image = built.get(name) or (main if one.image == MAIN_IMAGE else named(one.image, bases))
+        services[name] = one.model_copy(update={"image": image})
+    return group.model_copy(update={"services": services})
+
+
+def _own_build(folder: Path) -> Build:
     try:
-        text = (folder / "Dockerfile").read_text(encoding="utf-8")
+        return Build(folder.resolve(), (folder / "Dockerfile").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CannotRunError("environment/ has no Dockerfile, and task.toml names no docker_image") from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{folder / 'Dockerfile'}: {exc}") from exc
-    reading = _DockerfileReader(bases, installed)
-    edited = reading.read(text)
+
+
+def _built(build: Build, bases: Mapping[str, str], installed: bool) -> ImageSource:
+    """The folder is built as it is, if its own Dockerfile is the one that is needed."""
+    reading = _DockerfileReader(bases, installed, build.args, build.target)
+    edited = reading.read(build.dockerfile)
+    own = build.context / "Dockerfile"
+    is_own = own.is_file() and own.read_bytes() == edited.encode()
     return ImageSource(
-        image=str(folder if edited == text and context == folder else _copy(context, edited)),
+        image=str(build.context if is_own else _copy(build.context, edited)),
         workdir=reading.workdir,
         user=reading.user,
         left_out=reading.left_out,
         fetches=reading.fetches,
-        has_tests="/tests" in text,
+        has_tests="/tests" in build.dockerfile,
     )
-
-
-def _context(folder: Path) -> Path:
-    """The folder whose files a build may copy: environment/, or the one in a docker-compose.yaml of one service."""
-    name = next((name for name in _COMPOSE if (folder / name).is_file()), None)
-    if name is None:
-        return folder
-    build = _only_service(folder / name).get("build") or "."
-    place = str(build.get("context", ".") if isinstance(build, dict) else build).replace("${CONTEXT_DIR}", ".")
-    context = (folder / place).resolve()
-    if context not in (folder.resolve(), folder.resolve().parent):
-        raise CannotRunError(f"environment/{name}: a build in {place} is not supported; the task's own folder is")
-    return folder if context == folder.resolve() else context
-
-
-def _only_service(file: Path) -> dict[str, Any]:
-    """The service main. Raises CannotRunError if there are others, or if it needs more than a sandbox provides."""
-    services = read_yaml(file, such_as="services: {main: {build: .}}").get("services")
-    if not isinstance(services, dict) or not isinstance(services.get("main", 0), dict | None):
-        raise ConfigError(f"{file} names no service main; write `services: {{main: {{build: .}}}}`")
-    main: dict[str, Any] = services["main"] or {}
-    if others := sorted(set(services) - {"main"}):
-        raise CannotRunError(f"environment/{file.name}: services beside main ({', '.join(others)}) are not supported")
-    asked = [key for key in main if key not in _COMPOSE_KEYS]
-    asked += [str(one) for one in main.get("volumes") or () if not _LOGS.fullmatch(str(one))]
-    asked += [str(one) for one in main.get("environment") or () if "${" not in str(one)]
-    if asked:
-        raise CannotRunError(f"environment/{file.name}: {asked[0]} of the service main is not supported")
-    return main
 
 
 class _DockerfileReader:
     """A Dockerfile as it is read and edited, an instruction at a time."""
 
-    def __init__(self, bases: Mapping[str, str], installed: bool) -> None:
-        self.bases, self.installed = bases, installed
+    def __init__(self, bases: Mapping[str, str], installed: bool, args: Mapping[str, str], target: str) -> None:
+        self.bases, self.installed, self.args, self.target = bases, installed, args, target
         self.workdir, self.user = "/", "root"
         self.left_out: list[str] = []
         self.fetches: list[str] = []
@@ -124,11 +140,23 @@ class _DockerfileReader:
         self._stages: set[str] = set()
 
     def read(self, text: str) -> str:
-        """The Dockerfile to build instead."""
+        """The Dockerfile to build instead. Raises CannotRunError if it has no stage of the wanted name."""
+        text = self._up_to_target(text)
         lines = text.splitlines()
         for one in reversed(list(self._edits(text))):
             lines[one.line - 1 : one.end - 1] = [one.value]
         return "\n".join(lines) + "\n" if lines != text.splitlines() else text
+
+    def _up_to_target(self, text: str) -> str:
+        """The Dockerfile without the stages behind the wanted one, which it cannot need."""
+        if not self.target:
+            return text
+        stages = [one for one in parse(text) if one.name == "FROM"]
+        names = [_stage(one) for one in stages]
+        if self.target.lower() not in names:
+            raise CannotRunError(f"a Dockerfile has no stage {self.target}, which the compose file builds")
+        after = stages[names.index(self.target.lower()) + 1 :]
+        return "\n".join(text.splitlines()[: after[0].line - 1]) + "\n" if after else text
 
     def _edits(self, text: str) -> list[Instruction]:
         """The replaced instructions -> their replacements."""
@@ -143,14 +171,17 @@ class _DockerfileReader:
         if not self._stages:
             self._before = dict(self._variables)
         image, *rest = one.value.split()
-        stage = rest[1].lower() if len(rest) > 1 and rest[0].lower() == "as" else ""
+        stage = _stage(one)
         self._variables, self.workdir, self.user = {}, "/", "root"
         wanted = filled(image, self._before)
         local = wanted if wanted.lower() in self._stages else named(wanted, self.bases)
         self._stages |= {stage, str(len(self._stages))}
         return None if local == wanted else " ".join(["FROM", local, *rest])
 
-    def _other(self, one: Instruction) -> None:
+    def _other(self, one: Instruction) -> str | None:
+        if one.name == "ARG" and (name := one.value.split("=")[0].strip()) in self.args:
+            self._variables[name] = self.args[name]
+            return f"ARG {name}={shlex.quote(self.args[name])}"
         if one.name in ("ARG", "ENV"):
             for name, value in assignments(one).items():
                 self._variables[name] = filled(value, self._variables)
@@ -158,6 +189,7 @@ class _DockerfileReader:
             self.workdir = posixpath.normpath(posixpath.join(self.workdir, filled(one.value, self._variables)))
         elif one.name == "USER":
             self.user = filled(one.value, self._variables).partition(":")[0].strip() or "root"
+        return None
 
     def _run(self, one: Instruction) -> str | None:
         listed = one.listed()
@@ -176,6 +208,12 @@ class _DockerfileReader:
             return None
         self.left_out += [f"line {one.line}: {text}" for text in texts if text not in kept]
         return "RUN " + "; ".join(f"{{ {text}; }} || true" for text in kept) if kept else ""
+
+
+def _stage(one: Instruction) -> str:
+    """The name that a FROM gives to its stage, in small letters; empty: none."""
+    found = one.value.split()
+    return found[2].lower() if len(found) > 2 and found[1].lower() == "as" else ""
 
 
 def _copy(folder: Path, dockerfile: str) -> Path:

@@ -18,6 +18,7 @@ from agentrl._util.config_errors import problems
 from agentrl.sandbox import Sandbox
 from agentrl.types import JSON
 from agentrl_envs.coding.formats.harbor import shell_words
+from agentrl_envs.coding.formats.harbor.compose_rules import CannotRunError
 from agentrl_envs.coding.formats.harbor.config import (
     Collect,
     Environment,
@@ -28,10 +29,11 @@ from agentrl_envs.coding.formats.harbor.config import (
     read_task_toml,
     resolved,
 )
-from agentrl_envs.coding.formats.harbor.environment import CannotRunError, ImageSource, made_from, named
+from agentrl_envs.coding.formats.harbor.environment import ImageSource, made_from
 from agentrl_envs.coding.formats.harbor.verify import BOX, IN_A_BOX, TESTS, VERIFIER, HarborGrader
 from agentrl_envs.coding.formats.surroundings import NO_MONITOR, NO_USER_SITE, NOTE_NAMES, SETTINGS
 from agentrl_envs.coding.problem import OwnSandbox, Problem, Solution, Step, TaskGrader
+from agentrl_sandbox.services import HealthCheck
 
 ROOT = ("root", "0")
 _PLACING_S = 60.0
@@ -92,6 +94,7 @@ class _Loading:
         self.environment: Environment = self.toml.environment
         self._check(self.environment)
         self.made = self._made(self.environment, self.folder / "environment")
+        self._check_hooks()
         self.user = self.toml.agent.user or self.made.user
         workdir = self.environment.workdir or self.made.workdir
         self.workdir = "/work" if workdir == "/" else workdir
@@ -102,7 +105,7 @@ class _Loading:
         return Problem(
             steps=tuple(self._step(number, part) for number, part in enumerate(parts)),
             image=self.made.image,
-            spec=self._spec(self.environment, self.workdir, self.user),
+            spec=self._spec(self.environment, self.made, self.workdir, self.user),
             total=self.toml.multi_step_reward_strategy,
             agent_s=sum(one for one in agent if one is not None) if None not in agent else None,
         )
@@ -120,21 +123,43 @@ class _Loading:
             raise CannotRunError(f"{self.folder.name} asks for {wanted}, which a box here does not have")
 
     def _made(self, environment: Environment, folder: Path) -> ImageSource:
-        bases = self.settings.base
-        if environment.docker_image:
-            return ImageSource(image=named(environment.docker_image, bases), has_tests=True)
-        return made_from(folder, bases=bases, installed=self.settings.installed)
+        limits = {
+            "CPUS": f"{environment.cpus:g}" if environment.cpus else "",
+            "MEMORY": f"{environment.memory_mb}M" if environment.memory_mb else "",
+        }
+        return made_from(
+            folder,
+            bases=self.settings.base,
+            installed=self.settings.installed,
+            image=environment.docker_image or "",
+            variables={**self._env(environment), **limits},
+            ready_s=environment.build_timeout_sec,
+        )
 
-    def _spec(self, environment: Environment, workdir: str, user: str) -> dict[str, JSON]:
-        env = resolved(environment.env, f"{self.folder.name}: [environment] env")
+    def _env(self, environment: Environment) -> dict[str, str]:
+        return resolved(environment.env, f"{self.folder.name}: [environment] env")
+
+    def _check_hooks(self) -> None:
+        """Raises CannotRunError for a command that is to run in another service, where none can be run."""
+        verifiers = [self.toml.verifier, *(step.verifier for step in self.toml.steps)]
+        if other := next((hook.service for one in verifiers for hook in one.collect if hook.service != "main"), None):
+            raise CannotRunError(f"{self.folder.name}: a collect hook runs in the service {other}, not supported")
+
+    def _spec(self, environment: Environment, made: ImageSource, workdir: str, user: str) -> dict[str, JSON]:
         opened = self.settings.network == "task" and environment.network_mode == "public"
-        sizes = {"memory_mb": environment.memory_mb, "cpus": environment.cpus}
+        main, services = made.main, made.services
+        sizes = {
+            "memory_mb": main.memory_mb or environment.memory_mb,
+            "cpus": main.cpus or environment.cpus,
+            "pids": main.pids,
+        }
         return {
             "disk_mb": environment.storage_mb or _STORAGE_MB,
             "workdir": workdir,
             "user": user,
             "read_only": False,
-            "env": dict(env),
+            "env": {**main.env, **self._env(environment)},
+            "services": services.model_dump(mode="json") if services is not None else None,
             "network": "open" if opened else "none",
             **{name: size for name, size in sizes.items() if size},
         }
@@ -177,7 +202,7 @@ class _Loading:
         self._check(environment)
         made = self.made if built is None and not environment.docker_image else self._made(environment, built or folder)
         workdir = environment.workdir or made.workdir
-        spec = self._spec(environment, "/work" if workdir == "/" else workdir, made.user)
+        spec = self._spec(environment, made, "/work" if workdir == "/" else workdir, made.user)
         return OwnSandbox(self._artifacts(part), made.image, spec, _Collecting(hooks) if hooks else None)
 
     def _artifacts(self, part: StepPart | None) -> tuple[str, ...]:
@@ -234,6 +259,10 @@ class _Loading:
         ]
         if (work / "setup.sh").is_file():
             lines.append("bash ./setup.sh || exit 1")
+        if number == 0:
+            lines += [f"mkdir -p {shlex.quote(one)} 2>/dev/null || true" for one in self.made.main.folders]
+            lines += [_running(self.made.main.command)] if self.made.main.command else []
+            lines += [_health(_as_own(self.made.main.health))] if self.made.main.health is not None else []
         checks = [self.environment.healthcheck if number == 0 else None, part.healthcheck if part else None]
         lines += [_health(check) for check in checks if check is not None]
         return "\n".join(lines)
@@ -298,6 +327,25 @@ def _health(check: Healthcheck) -> str:
             f"  sleep {check.interval_sec:g}",
             "done",
         ]
+    )
+
+
+def _running(command: str) -> str:
+    """Start what a compose file runs beside the agent."""
+    return f"nohup setsid {command} > /tmp/.main-service.log 2>&1 < /dev/null &"
+
+
+def _as_own(check: HealthCheck) -> Healthcheck:
+    """A health check of a compose file, in the form of task.toml."""
+    kind, *rest = check.test or ("NONE",)
+    command = {"CMD": shlex.join(rest), "CMD-SHELL": " ".join(rest), "NONE": "true"}.get(kind, shlex.join(check.test))
+    return Healthcheck(
+        command=command,
+        interval_sec=check.interval_s,
+        timeout_sec=check.timeout_s,
+        start_period_sec=check.start_period_s,
+        start_interval_sec=min(check.interval_s, 5.0),
+        retries=check.retries,
     )
 
 

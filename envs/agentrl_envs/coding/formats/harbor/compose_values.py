@@ -1,0 +1,199 @@
+"""The values of a docker-compose.yaml: variables filled in, and words, sizes and times read."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agentrl import ConfigError
+
+_MOST = 50_000
+"""Values of a file. `docker compose` reads as many in a moment."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OPERATOR = re.compile(r":?[-+?]")
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(us|ms|h|m|s)")
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
+_MEGABYTES = {"": 1 / (1 << 20), "k": 1 / 1024, "m": 1.0, "g": 1024.0}
+
+
+class Variables:
+    """What `${NAME}` means in a compose file. Nothing of this process's environment is in it."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        self.known = known
+        self._left = _MOST
+
+    def fill(self, value: Any) -> Any:
+        """A value with the variables in its texts filled in. Unknown ones are empty, as in compose.
+
+        Raises ConfigError for a form that compose does not have, with the text of `${NAME:?text}`, and for a file whose
+        aliases (*name) repeat so much that it has no end.
+        """
+        self._left -= 1
+        if self._left < 0:
+            raise ConfigError(f"it has more than {_MOST} values, with its aliases (*name) written out; use fewer")
+        if isinstance(value, str):
+            return self._filled(value)
+        if isinstance(value, list):
+            return [self.fill(one) for one in value]
+        if isinstance(value, dict):
+            return {key: self.fill(one) for key, one in value.items()}
+        return value
+
+    def _filled(self, text: str) -> str:
+        found, at = [], 0
+        while (begin := text.find("$", at)) >= 0:
+            found.append(text[at:begin])
+            value, at = self._at(text, begin)
+            found.append(value)
+        return "".join([*found, text[at:]])
+
+    def _at(self, text: str, begin: int) -> tuple[str, int]:
+        """The value of what begins at a dollar, and where it ends."""
+        if text.startswith("$$", begin):
+            return "$", begin + 2
+        braced = text.startswith("${", begin)
+        name = _NAME.match(text, begin + 1 + braced)
+        if name is None:
+            raise ConfigError(f"{text!r} has a $ without a name; write $$ for the character itself")
+        if not braced:
+            return self.known.get(name[0], ""), name.end()
+        end = _closing(text, begin + 1)
+        operator = _OPERATOR.match(text, name.end(), end)
+        if operator is None and name.end() != end:
+            raise ConfigError(f"{text[begin : end + 1]} is not a variable in a form of compose")
+        rest = text[operator.end() : end] if operator is not None else ""
+        return self._chosen(name[0], operator[0] if operator is not None else "", rest), end + 1
+
+    def _chosen(self, name: str, operator: str, rest: str) -> str:
+        value = self.known.get(name)
+        if value is not None and (value or not operator.startswith(":")):
+            return self._filled(rest) if operator.endswith("+") else value
+        if operator.endswith("?"):
+            raise ConfigError(f"the variable {name} is needed: {self._filled(rest) or 'it is not set'}")
+        return self._filled(rest) if operator.endswith("-") else ""
+
+
+def _closing(text: str, begin: int) -> int:
+    depth = 0
+    for at in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return at
+    raise ConfigError(f"{text!r} has a ${{ that does not end")
+
+
+def env_file(file: Path) -> dict[str, str]:
+    """The variables of a file with lines NAME=value. Raises ConfigError if it cannot be read."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{file.name} cannot be read: {exc}") from exc
+    found = {}
+    for line in map(str.strip, lines):
+        name, equals, value = line.removeprefix("export ").partition("=")
+        if equals and not line.startswith("#"):
+            value = value.strip()
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+            found[name.strip()] = value[1:-1] if quoted else value.partition(" #")[0].rstrip()
+    return found
+
+
+def mapping(value: Any, variables: Mapping[str, str]) -> dict[str, str]:
+    """An environment: a mapping, or a list of NAME=value. A name alone has the variable's value, if any."""
+    if isinstance(value, dict):
+        pairs = [(str(name), None if one is None else text(one)) for name, one in value.items()]
+    else:
+        split = [text(one).partition("=") for one in items(value)]
+        pairs = [(name, one if equals else None) for name, equals, one in split]
+    known = [(name, variables.get(name) if one is None else one) for name, one in pairs]
+    return {name: one for name, one in known if one is not None}
+
+
+def text(value: Any) -> str:
+    """A plain value as compose writes it. Raises ConfigError for anything else."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ConfigError(f"{value!r:.80} must be a text or a number")
+
+
+def items(value: Any) -> list[Any]:
+    """A list, one value as a list of it, or none."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def words(value: Any) -> tuple[str, ...] | None:
+    """A command: a list, or a line that is split as a shell would. None: it is not set."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return tuple(map(text, value))
+    try:
+        return tuple(shlex.split(text(value)))
+    except ValueError as exc:
+        raise ConfigError(f"the command {value!r:.80}: {exc}") from exc
+
+
+def seconds(value: Any) -> float:
+    """A time such as 1m30s, or 500ms. Raises ConfigError."""
+    given = text(value).strip()
+    if not given or "".join(one[0] for one in _PART.finditer(given)) != given:
+        raise ConfigError(f"{given!r} is not a time; write 10s, 1m30s or 500ms")
+    return sum(float(one[1]) * _SECONDS[one[2]] for one in _PART.finditer(given))
+
+
+def megabytes(value: Any) -> int:
+    """A size such as 512m, 2g or a number of bytes, in MiB and at least 1. Raises ConfigError."""
+    match = _SIZE.fullmatch(text(value).strip())
+    if match is None:
+        raise ConfigError(f"{value!r} is not a size; write 512m or 2g")
+    return max(1, int(float(match[1]) * _MEGABYTES[match[2].lower()]))
+
+
+def number(value: Any) -> float:
+    """Raises ConfigError for what is not a positive number."""
+    try:
+        found = float(text(value))
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise ConfigError(f"{value!r} is not a positive number")
+    return found
+
+
+class Volume(NamedTuple):
+    """A line of `volumes`."""
+
+    kind: str
+    """volume, bind or tmpfs."""
+    source: str
+    target: str
+    read_only: bool
+
+
+def volume(value: Any) -> Volume:
+    """A mount in compose's short or long form. Raises ConfigError."""
+    if isinstance(value, dict):
+        found = Volume(
+            text(value.get("type", "volume")),
+            text(value.get("source", "")),
+            text(value.get("target", "")),
+            bool(value.get("read_only", False)),
+        )
+    else:
+        source, colon, rest = text(value).partition(":")
+        target, _, options = rest.partition(":") if colon else (source, "", "")
+        source = source if colon else ""
+        kind = "bind" if source.startswith((".", "/", "~")) else "volume"
+        found = Volume(kind, source, target, "ro" in options.split(","))
+    if not found.target.startswith("/"):
+        raise ConfigError(f"the mount {value!r:.120} has no absolute path in the container")
+    return found
