@@ -1,7 +1,7 @@
 """Start a Docker Engine from nothing, run a command beside it, stop the engine and remove what it made: see docker.sh.
 
-docker_engine.py COMMAND...: the engine keeps all of its files in a folder of its own, and changes neither the network
-nor the firewall of this machine. The command finds in its environment
+docker_engine.py COMMAND...: the engine keeps all of its files in a folder of its own, and changes neither the routes nor
+the firewall of this machine. Networks of services are bridges without an address while they exist. The command finds in its environment
     DOCKER_HOST           the engine's socket
     AGENTRL_BASE_IMAGE    the base image: base_image.py
     AGENTRL_REQUIRE       with "docker,bubblewrap" in it: tests fail where they would skip
@@ -76,9 +76,11 @@ def _wait(daemon: subprocess.Popen[bytes], socket: str, log: Path) -> None:
 
 
 def _stop(daemon: subprocess.Popen[bytes], socket: str) -> None:
-    """Containers first: the engine would otherwise leave their file systems mounted."""
-    if daemon.poll() is None and (left := _docker(socket, "ps", "-aq").stdout.split()):
-        _docker(socket, "rm", "-f", "-v", *left)
+    """Containers and networks first: the engine would otherwise leave file systems mounted, and its bridges."""
+    if daemon.poll() is None:
+        if left := _docker(socket, "ps", "-aq").stdout.split():
+            _docker(socket, "rm", "-f", "-v", *left)
+        _docker(socket, "network", "prune", "-f")
     daemon.terminate()
     try:
         daemon.wait(_STOP_S)

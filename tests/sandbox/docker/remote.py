@@ -85,6 +85,7 @@ class Daemon:
         if self._process.poll() is None:
             if left := self.containers():
                 self.docker("rm", "-f", "-v", *left, check=False)
+            self.docker("network", "prune", "-f", check=False)
             self._process.terminate()
             try:
                 self._process.wait(30)
