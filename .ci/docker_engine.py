@@ -1,7 +1,8 @@
 """Start a Docker Engine from nothing, run a command beside it, stop the engine and remove what it made: see docker.sh.
 
-docker_engine.py COMMAND...: the engine keeps all of its files in a folder of its own, and changes neither the routes nor
-the firewall of this machine. Networks of services are bridges without an address while they exist. The command finds in its environment
+docker_engine.py COMMAND...: the engine keeps all of its files in a folder of its own, and changes neither the routes
+nor the firewall of this machine. While tests have networks, these are bridges without an address. The command finds in
+its environment
     DOCKER_HOST           the engine's socket
     AGENTRL_BASE_IMAGE    the base image: base_image.py
     AGENTRL_REQUIRE       with "docker,bubblewrap" in it: tests fail where they would skip

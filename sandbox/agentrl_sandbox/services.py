@@ -161,6 +161,12 @@ class ServiceGroup(_GroupPart):
         return tuple(dict.fromkeys(one.image for one in self.services.values()))
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All names by which services are reached."""
+        aliases = (alias for one in self.services.values() for some in one.networks.values() for alias in some)
+        return tuple(dict.fromkeys((*self.services, *aliases)))
+
+    @property
     def memory_mb(self) -> int:
         """MiB of all services together."""
         return sum(one.memory_mb for one in self.services.values())

@@ -85,7 +85,11 @@ def _environment(spec: SandboxSpec) -> Mapping[str, str]:
     own = {"LANG": "C.UTF-8", "USER": spec.user, "LOGNAME": spec.user}
     if spec.read_only or spec.user == "agent":  # else the engine takes it from the image's /etc/passwd
         own["HOME"] = "/tmp"  # writable, and never the work folder: programs obey what lies in it, such as .gitconfig
-    return {**own, **spec.env}
+    found = {**own, **spec.env}
+    if spec.services is not None:
+        for name in found.keys() & {"NO_PROXY", "no_proxy"}:  # services are reached without a proxy
+            found[name] = ",".join((found[name], *spec.services.names))
+    return found
 
 
 def _host_config(spec: SandboxSpec, image: Image, host: Host) -> dict[str, Any]:

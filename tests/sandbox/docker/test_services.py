@@ -87,7 +87,9 @@ async def test_a_service_has_names_files_and_limits_and_no_way_out(docker, servi
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("198.51.100.1", 9))
         here = probe.getsockname()[0]
-    async with docker.sandbox(spec(Placed(networks=HOME, files=files), web=web)) as box:
+    wanted = spec(Placed(networks=HOME, files=files), web=web).model_copy(update={"env": {"NO_PROXY": "localhost"}})
+    async with docker.sandbox(wanted) as box:
+        assert (await box.exec("echo $NO_PROXY")).stdout == "localhost,web,other\n"
         shown = (await box.exec(f"cat /task/task.json; {GET} http://other:8000/shown", check=True)).stdout
         assert shown.count("a task") == 2
         for line in ("CapBnd:\t00000000000404fb", "NoNewPrivs:\t1", str(64 << 20)):
