@@ -103,9 +103,8 @@ class ServiceGroup(_GroupPart):
     main: Placed = Placed(networks={"default": ()})
     volumes: Mapping[str, str] = Field(default_factory=dict)
     """Name -> folder of this machine whose content it has at first; empty: what the first image has at its place. Each
-    sandbox has its own, in memory: what is in it counts towards the `memory_mb` of the service that wrote it."""
-    volume_mb: Mapping[str, int] = Field(default_factory=dict)
-    """Name -> size, for those that need not have the default: half the memory of the largest service that has it."""
+    sandbox has its own, in memory: what is in it counts towards the `memory_mb` of the service that wrote it. Its size
+    is half the memory of the largest container that mounts it."""
     closed: tuple[str, ...] = ()
     """Networks that have no way out, even with `network: open`."""
     ready_s: float = Field(default=600.0, gt=0, le=_DAY_S)

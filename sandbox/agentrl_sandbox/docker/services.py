@@ -165,7 +165,7 @@ class SiblingContainers:
             for one in some:
                 if one.volume:
                     users.setdefault(one.volume, []).append(memory.get(name, self._spec.memory_mb))
-        return [(one, self.group.volume_mb.get(one, max(found) // 2)) for one, found in users.items()]
+        return [(one, max(found) // 2) for one, found in users.items()]
 
     async def _make_volume(self, volume: str, size_mb: int) -> None:
         name = f"{self.sandbox_id}-v{len(self._volumes)}"
