@@ -22,11 +22,11 @@ from agentrl_envs.coding.formats.harbor import shell_words
 from agentrl_envs.coding.formats.harbor.compose import (
     MAIN_IMAGE,
     Build,
-    CannotRunError,
     MainService,
     plain_name,
     read_compose,
 )
+from agentrl_envs.coding.formats.harbor.compose_rules import CannotRunError
 from agentrl_envs.coding.formats.harbor.dockerfile import Instruction, assignments, filled, parse
 from agentrl_sandbox.services import ServiceGroup
 
