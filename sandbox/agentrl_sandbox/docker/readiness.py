@@ -12,6 +12,7 @@ from aiodocker import DockerError
 
 from agentrl._util.concurrency import gather
 from agentrl.errors import ConfigError, SandboxError
+from agentrl_sandbox.docker.engine import exit_code
 from agentrl_sandbox.docker.services import SiblingContainers, Whole
 from agentrl_sandbox.services import MAIN, StartedAs
 
@@ -125,7 +126,7 @@ class ServiceStart:
                 async with command.start() as stream:
                     while await stream.read_out() is not None:
                         pass
-                return (await command.inspect())["ExitCode"] == 0
+                return await exit_code(command) == 0
         return False
 
     async def _shown(self, name: str) -> dict[str, Any]:
