@@ -156,7 +156,8 @@ class JsonLines:
 
 
 class Indexed:
-    """Episodes of a run's file, with the index that the trainer wrote: it also has those whose tokens are not kept."""
+    """Episodes of a run's file, with the index that the trainer wrote: it also has those whose tokens are not kept.
+    Their outlines have `unkept`."""
 
     def __init__(self, path: Path, index: Path) -> None:
         self.path = path
@@ -167,22 +168,21 @@ class Indexed:
         return self.index.refresh()
 
     def outline(self, number: int) -> Mapping[str, JSON]:
-        found: Mapping[str, JSON] = self.index.value(number)
-        return found
+        return _marked(self.index.value(number))
 
     def outlines(self) -> Iterator[Mapping[str, JSON]]:
         """All of them, in one pass."""
         with self.index.path.open("rb") as file:
             for _ in range(0, len(self.index.starts), _LINES):
                 lines = [line for line in islice(file, _LINES) if line.endswith(b"}\n")]
-                yield from from_json(b"[" + b",".join(lines) + b"]", cache_strings="keys")
+                yield from map(_marked, from_json(b"[" + b",".join(lines) + b"]", cache_strings="keys"))
 
     def episode(self, number: int) -> EpisodeRecord:
         return self._cache.get(number, partial(self._read, number))
 
     def _read(self, number: int) -> EpisodeRecord:
         about = self.outline(number)
-        if "offset" not in about:
+        if "unkept" in about:
             raise NotKeptError(
                 f"{self.path.stem}: the tokens of this episode are not kept; raise save_groups to keep more"
             )
@@ -191,6 +191,10 @@ class Indexed:
             return read_record(from_json(raw), f"{self.path}:{number + 1}")
         except (OSError, ValueError) as exc:
             raise ConfigError(f"{self.path}:{number + 1}: differs from its index ({exc}); delete the index") from exc
+
+
+def _marked(about: dict[str, JSON]) -> dict[str, JSON]:
+    return about if "offset" in about else {**about, "unkept": True}
 
 
 class Dump:

@@ -275,6 +275,28 @@ async def test_a_new_step_is_shown_while_one_looks(page, runs):
     assert "13\n" in (await page.text(".verdict"))
 
 
+async def test_an_episode_without_its_tokens_has_no_link(browser, tmp_path):
+    run = made_run(tmp_path / "run", steps=1)
+    index = run / "index" / "step_000001.jsonl"
+    outlines = [json.loads(line) for line in index.read_text().splitlines()]
+    for outline in outlines[4:]:
+        del outline["offset"], outline["length"]
+    index.write_text("".join(json.dumps(outline) + "\n" for outline in outlines))
+    async with server_of(run) as server:
+        await browser.goto(server.link)
+        await browser.visit("#/0/step/step_000001", "step")
+        assert f"tokens of 4 of {len(outlines)} episodes are kept" in await browser.text()
+        for rows in (".episodes tbody tr", ".groups .cell"):
+            linked = f"[...document.querySelectorAll({json.dumps(rows)})].filter((e) => e.matches('a') || e.querySelector('a'))"
+            assert await browser.js(f"{linked}.length") == 4
+        unkept = "document.querySelector('.episodes span.unkept')"
+        assert await browser.js(f"{unkept}.title") == "its tokens are not kept; raise save_groups to keep more"
+        await browser.visit("#/0/list", "list")
+        await browser.click("td a.to")
+        await browser.ready("episode")
+    assert browser.problems == []
+
+
 async def test_an_agents_session_is_a_tree(browser, tmp_path):
     file = tmp_path / "session.jsonl"
     file.write_text(json.dumps((await session_trajectory()).to_json()) + "\n")

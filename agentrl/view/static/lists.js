@@ -8,11 +8,15 @@ import { address } from "./route.js";
 const seconds = (o) => (o.generate_s || 0) + (o.env_s || 0);
 export const tick = (o) => o.failure ? "!" : o.reward === undefined ? "?" : o.reward >= 1 ? "\u2713" : o.reward <= 0 ? "\u2717" : "\u00bd";
 
+/** An episode's link; only text if its tokens are not kept. */
+function link(s, [f, n, o], props, text, p = {}) {
+  return o.unkept ? h("span", {...props, class: `${props.class || ""} unkept`, title: "its tokens are not kept; raise save_groups to keep more"}, text) : h("a", {...props, href: address({s, view: "episode", f, n, p})}, text);
+}
+
 /** A table of episodes: [file, number, outline]. */
 export function episodeTable(s, rows, given = {}) {
-  const link = ([f, n]) => address({s, view: "episode", f, n, p: given.p || {}});
   return table([
-    ["episode", (r) => h("a", {href: link(r), class: "to"}, r[2].group !== undefined ? `${r[0]} \u00b7 group ${r[2].group} \u00b7 ${r[2].member ?? r[1]}` : `${r[0]} ${r[1]}`), (r) => r[1]],
+    ["episode", (r) => link(s, r, {class: "to"}, r[2].group !== undefined ? `${r[0]} \u00b7 group ${r[2].group} \u00b7 ${r[2].member ?? r[1]}` : `${r[0]} ${r[1]}`, given.p), (r) => r[1]],
     ["task", (r) => String(r[2].task || "").slice(0, 40), (r) => r[2].task],
     ["reward", (r) => `${tick(r[2])} ${num(r[2].reward)}`, (r) => r[2].reward],
     ["advantage", (r) => num(r[2].advantage), (r) => r[2].advantage],
@@ -26,7 +30,7 @@ export function episodeTable(s, rows, given = {}) {
     ["seconds", (r) => num(seconds(r[2])), (r) => seconds(r[2])],
     ["gap", (r) => num(r[2].gap), (r) => r[2].gap],
     ["answer", (r) => r[2].failure || r[2].answer || "", (r) => r[2].answer],
-  ], rows, {...given, class: "episodes", row: (r) => ({"data-n": r[1], class: r[2].offset === undefined && given.kept ? "unkept" : ""})});
+  ], rows, {...given, class: "episodes", row: (r) => ({"data-n": r[1]})});
 }
 
 function ledger(o) {
@@ -48,20 +52,20 @@ export async function stepView(ctx) {
     groups.size ? groupGrid(ctx, groups) : null,
     now && before ? beside(now, before) : null,
     h("section", {class: "charts"},
-      scatter("reward by tokens", points(rows, (o) => o.tokens || 0), {x: "tokens", onpick: (p) => ctx.go(p.to)}),
-      scatter("reward by calls", points(rows, (o) => total(o.calls)), {x: "calls", onpick: (p) => ctx.go(p.to)}),
+      scatter("reward by tokens", points(rows, (o) => o.tokens || 0), {x: "tokens", onpick: (p) => p.to && ctx.go(p.to)}),
+      scatter("reward by calls", points(rows, (o) => total(o.calls)), {x: "calls", onpick: (p) => p.to && ctx.go(p.to)}),
       answers(rows), parts(rows), tools(ctx, rows), slowest(ctx, rows)),
     h("h2", {}, `${num(found.total)} episodes`), episodeTable(s, rows, {by: 2, down: false}));
 
   function points(all, x) {
-    return all.filter((r) => r[2].reward !== undefined).map((r) => ({x: x(r[2]), y: r[2].reward, title: `${r[2].task || r[1]}: ${num(r[2].reward)}`, to: {view: "episode", f: r[0], n: r[1]}}));
+    return all.filter((r) => r[2].reward !== undefined).map((r) => ({x: x(r[2]), y: r[2].reward, title: `${r[2].task || r[1]}: ${num(r[2].reward)}`, to: r[2].unkept ? null : {view: "episode", f: r[0], n: r[1]}}));
   }
 }
 
 function keptOf(rows, now) {
-  const kept = rows.filter((r) => r[2].offset !== undefined).length;
+  const kept = rows.filter((r) => !r[2].unkept).length;
   const groups = new Set(rows.map((r) => r[2].group)).size;
-  return rows.some((r) => r[2].offset !== undefined) ? `tokens of ${kept} of ${rows.length} episodes are kept (save_groups)` : `${groups} of ${num(now.groups)} groups are kept (save_groups)`;
+  return kept < rows.length || rows.some((r) => r[2].offset !== undefined) ? `tokens of ${kept} of ${rows.length} episodes are kept (save_groups)` : `${groups} of ${num(now.groups)} groups are kept (save_groups)`;
 }
 
 function neighbours(ctx, f) {
@@ -92,7 +96,7 @@ function groupGrid(ctx, groups) {
   return h("section", {class: "groups", "aria-label": "groups"}, h("h2", {}, "groups"), h("ul", {}, [...groups].sort((a, b) => a[0] - b[0]).map(([group, rows]) => {
     const flat = new Set(rows.map((r) => r[2].reward).filter((reward) => reward !== undefined)).size < 2;
     return h("li", {class: flat ? "flat" : ""}, h("a", {"data-group": group, href: address({s: ctx.route.s, view: "group", f: ctx.route.f, n: group})}, `group ${group}`, h("span", {class: "task"}, ` ${rows[0][2].task || ""}`.slice(0, 30))), " ",
-      rows.map((r) => h("a", {class: `cell ${tick(r[2]) === "\u2713" ? "trained" : "masked"}`, href: address({s: ctx.route.s, view: "episode", f: r[0], n: r[1]}), title: `reward ${num(r[2].reward)}, ${r[2].stop}`}, tick(r[2]))),
+      rows.map((r) => link(ctx.route.s, r, {class: `cell ${tick(r[2]) === "\u2713" ? "trained" : "masked"}`, title: `reward ${num(r[2].reward)}, ${r[2].stop}`}, tick(r[2]))),
       flat ? h("em", {}, " no advantage") : null);
   })));
 }
@@ -136,7 +140,7 @@ function tools(ctx, rows) {
 function slowest(ctx, rows) {
   const timed = rows.filter((r) => seconds(r[2]) > 0).sort((a, b) => seconds(b[2]) - seconds(a[2])).slice(0, 8);
   return h("div", {class: "card", "data-card": "time"}, h("h3", {}, "slowest episodes"), timed.length ? table([
-    ["episode", (r) => h("a", {href: address({s: ctx.route.s, view: "episode", f: r[0], n: r[1]})}, r[2].task || `episode ${r[1]}`)], ["model, s", (r) => num(r[2].generate_s || 0)], ["env, s", (r) => num(r[2].env_s || 0)],
+    ["episode", (r) => link(ctx.route.s, r, {}, r[2].task || `episode ${r[1]}`)], ["model, s", (r) => num(r[2].generate_s || 0)], ["env, s", (r) => num(r[2].env_s || 0)],
     ["", (r) => h("span", {class: "time"}, h("i", {class: "trained", css: {width: `${100 * (r[2].generate_s || 0) / seconds(timed[0][2])}%`}}), h("i", {class: "env", css: {width: `${100 * (r[2].env_s || 0) / seconds(timed[0][2])}%`}}))],
   ], timed) : h("p", {}, "seconds are not recorded"));
 }
