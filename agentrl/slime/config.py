@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from agentrl.episode.host_config import CONFIG_FILE_VARIABLE, HostedConfig, from_environment
-from agentrl.episode.options import EpisodeOptions
+from agentrl.episode.options import EpisodeOptions, RewardFn
 from agentrl.errors import ConfigError
 from agentrl.monitor.numerics import NumericsConfig
 from agentrl.slime.host import HostArgs
@@ -105,6 +105,17 @@ class SlimeConfig(HostedConfig):
         """The template arguments for training. `task.template_kwargs` adds those of a data set or a sample."""
         given = self.chat_template_kwargs
         return dict(HostArgs.of(args).apply_chat_template_kwargs or {}) if given is None else dict(given)
+
+    def reward_function(self) -> RewardFn | None:
+        """The function that replaces `Env.score`. Raises ConfigError, also for one of groups: slime has the groups."""
+        reward = super().reward_function()
+        if hasattr(reward, "of_group"):
+            path = str(self.reward).replace(".py:", ".").replace("/", ".").replace(":", ".")
+            raise ConfigError(
+                f"reward {self.reward} scores groups together, and slime has the groups: remove the key, and give "
+                f"slime --group-rm --custom-rm-path {path}"
+            )
+        return reward
 
     def check_fan_out(self, flags: HostArgs, *, queues_lists: bool) -> None:
         """Raises ConfigError where episodes become several samples and a flag of slime does not allow that."""

@@ -271,3 +271,12 @@ def test_an_env_gets_a_configuration_of_its_own():
     config = read(env="a.py:A", env_config={"k": 1}, env_configs={"b.py:B": {"z": 2}, "c.py:C": {}})
     given = [config.env_config_of(path) for path in ("a.py:A", "b.py:B", "c.py:C", "d.py:D")]
     assert given == [{"k": 1}, {"z": 2}, {}, {"k": 1}]
+
+
+def test_a_reward_of_groups_belongs_to_slimes_flags(tmp_path, monkeypatch):
+    file = tmp_path / "ranks_here.py"
+    file.write_text("from agentrl.rewards import RelativeJudge\njudge = RelativeJudge()\n")
+    monkeypatch.chdir(tmp_path)
+    config = SlimeConfig.parse("here", {"reward": "ranks_here.py:judge"})
+    with pytest.raises(ConfigError, match="give slime --group-rm --custom-rm-path ranks_here.judge"):
+        config.reward_function()

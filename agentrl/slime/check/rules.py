@@ -119,7 +119,13 @@ def reward(setup: Setup) -> Iterator[LaunchFinding]:
     """Check that only one place gives the reward."""
     args, owner = setup.args, setup.scores
     foreign = _foreign_rewards(setup)
-    if owner and foreign:
+    of_groups = args.custom_rm_path if args.group_rm and args.custom_rm_path != REWARD else None
+    if owner and of_groups and not (setup.config and setup.config.reward):
+        yield warning(
+            f"--custom-rm-path {of_groups} replaces the rewards of {owner}, which are then not trained on: right for a "
+            "judge that compares episodes, such as RelativeJudge; else remove one of them"
+        )
+    elif owner and foreign:
         asked = "would replace its rewards" if args.group_rm else "would never be asked"
         yield error(f"two give the reward: {owner} and {' and '.join(foreign)}, which {asked}; remove one of them")
     elif owner and args.group_rm and args.custom_rm_path != REWARD:
