@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -71,7 +72,8 @@ class GroupReward(Protocol):
     async def of_group(
         self, trajectories: Sequence[Trajectory], policy: EngineSpeaker | None = None
     ) -> Sequence[float | Reward]:
-        """A reward for each. `policy` is the model in training, which the function may ask."""
+        """A reward for each. `policy` is the model in training, which the function may ask; it is not passed to a
+        function without this parameter."""
         ...
 
 
@@ -247,25 +249,35 @@ async def _score_groups(rollout: Rollout, reward: GroupReward, groups: Sequence[
 
 async def score_group(reward: GroupReward, group: Sequence[Trajectory], policy: EngineSpeaker | None = None) -> None:
     """Score the valid episodes of a finished group. If the reward function fails by the environment's fault, all of
-    them count as failed. What `Env.score` gave, beside a relative reward, becomes the part `score`.
+    them count as failed. What `Env.score` gave, beside a relative reward, becomes the part `score`, and branches keep
+    the rewards that it gave them.
 
     Raises BugError for a bug, and ConfigError.
     """
     valid = [trajectory for trajectory in group if trajectory.is_valid]
     if not valid:
         return
+    given = {"policy": policy} if _takes_policy(reward) else {}
     try:
         with at_boundary("score"):
-            for trajectory, value in zip(valid, await reward.of_group(valid, policy), strict=True):
+            for trajectory, value in zip(valid, await reward.of_group(valid, **given), strict=True):
                 earned = trajectory.reward if is_relative(reward) else None
                 own = {} if earned is None else {"score": trajectory.reward_parts.get("score", earned)}
+                branches = {} if earned is None else trajectory.branch_rewards
                 give(trajectory, value)
                 trajectory.reward_parts = {**own, **trajectory.reward_parts}
+                trajectory.branch_rewards = trajectory.branch_rewards or branches
     except FailedError as failed:
         for trajectory in valid:
             trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
             trajectory.mask("env_failure")
             raise_bug(trajectory)
+
+
+def _takes_policy(reward: GroupReward) -> bool:
+    """Whether `of_group` has a parameter `policy`, or takes any keyword."""
+    parameters = inspect.signature(reward.of_group).parameters
+    return "policy" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def sampling_seed(*parts: str | int) -> int:

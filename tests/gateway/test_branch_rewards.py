@@ -11,6 +11,7 @@ from agentrl import AgentEnv, BadCallPolicy, Reward, SessionOptions, Task, Traje
 from agentrl.errors import ConfigError
 from agentrl.gateway.session.session import Session
 from agentrl.monitor.metrics import RolloutMetrics
+from agentrl.rollout.groups import score_group
 from agentrl.testing import rollout
 from agentrl.train.credit import assign_advantages
 from tests.gateway.agents import ADD
@@ -184,6 +185,30 @@ def test_branches_of_one_role_are_compared_over_the_group():
     metrics = RolloutMetrics.of_groups([group])
     assert metrics.role_rewards == {"solver": 0.25, "main": 0.5}
     assert metrics.reward_mean == 0.5
+
+
+class Ranks:
+    """Ranks a group, as a judge does: the first episode is the best."""
+
+    relative = True
+
+    def __init__(self, **branches):
+        self.branches = branches
+
+    async def of_group(self, trajectories):
+        return [Reward(1.0 - place, branches=self.branches) for place, _ in enumerate(trajectories)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "solvers"),
+    [(Ranks(), [{"solver": 0.25}, {"solver": 0.75}]), (Ranks(solver=0.5), [{"solver": 0.5}] * 2)],
+)
+def test_a_judge_pays_the_main_line_and_branches_keep_the_rewards_of_score(ranks, solvers):
+    group = [scored(0.0, {"solver": 0.25}), scored(1.0, {"solver": 0.75})]
+    asyncio.run(score_group(ranks, group))
+    assert [t.reward for t in group] == [1.0, 0.0]
+    assert [t.reward_parts["score"] for t in group] == [0.0, 1.0]
+    assert [t.branch_rewards for t in group] == solvers
 
 
 def test_equal_totals_teach_if_the_branches_differ():

@@ -61,7 +61,7 @@ def tasks(n):
     return [Task(prompt="say yes", label=float(i), id=str(i)) for i in range(n)]
 
 
-async def play(engine, renderer, env=Echo, n=3, group_size=4, **kwargs):
+async def play(engine, renderer, env=Echo, n=3, group_size=4, reward=None, **kwargs):
     concurrency = kwargs.pop("concurrency", 128)
     async with EnvFactory(env) as envs:
         rollout = Rollout(
@@ -69,6 +69,7 @@ async def play(engine, renderer, env=Echo, n=3, group_size=4, **kwargs):
             engine=engine,
             renderer=renderer,
             options=EpisodeOptions(limits=Limits(turns=2)),
+            reward=reward,
             concurrency=concurrency,
         )
         return await run_groups(rollout, tasks(n), group_size, **kwargs)
@@ -311,3 +312,31 @@ async def test_evaluation_is_greedy_and_leaves_failures_out_of_its_mean(renderer
     assert metrics.stops == {"done": 2, "failed": 1}
     assert [t.task.id for t in found.trajectories] == ["0", "1", "2"]
     assert metrics.sampled_tokens == 3 * len(engine.tokens)
+
+
+class Alone:
+    """A group reward written by hand, which asks no model."""
+
+    def __call__(self, trajectory):
+        return None
+
+    async def of_group(self, trajectories):
+        return [float(place) for place, _ in enumerate(trajectories)]
+
+
+class WithPolicy(Alone):
+    async def of_group(self, trajectories, *, policy):
+        return [float(policy is not None) + 1 for _ in trajectories]
+
+
+class WithKeywords(Alone):
+    async def of_group(self, trajectories, **more):
+        return [float(len(more)) for _ in trajectories]
+
+
+@pytest.mark.parametrize(
+    ("reward", "given"), [(Alone(), [0.0, 1.0]), (WithPolicy(), [2.0, 2.0]), (WithKeywords(), [1.0, 1.0])]
+)
+async def test_a_group_reward_gets_the_policy_if_it_has_a_parameter_for_it(renderer, reward, given):
+    groups = await play(Fake(renderer), renderer, n=2, group_size=2, reward=reward)
+    assert [[t.reward for t in group] for group in groups] == [given, given]
