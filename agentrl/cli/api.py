@@ -15,7 +15,7 @@ import typer
 from agentrl._util.concurrency import gather
 from agentrl.cli.episodes import PlayConfig, progress
 from agentrl.cli.models import open_renderer
-from agentrl.cli.results import Results, Seat
+from agentrl.cli.results import Place, Results
 from agentrl.env.env import is_agent
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import RewardFn
@@ -173,15 +173,15 @@ async def play_all(
                 on_episode(episode)
             slots = asyncio.Semaphore(api.concurrency)
 
-            async def play(task: Task, seat: Seat) -> None:
+            async def play(task: Task, place: Place) -> None:
                 async with slots:
-                    episode = await _play(rollout, api, task, f"{what}-{seat[0]}-{seat[1]}")
+                    episode = await _play(rollout, api, task, f"{what}-{place[0]}-{place[1]}")
                 mask(episode, trained=trained)
-                results.add(episode, seat)
+                results.add(episode, place)
                 on_episode(episode)
 
             with _kept(results):
-                await gather([play(task, seat) for task, seat in results.missing(samples)])
+                await gather([play(task, place) for task, place in results.missing(samples)])
     settle_rewards(envs, rollout.scored, [*results.done.values()])
     return results.groups(samples)
 

@@ -54,7 +54,7 @@ from agentrl.cli.episodes import (
 from agentrl.cli.figures import player_figures
 from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings, Limit, MaybeData, Out
-from agentrl.cli.results import Results, Seat, how_to_resume, source_of, unfinished
+from agentrl.cli.results import Place, Results, how_to_resume, source_of, unfinished
 from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, is_agent, own_task, runtime
 from agentrl.env.factory import EnvFactory
@@ -408,13 +408,13 @@ async def _episodes(
 
     slots = asyncio.Semaphore(_CONCURRENCY)
 
-    async def episode(task: Task, seat: Seat) -> None:
+    async def episode(task: Task, at: Place) -> None:
         async with slots:
             try:
                 played = await play_one(envs.make(), task, renderer)
             except AssertionError as exc:  # a tool has a bug
                 raise ConfigError(f"task {task.id}: {str(exc).partition(chr(10))[0]}") from exc
-        for trajectory, place in zip(played, results.places(seat), strict=True):
+        for trajectory, place in zip(played, results.places(at), strict=True):
             if trajectory.failure is not None:
                 if trajectory.failure.kind == "bug":
                     raise BugError(trajectory.failure, trajectory.session_id)
@@ -422,7 +422,7 @@ async def _episodes(
             results.add(trajectory, place)
             on_episode(trajectory)
 
-    await gather(episode(task, seat) for task, seat in results.missing(samples))
+    await gather(episode(task, at) for task, at in results.missing(samples))
 
 
 def _report(

@@ -22,8 +22,8 @@ from agentrl.train.files import append_line, is_special
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task
 
-Seat: TypeAlias = tuple[str, int]
-"""An episode: the key of its task, and the number of the sample."""
+Place: TypeAlias = tuple[str, int]
+"""The place of an episode or of a trajectory: the key of its task, and the number of the sample."""
 
 _KEY = "played"
 """Key of `Trajectory.info`: the settings and the task that a row belongs to."""
@@ -43,7 +43,7 @@ class Results:
     file: Path | None = None
     each: int = 1
     """How many trajectories an episode has. With several, they are numbered as samples, episode by episode."""
-    done: dict[Seat, Trajectory] = field(default_factory=dict)
+    done: dict[Place, Trajectory] = field(default_factory=dict)
     found: str = ""
     """What the file contained, in words."""
     keys: Sequence[str] = ()
@@ -78,9 +78,9 @@ class Results:
                     torn = 1
                     continue
                 raise ConfigError(f"--out {self.file}:{number} is not a result ({exc}); name another file") from exc
-            seat = self._seat(trajectory, number)
+            place = self._place(trajectory, number)
             if trajectory.is_valid:
-                self.done[seat] = trajectory
+                self.done[place] = trajectory
             else:
                 failed += 1
         write_trajectories(self.file, [*self.done.values()])
@@ -121,21 +121,21 @@ class Results:
         changed = f"{file} has changed since {older} of these episodes were played"
         return f"{changed}; name another file to keep them apart"
 
-    def missing(self, samples: int) -> list[tuple[Task, Seat]]:
+    def missing(self, samples: int) -> list[tuple[Task, Place]]:
         """The episodes still to be played, by sample and then by task: each task is begun early."""
-        seats = [(task, (key, n)) for n in range(samples) for task, key in zip(self.tasks, self.keys, strict=True)]
-        return [(task, seat) for task, seat in seats if not all(place in self.done for place in self.places(seat))]
+        episodes = [(task, (key, n)) for n in range(samples) for task, key in zip(self.tasks, self.keys, strict=True)]
+        return [(task, at) for task, at in episodes if not all(place in self.done for place in self.places(at))]
 
-    def places(self, seat: Seat) -> list[Seat]:
+    def places(self, episode: Place) -> list[Place]:
         """The places of an episode's trajectories."""
-        key, n = seat
+        key, n = episode
         return [(key, n * self.each + i) for i in range(self.each)]
 
-    def add(self, trajectory: Trajectory, seat: Seat) -> None:
+    def add(self, trajectory: Trajectory, place: Place) -> None:
         """Keep a finished episode."""
         source = {_SOURCE: self._source[1]} if self.code is not None else {}
-        trajectory.info[_KEY] = {"task": seat[0], "sample": seat[1], **self.about, **source}
-        self.done[seat] = trajectory
+        trajectory.info[_KEY] = {"task": place[0], "sample": place[1], **self.about, **source}
+        self.done[place] = trajectory
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             append_line(self.file, json.dumps(trajectory.to_json()))
@@ -159,11 +159,11 @@ class Results:
 
     def in_order(self) -> list[Trajectory]:
         """The finished episodes in the order of the tasks."""
-        places = {key: place for place, key in enumerate(self.keys)}
-        seats = sorted(self.done, key=lambda seat: (places.get(seat[0], len(places)), seat[1]))
-        return [self.done[seat] for seat in seats]
+        numbers = {key: number for number, key in enumerate(self.keys)}
+        places = sorted(self.done, key=lambda place: (numbers.get(place[0], len(numbers)), place[1]))
+        return [self.done[place] for place in places]
 
-    def _seat(self, trajectory: Trajectory, number: int) -> Seat:
+    def _place(self, trajectory: Trajectory, number: int) -> Place:
         """The row's episode. Raises ConfigError if another command wrote the row."""
         where, found = f"--out {self.file}", trajectory.info.get(_KEY)
         if not isinstance(found, Mapping):

@@ -36,8 +36,8 @@ from agentrl.types import Reward, SamplingParams, StopReason, Task
 T = TypeVar("T")
 log = logging.getLogger("agentrl")
 
-Seat: TypeAlias = tuple[int, int]
-"""An episode's place: the number of its task, and its number within the group."""
+Place: TypeAlias = tuple[int, int]
+"""The place of an episode or of a trajectory: the number of its task, and its number within the group."""
 
 
 class BugError(AgentRLError):
@@ -141,8 +141,8 @@ async def run_groups(
     first: int = 0,
     on_episode: Callable[[Trajectory], None] | None = None,
     keep_unscored: bool = False,
-    known: Mapping[Seat, Trajectory] | None = None,
-    keep: Callable[[Trajectory, Seat], None] | None = None,
+    known: Mapping[Place, Trajectory] | None = None,
+    keep: Callable[[Trajectory, Place], None] | None = None,
 ) -> list[list[Trajectory]]:
     """`group_size` episodes of each task, groups in the order of the tasks. `first` is the number of the first group.
 
@@ -160,8 +160,8 @@ async def run_groups(
     slots = asyncio.Semaphore(rollout.concurrency)
     seatings = _seatings(rollout, range(first, first + len(tasks)), sampling_seed(name, seed, step) if step else 0)
 
-    async def play(seat: Seat, lockstep: LockstepProtocol) -> list[Trajectory]:
-        group, member = seat
+    async def play(episode: Place, lockstep: LockstepProtocol) -> list[Trajectory]:
+        group, member = episode
         params: SamplingParams = {
             **rollout.options.sampling_params,
             **(sampling_params or {}),
@@ -171,7 +171,7 @@ async def run_groups(
             session_id = f"{name}-{step:06d}-{first + group:04d}-{member:03d}"
             with lockstep.episode(), flying(session_id, tasks[group].id):
                 played = await _play_all_seats(rollout, tasks[group], params, session_id, lockstep, seatings[group])
-        for place, trajectory in zip(_places(seat, seatings), played, strict=True):
+        for place, trajectory in zip(_places(episode, seatings), played, strict=True):
             if keep is not None:
                 keep(trajectory, place)
             if on_episode is not None:
@@ -179,13 +179,13 @@ async def run_groups(
         return played
 
     everything = [(group, member) for group in range(len(tasks)) for member in range(group_size)]
-    found = {place: episode for place, episode in (known or {}).items() if _fits(episode, seatings[place[0]], place[1])}
-    seats = [seat for seat in everything if not all(place in found for place in _places(seat, seatings))]
-    played = await _play_in_waves(rollout, seats, play)
-    for seat, trajectories in zip(seats, played, strict=True):
-        found.update(zip(_places(seat, seatings), trajectories, strict=True))
+    found = {place: one for place, one in (known or {}).items() if _fits(one, seatings[place[0]], place[1])}
+    missing = [episode for episode in everything if not all(place in found for place in _places(episode, seatings))]
+    played = await _play_in_waves(rollout, missing, play)
+    for episode, trajectories in zip(missing, played, strict=True):
+        found.update(zip(_places(episode, seatings), trajectories, strict=True))
     groups = [
-        [found[place] for seat in of_group for place in _places(seat, seatings)]
+        [found[place] for episode in of_group for place in _places(episode, seatings)]
         for of_group in batched(everything, group_size)
     ]
     if isinstance(rollout.reward, GroupReward):
@@ -197,15 +197,15 @@ async def run_groups(
 
 
 async def _play_in_waves(
-    rollout: Rollout, seats: Sequence[Seat], play: Callable[[Seat, LockstepProtocol], Coroutine[Any, Any, T]]
+    rollout: Rollout, places: Sequence[Place], play: Callable[[Place, LockstepProtocol], Coroutine[Any, Any, T]]
 ) -> list[T]:
-    """What `play` returns for each seat; in waves if the engine has a lockstep."""
+    """What `play` returns for each place; in waves if the engine has a lockstep."""
     engine, played = rollout.engine, list[T]()
     if not isinstance(engine, LockstepEngine) or rollout.workers is not None:
-        return await gather([play(seat, _NoLockstep()) for seat in seats])
-    for wave in batched(seats, rollout.concurrency):
+        return await gather([play(place, _NoLockstep()) for place in places])
+    for wave in batched(places, rollout.concurrency):
         with engine.lockstep(len(wave)) as lockstep:
-            played += await gather([play(seat, lockstep) for seat in wave])
+            played += await gather([play(place, lockstep) for place in wave])
     return played
 
 
@@ -215,9 +215,9 @@ def _seatings(rollout: Rollout, numbers: Sequence[int], offset: int) -> list[Sea
     return [rollout.opponents.seating(seats, offset + number) if seats else None for number in numbers]
 
 
-def _places(seat: Seat, seatings: Sequence[Seating | None]) -> list[Seat]:
+def _places(episode: Place, seatings: Sequence[Seating | None]) -> list[Place]:
     """The places of an episode's trajectories."""
-    group, member = seat
+    group, member = episode
     each = 1 if (seating := seatings[group]) is None else len(seating.trained)
     return [(group, member * each + i) for i in range(each)]
 
@@ -240,9 +240,9 @@ async def _score_groups(rollout: Rollout, reward: GroupReward, groups: Sequence[
     """Score groups at once. A reward function that asks the policy does so in the engine's lockstep."""
     policy = EngineSpeaker(rollout.engine, rollout.renderer)
 
-    async def score(seat: Seat, lockstep: LockstepProtocol) -> None:
+    async def score(place: Place, lockstep: LockstepProtocol) -> None:
         with lockstep.episode():
-            await score_group(reward, groups[seat[0]], policy)
+            await score_group(reward, groups[place[0]], policy)
 
     await _play_in_waves(rollout, [(number, 0) for number in range(len(groups))], score)
 
