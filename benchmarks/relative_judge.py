@@ -1,13 +1,16 @@
 """RelativeJudge: does it find a known order, and does a policy learn from it?
 
-    python -m benchmarks.relative_judge order [--groups 200] [--model smollm2-135m] [--twice 1.0] [--out FOLDER]
+    python -m benchmarks.relative_judge order [--groups 200] [--task animals] [--model smollm2-135m [--pairs]]
+                                              [--twice 1.0] [--out FOLDER]
     python -m benchmarks.relative_judge rows [--groups 400] [--out FOLDER]
     python -m benchmarks.relative_judge demo [--seeds 0] [--steps 40] [--out FOLDER]
 
-    order   groups of four lists of animals, of which longer ones are better. Scripted judges: one that knows the order,
-            one that errs, one that prefers what it reads first, one that refuses every third request. With --model, a
-            real model instead, which is shown one solved prompt before its own (--solved 0: none). Kendall's tau with
-            the known order, and of the judge with itself
+    order   groups of four attempts whose order is known. `animals`: lists, of which longer ones are better. `replies`:
+            to a customer, from polite and helpful to rude. `sums`: closer to the right one. Scripted judges: one that
+            knows the order, one that errs, one that prefers what it reads first, one that refuses every third request.
+            With --model, a real model instead: with --pairs it compares two at a time, else it writes a ranking, and is
+            shown one solved prompt before its own (--solved 0: none). Kendall's tau with the known order, and of the
+            judge with itself
     rows    chat.jsonl, with rankings of other groups, to teach a model by `agentrl sft`
     demo    the demo's task. A scripted judge ranks each group in place of the checker: it knows which attempts looked
             the answer up and gave the right one. Held-out questions are scored by the Env's own score
@@ -24,6 +27,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -60,6 +64,17 @@ ANIMALS = [
 _OTHERS = 100_000
 """The number of the first group that is not among those of `order`."""
 RUBRIC = "Which attempt names more animals?"
+THINGS = ["parcel", "password", "invoice", "pair of shoes", "subscription", "refund", "laptop", "ticket"]
+REPLIES = [
+    [
+        "I am very sorry about the trouble with your {thing}. I have looked it up and will solve it for you today.",
+        "Thank you for writing, and please excuse the trouble. I will take care of your {thing} at once and call you.",
+    ],
+    ["Please send us a photo of the {thing}, then we can look at it.", "You can fill in the form for your {thing}."],
+    ["Not my job. Read the website.", "We have no time for that. Wait until somebody answers."],
+    ["Shut up, you idiot. Nobody cares about your {thing}.", "Go away. You and your stupid {thing} make me sick."],
+]
+"""From the best to the worst."""
 console = Console(highlight=False)
 
 
@@ -67,7 +82,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("order", "rows", "demo"))
     parser.add_argument("--groups", type=int, default=200)
-    parser.add_argument("--model", help="a real model that judges, beside the scripted judges")
+    parser.add_argument("--task", choices=TASKS, default="animals")
+    parser.add_argument("--model", help="a real model that judges, in place of the scripted judges")
+    parser.add_argument("--pairs", action="store_true", help="RelativeJudge(pairs=True); needs xgrammar")
     parser.add_argument("--solved", type=int, default=1)
     parser.add_argument("--twice", type=float, default=1.0, help="share of groups that are ranked in two orders")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -85,30 +102,62 @@ def main() -> None:
 
 async def order(args: argparse.Namespace) -> None:
     if args.model is not None:
-        report(args.model, await by_model(args))
+        report(f"{args.model}, {args.task}", await by_model(args))
         return
     for name, judge in SCRIPTED.items():
-        report(name, [await judged(number, judge(number), args.twice) for number in range(args.groups)])
+        report(
+            name, [await judged(TASKS["animals"](number), judge(number), args.twice) for number in range(args.groups)]
+        )
 
 
-def group_of(number: int) -> list[ModelOutput]:
-    """Four lists of different lengths, in a random order."""
+@dataclass(frozen=True)
+class Ordered:
+    """Attempts at one task, and how good each is by the rubric."""
+
+    prompt: str
+    rubric: str
+    attempts: Sequence[str]
+    known: Sequence[float]
+
+
+def animals(number: int) -> Ordered:
     rng = random.Random(number)
     lists = [", ".join(rng.sample(ANIMALS, length)) for length in rng.sample((1, 3, 6, 10), 4)]
-    return [ModelOutput.of_turns([text.capitalize() + "."], prompt=f"Name animals ({number}).") for text in lists]
+    texts = [text.capitalize() + "." for text in lists]
+    return Ordered(f"Name animals ({number}).", RUBRIC, texts, [float(named(text)) for text in texts])
+
+
+def replies(number: int) -> Ordered:
+    rng = random.Random(number)
+    order, thing = rng.sample(range(len(REPLIES)), len(REPLIES)), rng.choice(THINGS)
+    texts = [rng.choice(REPLIES[place]).format(thing=thing) for place in order]
+    prompt = f"A customer writes: There is a problem with my {thing}, order {rng.randint(1000, 9999)}. Answer."
+    return Ordered(prompt, "Which answer is more polite and more helpful?", texts, [-float(place) for place in order])
+
+
+def sums(number: int) -> Ordered:
+    rng = random.Random(number)
+    a, b, wrong = rng.randint(10, 89), rng.randint(10, 89), rng.sample((0, 1, 10, 40), 4)
+    texts = [f"{a} + {b} = {a + b + rng.choice((-1, 1)) * each}." for each in wrong]
+    return Ordered(
+        f"What is {a} + {b}?", "Which attempt is closer to the right answer?", texts, [-float(each) for each in wrong]
+    )
+
+
+TASKS: dict[str, Callable[[int], Ordered]] = {each.__name__: each for each in (animals, replies, sums)}
 
 
 def named(text: str) -> int:
     return sum(word in ANIMALS for word in re.findall("[a-z]+", text.lower()))
 
 
-async def judged(number: int, asked: AsksMessages, twice: float) -> dict[str, float]:
+async def judged(group: Ordered, asked: Any, twice: float, *, pairs: bool = False) -> dict[str, float]:
     """The figures of one group."""
-    judge, group = RelativeJudge(rubric=RUBRIC, twice=twice), group_of(number)
+    judge = RelativeJudge(rubric=group.rubric, twice=twice, pairs=pairs)
     judge.model = asked
-    rewards = [one for one in await judge.grade_group(group) if isinstance(one, Reward)]
-    known = [float(named(one.answer)) for one in group]
-    tau = kendall_tau(known, [one.value for one in rewards])
+    outputs = [ModelOutput.of_turns([text], prompt=group.prompt) for text in group.attempts]
+    rewards = [one for one in await judge.grade_group(outputs) if isinstance(one, Reward)]
+    tau = kendall_tau(group.known, [one.value for one in rewards])
     tokens = sum(one.parts["judge_tokens"] for one in rewards)
     return {"tau": tau, "judge_tokens": tokens, **{k: v for k, v in rewards[0].parts.items() if k != "judge_tokens"}}
 
@@ -147,7 +196,7 @@ async def solved(groups: int) -> list[Message]:
             return reply
 
     for number in range(_OTHERS, _OTHERS + groups):
-        await judged(number, Kept(knows, number), 0.0)
+        await judged(TASKS["animals"](number), Kept(knows, number), 0.0)
     return found
 
 
@@ -199,14 +248,15 @@ async def by_model(args: argparse.Namespace) -> list[dict[str, float]]:
     from agentrl.chat.engine_speaker import EngineSpeaker
     from agentrl.cli.models import open_model
 
-    kept = args.out / f"{Path(args.model).name}.jsonl"
+    kept = args.out / f"{Path(args.model).name}-{args.task}{'-pairs' * args.pairs}.jsonl"
     found = await asyncio.to_thread(kept_figures, kept)
     left = [number for number in range(args.groups) if number not in found]
     async with open_model(args.model, "auto") as opened:
-        model = Shown(EngineSpeaker(opened.engine, opened.renderer, most=24), await solved(args.solved))
+        speaker = EngineSpeaker(opened.engine, opened.renderer, most=24)
+        model = speaker if args.pairs else Shown(speaker, await solved(args.solved))
 
         async def one(number: int) -> None:
-            found[number] = await judged(number, model, args.twice)
+            found[number] = await judged(TASKS[args.task](number), model, args.twice, pairs=args.pairs)
             with kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"group": number, **found[number]}) + "\n")
 

@@ -8,6 +8,7 @@ message["content"]
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 import threading
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from agentrl._util.concurrency import gather
 from agentrl._util.http import HttpRefusedError, HttpService
 from agentrl._util.loading import load_object
 from agentrl.chat.completions import Completion, ServerQuirks, read_reply, wire_message, wire_tool
@@ -27,6 +29,9 @@ from agentrl.plain import to_json
 from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
 
 _PATH = "/chat/completions"
+_TOP = 20
+"""Tokens whose log-probs are asked for: the most that OpenAI's API allows."""
+_ORNAMENTS = " \t\n*`.,:;'\"()[]<>"
 _TOO_LONG = re.compile(
     r"context[ _](length|size|window)|maximum context|prompt is too long|input token count|too large for model"
     r"|reduce the length|exceed_context|too many tokens|inputs. tokens \+",
@@ -55,6 +60,35 @@ class AsksMessages(Protocol):
 
     async def ask(self, messages: Sequence[Message]) -> Completion:
         """The reply, with its finish reason and usage. Raises as `ChatModel.ask` does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Which of two answers a model would give to a question."""
+
+    log_odds: float | None
+    """log(p(first) / p(second)), from -MOST_ODDS to MOST_ODDS. None if the model refuses, or would write neither."""
+    usage: Mapping[str, float] = field(default_factory=dict)
+    """As in a Completion."""
+    refusal: str = ""
+    """Why the server refused the question, if it did."""
+
+
+MOST_ODDS = 30.0
+"""Float32 cannot tell larger log-odds apart."""
+
+
+class PrefersAnswers(Protocol):
+    """A model that says which of two answers it would give: a ChatModel, or an engine's `EngineSpeaker`."""
+
+    async def prefer(self, questions: Sequence[Sequence[Message]], first: str, second: str) -> list[Preference]:
+        """The log-odds of two short answers to each question. They begin differently, such as "A" and "B".
+
+        Raises as `ChatModel.ask` does, except for a question that is refused, and ConfigError if the server or the
+        engine does not tell probabilities. Questions that begin equally should follow each other: engines keep what
+        they have read.
+        """
         ...
 
 
@@ -152,6 +186,25 @@ class ChatModel:
             self.usage.add(reply.usage)
             return reply
 
+    async def prefer(self, questions: Sequence[Sequence[Message]], first: str, second: str) -> list[Preference]:
+        """See PrefersAnswers. Reads the log-probs of the first token, which most servers report."""
+        return await gather(self._prefer(messages, first, second) for messages in questions)
+
+    async def _prefer(self, messages: Sequence[Message], first: str, second: str) -> Preference:
+        most = None if {"max_tokens", "max_completion_tokens"} & self.options.keys() else 1
+        try:
+            reply = await self.ask(messages, most=most, logprobs=True, top_logprobs=_TOP)
+        except RequestError as exc:
+            return Preference(None, refusal=str(exc))
+        if reply.finish == "filtered":
+            return Preference(None, reply.usage, f"{self._service.name} filtered its answer")
+        if not reply.first_token:
+            raise ConfigError(
+                f"{self._service.name} answers without log-probs, although the request has logprobs and top_logprobs; "
+                "take a server that reports them, such as vLLM or SGLang"
+            )
+        return Preference(_log_odds(reply.first_token, first, second), reply.usage)
+
     def _refused(self, exc: HttpRefusedError, with_key: bool) -> Exception:
         """The exception for a refusal, which concerns this conversation or all of them."""
         url, words = self._service.name, exc.words[:300]
@@ -241,6 +294,18 @@ def speaker(config: SpeakerConfig | Mapping[str, JSON]) -> Speaker:
         return ScriptedSpeaker(say)
     settings = config.model_dump(exclude={"script"})
     return ChatModel(**settings)
+
+
+def _log_odds(tokens: Mapping[str, float], first: str, second: str) -> float | None:
+    """The log-odds of two answers by the tokens that spell them. A missing one has at most the smallest log-prob."""
+    totals = [
+        sum(math.exp(value) for token, value in tokens.items() if token.strip(_ORNAMENTS) == answer)
+        for answer in (first, second)
+    ]
+    if not any(totals):
+        return None
+    one, other = (math.log(total) if total > 0 else min(tokens.values()) for total in totals)
+    return max(-MOST_ODDS, min(MOST_ODDS, one - other))
 
 
 def _endpoint(base_url: str) -> str:

@@ -37,6 +37,8 @@ class Completion:
     finish: Finish
     usage: Mapping[str, float]
     """The fields of `chat.Usage` that the server reported."""
+    first_token: Mapping[str, float] = field(default_factory=dict)
+    """The log-probs of the likeliest tokens in the first place, where the request asked for log-probs."""
 
 
 @dataclass(slots=True)
@@ -136,7 +138,7 @@ def read_reply(answer: JSON, url: str) -> Completion:
         raise _no_completion(answer, url)
     finish: Finish = "length" if reason in _CUT else "filtered" if reason in _FILTERED else "stop"
     said, sent_back = _read_message(message)
-    return Completion(said, sent_back, finish, _usage(answer.get("usage")))
+    return Completion(said, sent_back, finish, _usage(answer.get("usage")), _first_token(choice.get("logprobs")))
 
 
 def _read_message(message: Mapping[str, Any]) -> tuple[Message, Message]:
@@ -255,6 +257,15 @@ def _usage(given: JSON) -> Mapping[str, float]:
 
 def _is_count(value: JSON) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _first_token(given: JSON) -> Mapping[str, float]:
+    """`top_logprobs` of the first token. What is in no such form is left out."""
+    try:
+        found = {each["token"]: each["logprob"] for each in given["content"][0]["top_logprobs"]}
+    except (LookupError, TypeError):
+        return {}
+    return {str(token): float(value) for token, value in found.items() if isinstance(value, int | float) and value <= 0}
 
 
 def _error(error: JSON, url: str) -> Exception:

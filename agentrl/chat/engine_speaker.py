@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from agentrl.chat.client import MOST_ODDS, Preference
 from agentrl.chat.completions import Completion
-from agentrl.engine.base import Engine
-from agentrl.errors import ContextFullError, TemplateError
-from agentrl.types import Message, ToolSpec
+from agentrl.engine.base import Engine, forget
+from agentrl.errors import ConfigError, ContextFullError, TemplateError
+from agentrl.types import Message, SamplingParams, ToolSpec
 
 if TYPE_CHECKING:
     from agentrl.render.base import Renderer
@@ -47,3 +51,54 @@ class EngineSpeaker:
         message: Message = {"role": "assistant", "content": action.content}
         usage = {"prompt_tokens": float(len(prompt.tokens)), "completion_tokens": float(len(said.tokens))}
         return Completion(message, message, "length" if said.finish_reason == "length" else "stop", usage)
+
+    async def prefer(self, questions: Sequence[Sequence[Message]], first: str, second: str) -> list[Preference]:
+        """See `PrefersAnswers`. For each question one token is sampled, under a grammar that allows the two answers.
+
+        They are asked one after the other, as the turns of a session, so that the engine reads a common beginning once.
+        Raises ConfigError for an engine that takes no grammar.
+        """
+        if not getattr(self._engine, "takes_grammars", False):
+            raise ConfigError(
+                f"{type(self._engine).__name__} takes no grammar, and without it this engine cannot compare two "
+                "answers; give the judge base_url and model"
+            )
+        renderer = self._renderer.bind(())
+        before, tokens = _apart([renderer.encode({"role": "assistant", "content": each}) for each in (first, second)])
+        prompts = [[*renderer.prompt(list(messages)).tokens, *before] for messages in questions]
+        session_id = f"prefer-{hash(tuple(map(tuple, prompts))):x}"
+        try:
+            return [await self._prefer(prompt, tokens, session_id) for prompt in prompts]
+        finally:
+            forget(self._engine, session_id)
+
+    async def _prefer(self, prompt: Sequence[int], tokens: Sequence[int], session_id: str) -> Preference:
+        """The log-odds of the first of two tokens after a prompt."""
+        if await self._engine.context_length() <= len(prompt):
+            return Preference(None, refusal=f"the question has {len(prompt)} tokens, too many for this model")
+        either = {"type": "or", "elements": [{"type": "token", "token": token} for token in tokens]}
+        params: SamplingParams = {
+            "temperature": 0.0,
+            "max_new_tokens": 1,
+            "structural_tag": json.dumps({"type": "structural_tag", "format": either}),
+        }
+        said = await self._engine.generate(prompt, params, session_id=session_id)
+        usage = {"prompt_tokens": float(len(prompt)), "completion_tokens": float(len(said.tokens))}
+        if not said.tokens or said.tokens[0] not in tokens:
+            return Preference(None, usage, f"the engine answered with {said.finish_reason}, not with one of the two")
+        log_odds = _against_the_rest(said.log_probs[0])
+        return Preference(log_odds if said.tokens[0] == tokens[0] else -log_odds, usage)
+
+
+def _apart(answers: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """The tokens with which both answers begin, such as an empty thought, and the two that differ after them."""
+    count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*answers, strict=False)))
+    if any(len(answer) == count for answer in answers):
+        raise ValueError("one of the two answers is the beginning of the other")
+    return list(answers[0][:count]), [answer[count] for answer in answers]
+
+
+def _against_the_rest(log_prob: float) -> float:
+    """The log-odds of a token against all others, from its log-prob."""
+    rest = -math.expm1(min(log_prob, 0.0))
+    return min(MOST_ODDS, log_prob - math.log(rest)) if rest > 0 else MOST_ODDS

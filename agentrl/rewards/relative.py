@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import combinations, permutations
+from statistics import fmean
+from typing import Any, TypeAlias
 
 from agentrl._util.content import content
-from agentrl.chat.client import AsksMessages, ChatModel
+from agentrl.chat.client import AsksMessages, ChatModel, PrefersAnswers
 from agentrl.errors import ConfigError, RequestError
 from agentrl.rewards.combine import GroupGrader
 from agentrl.rewards.grader import Grade
-from agentrl.rewards.ranking import attempt_text, judge_prompt, kendall_tau, plain, read_ranking, task_text
+from agentrl.rewards.ranking import (
+    attempt_text,
+    judge_prompt,
+    kendall_tau,
+    pair_prompt,
+    plain,
+    read_ranking,
+    task_text,
+)
 from agentrl.trajectory.model_output import ModelOutput
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Reward
@@ -24,17 +35,22 @@ log = logging.getLogger("agentrl")
 
 _TRIES = 2
 _KEPT = 4096
-"""Rankings that are kept."""
+"""Verdicts that are kept."""
+_Wins: TypeAlias = Mapping[tuple[str, str], float]
+"""For two texts, how surely the first one is better, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Ranking:
-    """What a judge made of different texts: their rewards, or None if no answer could be used."""
+class _Verdict:
+    """What a judge made of different texts."""
 
-    rewards: Mapping[str, float] | None
+    wins: _Wins | None
+    """None if no answer could be used."""
     tokens: float = 0.0
     agreement: float | None = None
-    """Kendall's tau of two rankings of the same texts in different orders, if there were two."""
+    """Kendall's tau of two verdicts on the same texts in different orders, if there were two."""
+    unusable: float = 0.0
+    """The share of questions without a usable answer, if the judge was asked about pairs."""
 
 
 class RelativeJudge(GroupGrader):
@@ -43,11 +59,16 @@ class RelativeJudge(GroupGrader):
     One prompt holds the task, its label if there is one, and the episodes in a random order. Equal episodes are shown
     once and earn the same. Without `base_url` and `model`, the model in training is the judge. An answer that holds no
     ranking is asked for once more, in another order; if that fails too, all episodes of the group get 0.5, so the group
-    teaches nothing. Rankings are kept by the content of what was shown.
+    teaches nothing. Verdicts are kept by the content of what was shown.
 
-    Parts of the reward: `judge_tokens` (the episode's share), `judge_unusable` (1: there was no ranking), and in groups
-    that were ranked twice `judge_agreement` (Kendall's tau of both). `Env.score` is still called: it is the part
-    `score`, and the reward of held-out episodes.
+    With `pairs`, the judge writes no ranking: of every two different episodes it is asked which one is better, in both
+    orders, and the log-odds of its two possible answers are read (pairwise ranking prompting, arXiv 2306.17563). The
+    mean over both orders cancels a preference for a place. The reward is the mean probability to win. This is for small
+    models. Nothing is sampled, but a group of n needs n * (n - 1) prompts.
+
+    Parts of the reward: `judge_tokens` (the episode's share), `judge_unusable` (the share of questions without a usable
+    answer), and in groups that were judged twice `judge_agreement` (Kendall's tau of both). `Env.score` is still
+    called: it is the part `score`, and the reward of held-out episodes.
     """
 
     relative = True
@@ -59,6 +80,7 @@ class RelativeJudge(GroupGrader):
         rubric: str = "Which attempt does best what the task asks? What counts is what it does, not what it claims.",
         base_url: str | None = None,
         model: str | None = None,
+        pairs: bool = False,
         twice: float = 0.1,
         characters: int = 6000,
         key: str = "OPENAI_API_KEY",
@@ -67,14 +89,15 @@ class RelativeJudge(GroupGrader):
         retries: int = 3,
         options: Mapping[str, JSON] | None = None,
     ) -> None:
-        """`twice` is the share of groups that are ranked in two orders; their rewards are the mean of both.
+        """`twice` is the share of groups that are ranked in two orders; their rewards are the mean of both. Pairs are
+        always compared in both orders.
 
         `characters` bounds the text of an episode. `options` are added to the request: {"temperature": 0} by default.
         The API key is read from the environment variable `key`. Raises ConfigError.
         """
         if (base_url is None) != (model is None):
             raise ConfigError("RelativeJudge: give base_url and model, or neither: then the model in training judges")
-        self.rubric, self.twice, self.characters = rubric, twice, characters
+        self.rubric, self.pairs, self.twice, self.characters = rubric, pairs, twice, characters
         self._settings: dict[str, Any] = {
             "key": key,
             "seconds": seconds,
@@ -82,10 +105,10 @@ class RelativeJudge(GroupGrader):
             "retries": retries,
             "options": {"temperature": 0, **(options or {})},
         }
-        self.model: AsksMessages | None = self._at(base_url, model) if base_url and model else None
-        self._kept: OrderedDict[str, _Ranking] = OrderedDict()
+        self.model: AsksMessages | PrefersAnswers | None = self._at(base_url, model) if base_url and model else None
+        self._kept: OrderedDict[str, _Verdict] = OrderedDict()
 
-    async def of_group(self, trajectories: Sequence[Trajectory], policy: AsksMessages | None = None) -> list[Grade]:
+    async def of_group(self, trajectories: Sequence[Trajectory], policy: Any = None) -> list[Grade]:
         return await self._graded([ModelOutput.of(one) for one in trajectories], self.model or policy)
 
     async def grade_group(self, group: Sequence[ModelOutput]) -> list[Grade]:
@@ -99,80 +122,138 @@ class RelativeJudge(GroupGrader):
     def _at(self, base_url: str, model: str) -> ChatModel:
         return ChatModel(base_url=base_url, model=model, **self._settings)
 
-    async def _graded(self, group: Sequence[ModelOutput], judge: AsksMessages | None) -> list[Grade]:
+    async def _graded(self, group: Sequence[ModelOutput], judge: Any) -> list[Grade]:
         if judge is None:
             raise ConfigError("RelativeJudge has no model to ask; give it base_url and model")
         texts = [attempt_text(one, self.characters) for one in group]
-        shown = sorted(set(texts))
-        key = hashlib.sha256(content([self.rubric, group[0].prompt, group[0].label, shown]).encode()).hexdigest()
-        ranking = await self._ranked(key, shown, group[0], judge)
-        parts = {"judge_tokens": ranking.tokens / len(group), "judge_unusable": float(ranking.rewards is None)}
-        if ranking.agreement is not None:
-            parts["judge_agreement"] = ranking.agreement
-        rewards = _spread(texts, ranking.rewards)
-        return [Reward(reward, parts) for reward in rewards]
+        shown = _Shown(self.rubric, group[0], sorted(set(texts)))
+        verdict = await self._verdict(shown, judge)
+        parts = {"judge_tokens": verdict.tokens / len(group), "judge_unusable": verdict.unusable}
+        if verdict.agreement is not None:
+            parts["judge_agreement"] = verdict.agreement
+        return [Reward(reward, parts) for reward in _mean_wins(texts, verdict.wins)]
 
-    async def _ranked(self, key: str, shown: Sequence[str], one: ModelOutput, judge: AsksMessages) -> _Ranking:
-        """The ranking of different texts. One that was kept has cost nothing."""
-        if len(shown) < 2:
-            return _Ranking(dict.fromkeys(shown, 0.5))
-        if (kept := self._kept.get(key)) is not None:
-            return _Ranking(kept.rewards)
-        ranking = await self._ask(key, shown, one, judge)
-        if ranking.rewards is not None:
-            self._kept[key] = ranking
+    async def _verdict(self, shown: _Shown, judge: Any) -> _Verdict:
+        """The verdict on different texts. One that was kept has cost nothing."""
+        if len(shown.texts) < 2:
+            return _Verdict({})
+        if (kept := self._kept.get(shown.key)) is not None:
+            return _Verdict(kept.wins)
+        verdict = await (self._compare(shown, judge) if self.pairs else self._rank(shown, judge))
+        if verdict.wins is None:
+            log.warning("the judge ranked no episode of a group: all of them get the reward 0.5")
+        elif not verdict.unusable:
+            self._kept[shown.key] = verdict
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        return ranking
+        return verdict
 
-    async def _ask(self, key: str, shown: Sequence[str], one: ModelOutput, judge: AsksMessages) -> _Ranking:
+    async def _rank(self, shown: _Shown, judge: AsksMessages) -> _Verdict:
         """Ask until as many rankings are there as are needed, each time in another order."""
-        needed = 1 + (random.Random(f"{key}/twice").random() < self.twice)
-        found, tokens = list[Mapping[str, float]](), 0.0
+        needed = 1 + (random.Random(f"{shown.key}/twice").random() < self.twice)
+        found, tokens = list[_Wins](), 0.0
         for attempt in range(_TRIES * needed):
-            rewards, cost = await self._ask_once(f"{key}/{attempt}", shown, one, judge)
+            rewards, cost = await self._rank_once(shown, f"{shown.key}/{attempt}", judge)
             tokens += cost
-            found += [rewards] if rewards is not None else []
+            found += [] if rewards is None else [_wins_by(rewards)]
             if len(found) == needed:
                 break
         if not found:
-            log.warning("the judge ranked no episode of a group: all of them get the reward 0.5")
-            return _Ranking(None, tokens)
-        mean = {text: sum(rewards[text] for rewards in found) / len(found) for text in shown}
-        first, last = ([rewards[text] for text in shown] for rewards in (found[0], found[-1]))
-        return _Ranking(mean, tokens, kendall_tau(first, last) if len(found) > 1 else None)
+            return _Verdict(None, tokens, unusable=1.0)
+        agreement = _agreement(shown.texts, found[0], found[-1]) if len(found) > 1 else None
+        return _Verdict({pair: fmean(each[pair] for each in found) for pair in found[0]}, tokens, agreement)
 
-    async def _ask_once(
-        self, seed: str, shown: Sequence[str], one: ModelOutput, judge: AsksMessages
+    async def _rank_once(
+        self, shown: _Shown, seed: str, judge: AsksMessages
     ) -> tuple[Mapping[str, float] | None, float]:
         """The reward of each text, or None for an answer without a ranking, and the tokens that it cost."""
-        mark = hashlib.sha256(f"{seed}/mark".encode()).hexdigest()[:16]
-        order = random.Random(f"{seed}/order").sample(list(shown), len(shown))
-        names = [f"E{number}" for number in range(1, len(shown) + 1)]
-        reference = "" if one.label is None else plain(str(one.label))
-        prompt = judge_prompt(
-            order,
-            names,
-            mark=mark,
-            rubric=self.rubric,
-            task=task_text(one.prompt),
-            reference=reference,
-            example=random.Random(f"{seed}/example").sample(names, len(names)),
-        )
+        order = random.Random(f"{seed}/order").sample(shown.texts, len(shown.texts))
+        names = [f"E{number}" for number in range(1, len(order) + 1)]
+        example = random.Random(f"{seed}/example").sample(names, len(names))
+        prompt = judge_prompt(order, names, example=example, **shown.around(seed))
         try:
             answer = await judge.ask([{"role": "user", "content": prompt}])
         except RequestError as exc:  # refused, or longer than its context
             log.warning("the judge refuses to rank a group: %s", exc)
             return None, 0.0
         rewards = read_ranking(answer.message["content"], names)
-        cost = sum(answer.usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens"))
-        return rewards and {text: rewards[name] for text, name in zip(order, names, strict=True)}, cost
+        return rewards and {text: rewards[name] for text, name in zip(order, names, strict=True)}, _cost(answer.usage)
+
+    async def _compare(self, shown: _Shown, judge: PrefersAnswers) -> _Verdict:
+        """Compare every two texts, each pair in both orders. A pair without two usable answers is a draw."""
+        orders = list(permutations(shown.texts, 2))
+        prompts = [pair_prompt(pair, **shown.around(shown.key)) for pair in orders]
+        found = await judge.prefer([[{"role": "user", "content": prompt}] for prompt in prompts], "A", "B")
+        if refusals := [each.refusal for each in found if each.refusal]:
+            log.warning("the judge refuses %d of %d comparisons: %s", len(refusals), len(found), refusals[0])
+        answers = zip(orders, (each.log_odds for each in found), strict=True)
+        odds = {pair: log_odds for pair, log_odds in answers if log_odds is not None}
+        tokens, unusable = sum(_cost(each.usage) for each in found), 1 - len(odds) / len(orders)
+        rng = random.Random(f"{shown.key}/order")
+        pairs = [pair if rng.random() < 0.5 else pair[::-1] for pair in combinations(shown.texts, 2)]
+        usable = [(a, b) for a, b in pairs if (a, b) in odds and (b, a) in odds]
+        if not usable:
+            return _Verdict(None, tokens, unusable=1.0)
+        first = {(a, b): odds[a, b] for a, b in usable}
+        second = {(a, b): -odds[b, a] for a, b in usable}
+        both = {pair: (first[pair] + second[pair]) / 2 for pair in usable}
+        agreement = _agreement(shown.texts, _wins_of(first), _wins_of(second))
+        return _Verdict(_wins_of(both), tokens, agreement, unusable)
 
 
-def _spread(texts: Sequence[str], rewards: Mapping[str, float] | None) -> list[float]:
-    """The reward of each episode, of which several may have one text: its rank among all of them, from 0 to 1."""
-    if rewards is None or len(texts) < 2:
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What a judge is to compare."""
+
+    rubric: str
+    one: ModelOutput
+    """An episode of the group, for the task."""
+    texts: Sequence[str]
+    """All different, in alphabetical order."""
+
+    @property
+    def key(self) -> str:
+        shown = [self.rubric, self.one.prompt, self.one.label, list(self.texts)]
+        return hashlib.sha256(content(shown).encode()).hexdigest()
+
+    def around(self, seed: str) -> Mapping[str, str]:
+        """What a prompt holds besides the texts. The mark follows from the seed."""
+        return {
+            "mark": hashlib.sha256(f"{seed}/mark".encode()).hexdigest()[:8],
+            "rubric": self.rubric,
+            "task": task_text(self.one.prompt),
+            "reference": "" if self.one.label is None else plain(str(self.one.label)),
+        }
+
+
+def _cost(usage: Mapping[str, float]) -> float:
+    return sum(usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens"))
+
+
+def _wins_of(log_odds: _Wins) -> _Wins:
+    """The probabilities to win of both texts of each pair, from the log-odds of the first one."""
+    sure = {pair: 1 / (1 + math.exp(-value)) for pair, value in log_odds.items()}
+    return {**sure, **{(b, a): 1 - value for (a, b), value in sure.items()}}
+
+
+def _wins_by(rewards: Mapping[str, float]) -> _Wins:
+    """Who wins by a ranking: 1, 0, or 0.5 for equals."""
+    return {
+        (a, b): ((rewards[a] > rewards[b]) - (rewards[a] < rewards[b]) + 1) / 2 for a, b in permutations(rewards, 2)
+    }
+
+
+def _agreement(texts: Sequence[str], one: _Wins, other: _Wins) -> float:
+    return kendall_tau(_mean_wins(texts, one), _mean_wins(texts, other))
+
+
+def _mean_wins(texts: Sequence[str], wins: _Wins | None) -> list[float]:
+    """The reward of each episode, of which several may have one text: its mean chance against the others."""
+    if wins is None or len(texts) < 2:
         return [0.5] * len(texts)
-    at = Counter(rewards[text] for text in texts)
-    below = {reward: sum(count for other, count in at.items() if other < reward) for reward in at}
-    return [(below[rewards[text]] + (at[rewards[text]] - 1) / 2) / (len(texts) - 1) for text in texts]
+    at = Counter(texts)
+    earned = {
+        text: (sum(count * wins.get((text, other), 0.5) for other, count in at.items()) - 0.5) / (len(texts) - 1)
+        for text in at
+    }
+    return [earned[text] for text in texts]
