@@ -278,5 +278,5 @@ def test_a_reward_of_groups_belongs_to_slimes_flags(tmp_path, monkeypatch):
     file.write_text("from agentrl.rewards import RelativeJudge\njudge = RelativeJudge()\n")
     monkeypatch.chdir(tmp_path)
     config = SlimeConfig.parse("here", {"reward": "ranks_here.py:judge"})
-    with pytest.raises(ConfigError, match="give slime --group-rm --custom-rm-path ranks_here.judge"):
+    with pytest.raises(ConfigError, match=r"give slime --group-rm --custom-rm-path ranks_here\.judge"):
         config.reward_function()

@@ -287,8 +287,8 @@ async def test_an_episode_without_its_tokens_has_no_link(browser, tmp_path):
         await browser.visit("#/0/step/step_000001", "step")
         assert f"tokens of 4 of {len(outlines)} episodes are kept" in await browser.text()
         for rows in (".episodes tbody tr", ".groups .cell"):
-            linked = f"[...document.querySelectorAll({json.dumps(rows)})].filter((e) => e.matches('a') || e.querySelector('a'))"
-            assert await browser.js(f"{linked}.length") == 4
+            found = f"[...document.querySelectorAll({json.dumps(rows)})]"
+            assert await browser.js(f"{found}.filter((e) => e.matches('a') || e.querySelector('a')).length") == 4
         unkept = "document.querySelector('.episodes span.unkept')"
         assert await browser.js(f"{unkept}.title") == "its tokens are not kept; raise save_groups to keep more"
         await browser.visit("#/0/list", "list")
