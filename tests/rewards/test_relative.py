@@ -9,13 +9,17 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 from aiohttp import web
 
 from agentrl import Action, Env, EnvFactory, Generation, StepResult, StopReason, Task
 from agentrl.chat.engine_speaker import EngineSpeaker
+from agentrl.engine.local import LocalEngine
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError
+from agentrl.models import load_model, load_tokenizer
+from agentrl.render import load_renderer
 from agentrl.rewards import RelativeJudge
 from agentrl.rewards.ranking import attempt_text, kendall_tau, read_ranking
 from agentrl.rollout import Rollout, evaluate, run_groups
@@ -295,6 +299,21 @@ async def test_the_model_in_training_compares_pairs_one_after_the_other(renderer
     assert wins == pytest.approx({"3": (2 - one - three) / 2, "4": (one + 1 - two) / 2, "6": (two + three) / 2})
     assert len(asked) == 6
     assert len({session for session, _ in asked}) == 1
+
+
+async def test_the_log_odds_of_an_engine_are_those_of_its_model():
+    pytest.importorskip("xgrammar", reason="grammars need the package xgrammar")
+    tokenizer = load_tokenizer("tiny")
+    model, renderer = load_model("tiny", seed=3), load_renderer(tokenizer)
+    questions = [[{"role": "user", "content": f"Which is better, A or B? {text}"}] for text in ("x", "y y", "z")]
+    async with LocalEngine(model, tokenizer) as engine:
+        found = await EngineSpeaker(engine, renderer).prefer(questions, "A", "B")
+    a, b = (renderer.encode({"role": "assistant", "content": each})[0] for each in "AB")
+    prompts = [torch.tensor([renderer.prompt(messages).tokens]) for messages in questions]
+    with torch.no_grad():
+        logits = [model(prompt).logits[0, -1] for prompt in prompts]
+    assert [one.log_odds for one in found] == pytest.approx([float(one[a] - one[b]) for one in logits], abs=1e-3)
+    assert [one.usage["prompt_tokens"] for one in found] == [prompt.shape[1] for prompt in prompts]
 
 
 async def test_an_engine_without_grammars_cannot_compare(renderer):
