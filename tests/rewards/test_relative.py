@@ -9,12 +9,10 @@ import re
 from types import SimpleNamespace
 
 import pytest
-import torch
 from aiohttp import web
 
 from agentrl import Action, Env, EnvFactory, Generation, StepResult, StopReason, Task
 from agentrl.chat.engine_speaker import EngineSpeaker
-from agentrl.engine.local import LocalEngine
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError
@@ -302,7 +300,10 @@ async def test_the_model_in_training_compares_pairs_one_after_the_other(renderer
 
 
 async def test_the_log_odds_of_an_engine_are_those_of_its_model():
+    torch = pytest.importorskip("torch", reason="the embedded engine needs the extra `train`")
     pytest.importorskip("xgrammar", reason="grammars need the package xgrammar")
+    from agentrl.engine.local import LocalEngine
+
     tokenizer = load_tokenizer("tiny")
     model, renderer = load_model("tiny", seed=3), load_renderer(tokenizer)
     questions = [[{"role": "user", "content": f"Which is better, A or B? {text}"}] for text in ("x", "y y", "z")]
