@@ -20,7 +20,7 @@ STUCK_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class Member:
     """One episode in lockstep."""
 
     joined: bool = False
@@ -33,7 +33,7 @@ class Seat:
         return self.asked is not None and not self.asked.done()
 
 
-_seat: ContextVar[Seat | None] = ContextVar("agentrl_lockstep_seat", default=None)
+_member: ContextVar[Member | None] = ContextVar("agentrl_lockstep_member", default=None)
 
 
 class Lockstep:
@@ -54,7 +54,7 @@ class Lockstep:
 
     def __init__(self, episodes: int, changed: Callable[[Callable[[], None]], None]) -> None:
         self._episodes, self._entered, self._left = episodes, 0, 0
-        self._joined: set[Seat] = set()
+        self._joined: set[Member] = set()
         self._expected = episodes
         """How many episodes without a request the wave waits for."""
         self._changed = changed
@@ -73,29 +73,29 @@ class Lockstep:
         if self._entered == self._episodes:
             raise ValueError(f"lockstep expected {self._episodes} episodes, and one more has begun")
         self._entered += 1
-        seat = Seat()
-        token = _seat.set(seat)
+        member = Member()
+        token = _member.set(member)
         try:
             yield
         finally:
-            _seat.reset(token)
-            self._changed(lambda: self._leave(seat, for_good=True))
+            _member.reset(token)
+            self._changed(lambda: self._leave(member, for_good=True))
 
     def begin_again(self) -> None:
         """Announce that the current task's episode starts over: it counts from its next request on."""
-        if (seat := _seat.get()) is not None:
-            self._changed(lambda: self._leave(seat, for_good=False))
+        if (member := _member.get()) is not None:
+            self._changed(lambda: self._leave(member, for_good=False))
 
     # The worker calls these while it holds its lock
 
     def ask(self, answer: Future[Generation]) -> None:
         """Register a request of the current task."""
-        if (seat := _seat.get()) is None:
+        if (member := _member.get()) is None:
             return
-        seat.asked = answer
-        if not seat.joined:
-            seat.joined = True
-            self._joined.add(seat)
+        member.asked = answer
+        if not member.joined:
+            member.joined = True
+            self._joined.add(member)
             self._expected = max(0, self._expected - 1)
 
     def is_complete(self, waiting: int) -> bool:
@@ -108,7 +108,7 @@ class Lockstep:
 
     def go_on(self, waiting: int) -> None:
         """Start without the missing episodes. They count again from their next request on."""
-        missing = [seat for seat in self._joined if not seat.asking]
+        missing = [member for member in self._joined if not member.asking]
         if missing:
             log.warning(
                 "lockstep: %d episodes wait for their turn; the rest of the %d alive neither ask nor end; continuing "
@@ -116,13 +116,13 @@ class Lockstep:
                 waiting,
                 self.alive,
             )
-        for seat in missing:
-            seat.joined = False
-            self._joined.discard(seat)
+        for member in missing:
+            member.joined = False
+            self._joined.discard(member)
         self._expected = 0
 
-    def _leave(self, seat: Seat, *, for_good: bool) -> None:
+    def _leave(self, member: Member, *, for_good: bool) -> None:
         self._left += for_good
-        seat.joined = False
-        self._joined.discard(seat)
+        member.joined = False
+        self._joined.discard(member)
         self._expected = min(self.alive - len(self._joined), self._expected + 1)
