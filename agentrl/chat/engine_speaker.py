@@ -66,22 +66,25 @@ class EngineSpeaker:
         renderer = self._renderer.bind(())
         before, tokens = _apart([renderer.encode({"role": "assistant", "content": each}) for each in (first, second)])
         prompts = [[*renderer.prompt(list(messages)).tokens, *before] for messages in questions]
-        session_id = f"prefer-{hash(tuple(map(tuple, prompts))):x}"
-        try:
-            return [await self._prefer(prompt, tokens, session_id) for prompt in prompts]
-        finally:
-            forget(self._engine, session_id)
-
-    async def _prefer(self, prompt: Sequence[int], tokens: Sequence[int], session_id: str) -> Preference:
-        """The log-odds of the first of two tokens after a prompt."""
-        if await self._engine.context_length() <= len(prompt):
-            return Preference(None, refusal=f"the question has {len(prompt)} tokens, too many for this model")
         either = {"type": "or", "elements": [{"type": "token", "token": token} for token in tokens]}
         params: SamplingParams = {
             "temperature": 0.0,
             "max_new_tokens": 1,
+            "stop_token_ids": sorted(renderer.stop_token_ids),
             "structural_tag": json.dumps({"type": "structural_tag", "format": either}),
         }
+        session_id = f"prefer-{hash(tuple(map(tuple, prompts))):x}"
+        try:
+            return [await self._prefer(prompt, tokens, params, session_id) for prompt in prompts]
+        finally:
+            forget(self._engine, session_id)
+
+    async def _prefer(
+        self, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, session_id: str
+    ) -> Preference:
+        """The log-odds of the first of two tokens after a prompt."""
+        if await self._engine.context_length() <= len(prompt):
+            return Preference(None, refusal=f"the question has {len(prompt)} tokens, too many for this model")
         said = await self._engine.generate(prompt, params, session_id=session_id)
         usage = {"prompt_tokens": float(len(prompt)), "completion_tokens": float(len(said.tokens))}
         if not said.tokens or said.tokens[0] not in tokens:
