@@ -30,6 +30,8 @@ _NO_SIZE = frozenset({0x01, *range(0xD0, 0xDA)})
 """JPEG markers without a segment after them."""
 _SIZES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 """JPEG markers whose segment holds the size of the picture."""
+_REMEMBERED, _REMEMBERED_LENGTH = 64, 2 << 20
+"""How many images that were read are remembered, and how long the URI of such a one is at most: they stay in memory."""
 
 
 class AddressError(ValueError):
@@ -100,6 +102,9 @@ class Image:
         """The part of a message's content that holds this image."""
         return {"type": "image", "image": self.uri}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.uri, self.width, self.height)  # what comes from another process shares the string, too
+
     def __repr__(self) -> str:
         return f"<Image {self.width} x {self.height}, {self.size // 1000} kB>"
 
@@ -146,6 +151,24 @@ def normal_content(content: Any) -> Any:
     return [part.part if isinstance(part, Image) else {"type": "text", "text": part} for part in parts_of(content)]
 
 
+def share_images(messages: Any) -> None:
+    """Replace the images of messages from another process by the strings that equal images share here, in place.
+    Whatever else an observation may be has none to share."""
+    for message in messages if isinstance(messages, Sequence) else ():
+        if isinstance(message, Mapping) and has_image(content := message.get("content")):
+            for part in content:
+                if isinstance(part, dict) and isinstance(part.get("image"), str):
+                    part["image"] = sys.intern(part["image"])
+
+
+def _restored(uri: str, width: int, height: int) -> Image:
+    """An Image that was checked when it was made."""
+    image = object.__new__(Image)
+    for name, value in (("uri", sys.intern(uri)), ("width", width), ("height", height)):
+        object.__setattr__(image, name, value)
+    return image
+
+
 def _part(part: Any) -> Part:
     if isinstance(part, str | Image):
         return part
@@ -184,10 +207,10 @@ def _at(address: str) -> Image:
             f"an image is named by the address {address!r:.60}, and nothing is fetched: give its bytes, as a data URI "
             "or agentrl.Image"
         )
-    return _read(address)
+    return _read(sys.intern(address)) if len(address) <= _REMEMBERED_LENGTH else Image(address)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_REMEMBERED)
 def _read(uri: str) -> Image:
     """A turn renders its image more than once, and decoding a screenshot takes a millisecond."""
     return Image(uri)

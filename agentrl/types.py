@@ -6,6 +6,7 @@ import functools
 import math
 import operator
 import warnings
+from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, astuple, dataclass, field, fields
 from enum import StrEnum
@@ -132,6 +133,17 @@ class RenderedImage:
     def moved(self, by: int) -> RenderedImage:
         """The same image, so many tokens later."""
         return RenderedImage(self.start + by, self.stop + by, self.image)
+
+
+def single_pads(tokens: array[int], media: Sequence[RenderedImage]) -> array[int]:
+    """Tokens as a server gets them, which expands pads itself: one for each of their images."""
+    if not media:
+        return tokens
+    found, at = array("i"), 0
+    for one in media:
+        found += tokens[at : one.start + 1]
+        at = one.stop
+    return found + tokens[at:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,10 @@ def _merge(folder: Path, out: Path, dtype: str) -> None:
     import torch
 
     from agentrl.models import load_model, load_tokenizer, merge_adapter, save_model
+    from agentrl.models.vision import vision_of
     from agentrl.train.files import write_folder
 
     tokenizer = load_tokenizer(str(folder))
     model = merge_adapter(load_model(str(folder))).to(getattr(torch, dtype))
-    write_folder(out, lambda path: save_model(model, tokenizer, path))
+    vision = vision_of(model, str(folder))
+    write_folder(out, lambda path: save_model(model, tokenizer, path, vision))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.errors import ConfigError, one_line
 from agentrl.image import Image
 from agentrl.models import tiny_vl
+from agentrl.models.adapter import base_of, is_adapter
 from agentrl.models.folder import reads_images
 from agentrl.models.hub import SEEDED, folder_of
 from agentrl.models.pixels import PatchWriter
@@ -54,6 +55,7 @@ class Vision:
         """The token that stands for an image in a template's text, and for each merged patch in a trained sequence."""
         self.forbidden = tuple(sorted({config[key] for key in _PADS if isinstance(config.get(key), int)}))
         """Tokens that a policy must not sample: a trainer would look for the features of an image that is not there."""
+        self._markers = [config.get(f"vision_{side}_token_id") for side in ("start", "end")]
         self._grids: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
 
     @cached_property
@@ -121,17 +123,35 @@ class Vision:
             expanded += [token] * count
         return expanded if images else list(tokens), media
 
+    def alone(self, image: Image) -> tuple[list[int], list[RenderedImage]]:
+        """The tokens of a sequence that holds an image only, between the model's markers, and its place."""
+        start, end = self._markers
+        return self.place([start, self.pad, end], [image])
+
+    def reads_as(self, other: Vision) -> bool:
+        """Whether each image is the same tokens for both."""
+        own, its = ((one.pad, one.forbidden, one._sizes()) for one in (self, other))
+        return own == its
+
+    def _sizes(self) -> tuple[int, int, int]:
+        """What `_grid` reads of the image processor."""
+        found = self._processor
+        return found.patch_size * found.merge_size, found.size["shortest_edge"], found.size["longest_edge"]
+
     def save(self, folder: Path) -> None:
         """Write what an image processor is loaded from beside a saved model."""
         if folder != self.folder:
             shutil.copy(self.folder / _PROCESSOR, folder / _PROCESSOR)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Vision, (self.folder,)  # what it has loaded is loaded again
 
     def tensors(self, images: Sequence[Image], dtype: str = "bfloat16") -> dict[str, Any]:
         """What the model's forward pass reads beside the tokens, each concatenated on its first axis.
 
         `pixel_values`, [patches, values of a patch] in `dtype`, and `image_grid_thw`, int64 [images, 3]. A model in
         bfloat16 casts pixels to it first of all, so nothing is lost and half of the memory is saved. A model in float32
-        reads float32. An equal image is processed once.
+        reads float32. An equal image is processed once. Raises ValueError for an image that is damaged.
         """
         import torch
 
@@ -160,8 +180,11 @@ class Vision:
         """Fill `pixels` with the image's patches. Raises ValueError for a file that is damaged."""
         from PIL import Image as Pillow
 
-        with Pillow.open(io.BytesIO(image.data)) as opened:
-            picture = opened.convert("RGB")
+        try:
+            with Pillow.open(io.BytesIO(image.data)) as opened:
+                picture = opened.convert("RGB")
+        except Exception as exc:  # the boundary of a file that anybody may have made: Pillow raises anything
+            raise ValueError(f"{image!r} is damaged, or too large to read: {one_line(exc)}") from exc
         if self._patches.is_exact:
             self._patches.write(picture, *self.grid(image), pixels)
         else:
@@ -196,11 +219,13 @@ def vision_of(model: Any, source: str) -> Vision | None:
 
 
 def load_vision(model: str) -> Vision | None:
-    """The image side of a model as `folder_of` finds it. None for a model that reads text only, and for one that may be
-    used with text only: of another family, or without its image processor."""
+    """The image side of a model as `folder_of` finds it; an adapter has that of its base model. None for a model that
+    reads text only, and for one that may be used with text only: of another family, or without its image processor."""
     if model in SEEDED:
         return Vision(tiny_vl.FOLDER) if model == "tiny-vl" else None
     folder = folder_of(model, weights=False)
+    if is_adapter(folder):
+        return load_vision(base_of(folder))
     config = folder / "config.json"
     known = config.is_file() and _json(config).get("model_type") in _FAMILY
     return Vision(folder) if known and (folder / _PROCESSOR).is_file() else None

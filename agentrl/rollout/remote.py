@@ -8,9 +8,9 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from agentrl.engine.base import Engine, EngineWrapper
+from agentrl.engine.base import Engine, EngineWrapper, RequestFields, ask
 from agentrl.engine.table import EngineParts, open_engine
 from agentrl.env.env import Env, close_env
 from agentrl.env.factory import EnvFactory
@@ -19,6 +19,7 @@ from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.episode.phases import Phase, PhaseSlots
 from agentrl.episode.state import Parked
 from agentrl.errors import ConfigError, EngineLostError, Failure, InfraError
+from agentrl.image import share_images
 from agentrl.render import load_renderer
 from agentrl.rollout.failures import RETRY, FailurePolicy
 from agentrl.rollout.groups import BugError, Rollout, play_episode
@@ -55,12 +56,16 @@ class EpisodeOrder:
     """Bounds on how many episodes reset, step and score at once in all workers together; one or more for each."""
 
     @classmethod
-    def of(cls, config: EpisodeConfig, tokenizer: Any) -> Self:
+    def of(cls, config: EpisodeConfig, tokenizer: Any, vision: Any = None) -> Self:
         """What the workers of a run need, which has an engine of its own."""
         assert config.env is not None
-        options = config.options()
         return cls(
-            env=config.env, env_config=config.env_config, options=options, tokenizer=tokenizer, reward=config.reward
+            env=config.env,
+            env_config=config.env_config,
+            options=config.options(),
+            tokenizer=tokenizer,
+            vision=vision,
+            reward=config.reward,
         )
 
 
@@ -140,6 +145,7 @@ class EpisodeJob:
         if isinstance(request, _CloseRequest):
             await self._close(request.session_id)
             return None
+        share_images(request.task.prompt)
         try:
             with flying(request.session_id, request.task.id):
                 return await self._play(request, aborted)
@@ -249,10 +255,13 @@ class EpisodeWorkers:
         if isinstance(found, _Bug):
             raise BugError(found.failure, found.session_id)
         assert isinstance(found, _PlayedEpisode)
+        share_images(found.trajectory.messages)
+        share_images(found.trajectory.task.prompt)
         if answer.lost:
             found.trajectory.info["workers_lost"] = list(answer.lost)
         if found.parked and hooks is not None and hooks.park is not None:
             parked: Parked = pickle.loads(found.parked)
+            share_images(parked.episode.trajectory.messages)
             if parked.how == "alive":
                 parked = replace(parked, env=_KeptEnv.of(self.pool, session_id, answer.worker))
             await hooks.park(parked)
@@ -344,10 +353,10 @@ class _ServedEngine(EngineWrapper):
     lost: Callable[[EngineLostError], None]
 
     async def generate(
-        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
         try:
-            return await self.engine.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+            return await ask(self.engine, input_ids, sampling_params, request)
         except EngineLostError as exc:
             self.lost(exc)
             raise

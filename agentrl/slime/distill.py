@@ -62,6 +62,7 @@ async def ask_teacher(
                 connections.address.url,
                 segment.tokens,
                 segment.response_length,
+                media=segment.media,
                 retry_s=retry_s,
             )
             for segment in trajectory.segments

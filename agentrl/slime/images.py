@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EngineError, Failure
 from agentrl.image import Image
 from agentrl.models.vision import Vision
 from agentrl.render.base import ImageCounter, Renderer
@@ -60,14 +60,20 @@ async def pixels_of(trajectory: Trajectory, vision: ImageCounter | None) -> list
     """The pixels of each segment's images, in the order of their pads, made in a thread.
 
     They are made when the episode has ended, because a screenshot is 25 MB as pixels and 0.2 MB as a file. An aborted
-    episode is not trained, so it has none.
+    episode is not trained, so it has none. One with a damaged image, which the engine took all the same, has failed.
     """
+    none: list[Pixels] = [None] * len(trajectory.segments)
     if trajectory.stop is StopReason.ABORTED:
-        return [None] * len(trajectory.segments)
-    return [
-        await asyncio.to_thread(cast(Vision, vision).tensors, segment.images) if segment.media else None
-        for segment in trajectory.segments
-    ]
+        return none
+    try:
+        return [
+            await asyncio.to_thread(cast(Vision, vision).tensors, segment.images) if segment.media else None
+            for segment in trajectory.segments
+        ]
+    except ValueError as exc:
+        error = EngineError(f"the engine took an image that the trainer cannot read: {exc}")
+        trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(error, "engine")
+        return none
 
 
 def write_pixels(sample: Any, pixels: Pixels) -> None:

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from agentrl.episode.shared import loop_resources
 from agentrl.errors import ConfigError
+from agentrl.image import share_images
 from agentrl.models.vision import Vision, load_vision
 from agentrl.slime.config import is_loopback
 from agentrl.slime.fatal import failed_episode
@@ -93,6 +94,7 @@ class SampleJob:
     async def play(self, request: SampleRequest, aborted: Callable[[], bool]) -> _SentEpisode:
         """Raises ConfigError."""
         self._latest = aborted
+        share_images(request.task.prompt)
         flag = aborted if request.in_slime else None
         played = await play_sample(request, flag, self._stopped if request.in_slime else None)
         responses = [played.decode(segment.response) for segment in played.trajectory.segments]
@@ -135,6 +137,8 @@ class SampleWorkers:
             failed = failed_episode(request.task, session_id, exc, "run")
             return PlayedSample(failed, {}, (), lambda ids: "", None)
         found: _SentEpisode = answer.result
+        share_images(found.trajectory.messages)
+        share_images(found.trajectory.task.prompt)
         if answer.lost:
             found.trajectory.info["workers_lost"] = list(answer.lost)
         texts = {

@@ -12,7 +12,6 @@ from torch import Tensor
 from agentrl.engine.local.images import plain_logits, probes
 from agentrl.errors import ConfigError
 from agentrl.models.vision import Vision
-from agentrl.train.config import TrainConfig
 from agentrl.train.log_probs import alike
 from agentrl.types import RenderedImage
 
@@ -29,10 +28,8 @@ class RowImages:
     """The tokens that stand for media. The engine samples none, so a softmax is over the others."""
 
     @classmethod
-    def of(cls, model: Any, config: TrainConfig, vision: Vision) -> RowImages:
-        """Raises ConfigError for a run that cannot have images, and if the model does not compute the same for padded
-        rows as for each alone."""
-        _check_run(config)
+    def of(cls, model: Any, vision: Vision) -> RowImages:
+        """Raises ConfigError if the model does not compute the same for padded rows as for each alone."""
         dtype = str(model.dtype).removeprefix("torch.")
         found = cls(vision, dtype, model.device, torch.tensor(vision.forbidden, device=model.device))
         _prove(model, found)
@@ -64,14 +61,3 @@ def _prove(model: Any, images: RowImages) -> None:
                 f"{type(model).__name__} does not compute the same for images in padded rows as for each row alone: it "
                 "cannot be trained here"
             )
-
-
-def _check_run(config: TrainConfig) -> None:
-    refused = {
-        "teacher": (config.teacher is not None, "a teacher scores text only"),
-        "workers": (bool(config.workers), "the engine that workers share takes no images over HTTP"),
-        "lora": (config.lora is not None, "the adapter would be tried on text only"),
-    }
-    for name, (given, why) in refused.items():
-        if given:
-            raise ConfigError(f"{name}: {why}, and {config.model} reads images: leave it out, or train a model of text")

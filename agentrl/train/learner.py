@@ -95,7 +95,7 @@ class Learner:
         use_fused_kernels(model, self.device)
         self._layers = layers_to_checkpoint(model, config.gradient_checkpointing)
         self._compiled = compile_layers(layers_of(model)) if config.compile else []
-        self.images = None if vision is None else RowImages.of(model, config, vision)
+        self.images = None if vision is None else RowImages.of(model, vision)
         self.packing = packing_of(model) if vision is None else None
         """How rows are packed. None: they are padded."""
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]

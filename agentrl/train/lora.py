@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +13,14 @@ import torch
 
 from agentrl.errors import ConfigError
 from agentrl.models.adapter import ACTIVE, has_adapter, import_peft, load_adapter, quiet_peft
+from agentrl.models.folder import reads_images
+from agentrl.models.hub import SEEDED
 from agentrl.train.config import LoRAConfig
 
 _REFERENCE = "reference"
+_IMAGE_SIDE = r"(.*\.)?visual\..*"
+"""The modules that read the pixels, in the models of Qwen-VL's family. They are not adapted: servers of adapters take
+those of the language side alone."""
 
 
 def attach(model: Any, config: LoRAConfig | None, *, base: str, seed: int) -> Any:
@@ -32,19 +38,23 @@ def attach(model: Any, config: LoRAConfig | None, *, base: str, seed: int) -> An
 def name_of_base(kept: Path, model: str, source: str) -> str:
     """The name under which an adapter finds its base model: a folder's whole path, or a name on the Hub.
 
-    tiny is random, so that a run keeps it in the folder `kept`.
+    tiny and tiny-vl are random, so that a run keeps them in the folder `kept`.
     """
-    if model == "tiny":
+    if model in SEEDED:
         return str(kept.absolute())
     return str(Path(source).absolute()) if Path(source).is_dir() else source
 
 
 def _add(model: Any, config: LoRAConfig, *, base: str, seed: int) -> Any:
     peft = import_peft()
+    targets, excluded = config.targets, None
+    if reads_images(model):
+        targets, excluded = _of_language(model) if targets == "all-linear" else targets, _IMAGE_SIDE
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
-        target_modules=config.targets,
+        target_modules=targets,
+        exclude_modules=excluded,
         task_type="CAUSAL_LM",
     )
     outer = [model.get_input_embeddings(), model.get_output_embeddings()]
@@ -59,6 +69,13 @@ def _add(model: Any, config: LoRAConfig, *, base: str, seed: int) -> Any:
         raise ConfigError("lora.targets: embeddings and head are not adapted; name other layers, or all-linear")
     adapted.peft_config[ACTIVE].base_model_name_or_path = base
     return adapted
+
+
+def _of_language(model: Any) -> list[str]:
+    """The names of the linear layers in the language side of a model that reads images, such as q_proj."""
+    named, head = model.named_modules(), model.get_output_embeddings()
+    linear = [name for name, module in named if isinstance(module, torch.nn.Linear) and module is not head]
+    return sorted({name.rpartition(".")[2] for name in linear if not re.fullmatch(_IMAGE_SIDE, name)})
 
 
 def _check_same(of_folder: Any, config: LoRAConfig | None, base: str) -> None:

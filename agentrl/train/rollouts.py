@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from agentrl.episode.phases import PhaseSlots
 from agentrl.errors import ConfigError
+from agentrl.models.vision import Vision
 from agentrl.rollout.buffer import GroupBuffer
 from agentrl.rollout.drawing import GroupDrawer
 from agentrl.rollout.filters import NO_SPREAD, drop_reason
@@ -25,9 +26,9 @@ from agentrl.types import SamplingParams
 Drawer: TypeAlias = GroupDrawer | LoopDrawer
 
 
-def order_of(config: TrainConfig, tokenizer: Any) -> EpisodeOrder:
+def order_of(config: TrainConfig, tokenizer: Any, vision: Vision | None) -> EpisodeOrder:
     """What workers need to play the episodes of a run."""
-    order = EpisodeOrder.of(config, tokenizer)
+    order = EpisodeOrder.of(config, tokenizer, vision)
     return replace(order, failures=config.failures.policy(), at_once=config.at_once.phases())
 
 

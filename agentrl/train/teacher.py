@@ -21,9 +21,12 @@ from agentrl.engine.base import RETRY_S
 from agentrl.engine.sglang.connections import Address, Connections
 from agentrl.engine.sglang.scoring import score, texts_of
 from agentrl.errors import ConfigError, EngineError, Failure, one_line
+from agentrl.image import Image
 from agentrl.models import load_model, load_tokenizer
+from agentrl.models.vision import Vision, vision_of
 from agentrl.train.batch import Row, episode_rows, micro_batches
 from agentrl.train.config import TeacherConfig, TrainConfig
+from agentrl.train.images import RowImages
 from agentrl.train.log_probs import vocabulary
 from agentrl.train.run_folder import weights_of
 from agentrl.trajectory.trajectory import Trajectory
@@ -95,16 +98,25 @@ def _places(trajectory: Trajectory, rows: Sequence[Row]) -> list[list[Place]]:
     return [[(number, position) for position in row.positions] for number, row in zip(trained, rows, strict=True)]
 
 
-async def open_teacher(config: TrainConfig, tokenizer: Any, device: torch.device) -> Teacher | None:
-    """The teacher of a run, or None. Raises ConfigError if it is missing, or has other tokens than the student."""
+async def open_teacher(
+    config: TrainConfig, tokenizer: Any, device: torch.device, vision: Vision | None = None
+) -> Teacher | None:
+    """The teacher of a run, or None. `vision` is the student's image side.
+
+    Raises ConfigError if it is missing, has other tokens than the student, or reads images otherwise.
+    """
     teacher = config.teacher
     if teacher is None:
         return None
     if not teacher.is_served:
-        return LoadedTeacher(_load(teacher.model, config, tokenizer, device), config, teacher)
+        model = _load(teacher.model, config, tokenizer, device)
+        images = None if vision is None else _images_of(teacher.model, model, vision)
+        return LoadedTeacher(model, config, teacher, images)
     server = ServedTeacher(teacher, config.concurrency)
     try:
         await server.check(tokenizer)
+        if vision is not None:
+            await server.check_images(vision)
     except BaseException:
         await server.close()
         raise
@@ -114,16 +126,18 @@ async def open_teacher(config: TrainConfig, tokenizer: Any, device: torch.device
 class LoadedTeacher(Teacher):
     """A model in this process."""
 
-    def __init__(self, model: Any, config: TrainConfig, teacher: TeacherConfig) -> None:
+    def __init__(
+        self, model: Any, config: TrainConfig, teacher: TeacherConfig, images: RowImages | None = None
+    ) -> None:
         super().__init__(teacher)
-        self._model, self._temperature = model, config.temperature
+        self._model, self._temperature, self._images = model, config.temperature, images
         self._micro_batch_tokens = config.micro_batch_tokens
 
     @torch.no_grad()
     def read(self, trajectories: Sequence[Trajectory]) -> None:
         found = {trajectory: rows_of(trajectory) for trajectory in trajectories}
         rows = sorted(chain.from_iterable(found.values()), key=lambda row: row.length)  # as micro_batches does
-        batches = micro_batches(rows, self._micro_batch_tokens, self._model.device)
+        batches = micro_batches(rows, self._micro_batch_tokens, self._model.device, images=self._images)
         values = (batch.model_log_probs(self._model, self._temperature).tolist() for batch in batches)
         each = chain.from_iterable(values)
         of_row = {id(row): list(islice(each, len(row.positions))) for row in rows}
@@ -161,6 +175,19 @@ class ServedTeacher(Teacher):
                 self._name, f"{count}, such as {tokens[first]}, here {ours[first]!r}, there {theirs[first]!r}"
             )
 
+    async def check_images(self, vision: Vision) -> None:
+        """Raises ConfigError if the server does not read an image in as many tokens as the student."""
+        from PIL import Image as Pillow
+
+        tokens, media = vision.alone(Image.from_pil(Pillow.new("RGB", (200, 150))))
+        try:
+            await score(self._connections, self._url, tokens, 1, media=media, retry_s=_START_S)
+        except (EngineError, TimeoutError) as exc:
+            raise ConfigError(
+                f"teacher {self._name} cannot score images: {one_line(exc)}; the student reads them, so take a teacher "
+                "of its family, with the same preprocessor_config.json"
+            ) from exc
+
     async def ask(self, trajectories: Sequence[Trajectory]) -> None:
         await gather([self._ask(trajectory) for trajectory in trajectories if trajectory.is_valid])
 
@@ -178,7 +205,8 @@ class ServedTeacher(Teacher):
 
     async def _score(self, row: Row) -> Sequence[float]:
         first, stop = row.positions[0], row.positions[-1] + 1
-        found = await score(self._connections, self._url, list(row.tokens[:stop]), stop - first, retry_s=RETRY_S)
+        read, media = row.tokens[:stop], [one for one in row.media if one.stop <= stop]
+        found = await score(self._connections, self._url, read, stop - first, media=media, retry_s=RETRY_S)
         return [found[position - first] for position in row.positions]
 
     async def close(self) -> None:
@@ -193,6 +221,19 @@ def _load(name: str, config: TrainConfig, tokenizer: Any, device: torch.device) 
     if 0 < size < needed:
         raise _other_tokens(name, f"it has {size} tokens, the student {needed}")
     return model.requires_grad_(False)
+
+
+def _images_of(name: str, model: Any, vision: Vision) -> RowImages:
+    """What a teacher reads of the student's images. Raises ConfigError if it reads none, or in other tokens."""
+    own = vision_of(model, weights_of(name))
+    if own is None:
+        raise ConfigError(f"teacher {name} reads text only, and the student reads images: take one of its family")
+    if not own.reads_as(vision):
+        raise ConfigError(
+            f"teacher {name} reads an image in other tokens than the student: take one of its family, with the same "
+            "preprocessor_config.json"
+        )
+    return RowImages.of(model, own)
 
 
 def _some_tokens(tokenizer: Any) -> list[int]:

@@ -139,7 +139,7 @@ class Trainer:
         self.buffer = buffer_of(config, source, journal)
         state = self._read_state(checkpoint) if checkpoint is not None else None
         self._load_model(checkpoint)
-        self.teacher = await open_teacher(config, self.tokenizer, self.learner.device)
+        self.teacher = await open_teacher(config, self.tokenizer, self.learner.device, self.learner.vision)
         if self.teacher is not None:
             self._stack.push_async_callback(self.teacher.close)
         self.warm_optimizers: list[Optimizer] = []
@@ -166,7 +166,7 @@ class Trainer:
             concurrency=config.concurrency,
             opponents=opponents,
         )
-        played = with_workers(config.workers, rollout, order_of(config, self.tokenizer))
+        played = with_workers(config.workers, rollout, order_of(config, self.tokenizer, self.learner.vision))
         rollout = await self._stack.enter_async_context(played)
         self.drawer, self.rollout = open_drawer(config, rollout, self.buffer, self._warn)
         self._stack.push_async_callback(self.drawer.stop)
@@ -185,9 +185,9 @@ class Trainer:
         self._stack.callback(self.records.begin(self.folder.path))
         if self.warm_optimizers and (listed := self.demonstrations.listed()):
             self.folder.write_skipped(listed)
-        if config.lora is not None and config.model == "tiny" and not self.folder.base.exists():
-            tiny = load_model("tiny", seed=config.seed)
-            self.folder.save_model(self.folder.base, 0, lambda path: save_model(tiny, self.tokenizer, path))
+        if config.lora is not None and config.model in SEEDED and not self.folder.base.exists():
+            base, vision = load_model(config.model, seed=config.seed), self.learner.vision
+            self.folder.save_model(self.folder.base, 0, lambda path: save_model(base, self.tokenizer, path, vision))
         if self._resume:
             self.folder.rewind(self.position.step)
             self.records.rewind(self.position.step, self.position.warm_steps)

@@ -28,7 +28,7 @@ from zlib import crc32
 from agentrl.errors import LedgerError
 from agentrl.image import Image
 from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, Spans, SpanType, Turn, runs_of
-from agentrl.types import JSON, Action, Generation, Rendered, RenderedImage, ToolCall
+from agentrl.types import JSON, Action, Generation, Rendered, RenderedImage, ToolCall, single_pads
 
 T = TypeVar("T")
 
@@ -119,13 +119,7 @@ class Segment:
     @property
     def engine_ids(self) -> array[int]:
         """The ids that an engine gets: one pad for each image, since it expands them itself. `ids` without images."""
-        if not self.media:
-            return self.ids
-        found, at = array("i"), 0
-        for one in self.media:
-            found += self.ids[at : one.start + 1]
-            at = one.stop
-        return found + self.ids[at:]
+        return single_pads(self.ids, self.media)
 
     @property
     def images(self) -> list[Image]:

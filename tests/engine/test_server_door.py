@@ -110,7 +110,6 @@ async def test_nearly_greedy_is_greedy_as_in_sglang(http):
     ("name", "value"),
     [
         ("lora_path", "adapter"),
-        ("image_data", ["data:image/png;base64,AAAA"]),
         ("video_data", "v.mp4"),
         ("audio_data", "a.wav"),
         ("input_embeds", [[0.1]]),
@@ -344,7 +343,7 @@ async def test_a_text_that_cannot_fit_is_refused_unread(http, chars):
 
 
 async def test_a_body_beyond_the_bound_is_refused_and_final(http, chars, monkeypatch):
-    monkeypatch.setattr("agentrl.engine.sglang.server._BODY_BYTES", 1000)
+    monkeypatch.setattr("agentrl.engine.sglang.server._IMAGE_BODY_BYTES", 1000)
     async with running_server(ScriptedEngine([], chars)) as url, SGLangEngine(url) as engine:
         status, answer = await post(http, f"{url}/generate", {"input_ids": [1] * 1000})
         with pytest.raises(RequestError, match="HTTP 413"):

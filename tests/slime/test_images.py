@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from PIL import Image as Pillow
 
 from agentrl import ConfigError, Image, adapt
@@ -28,6 +30,11 @@ PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
 @dataclass
 class Sample(TextSample):
     multimodal_train_inputs: dict[str, Any] | None = None
+
+
+@dataclass
+class Taught(Sample):
+    teacher_log_probs: Any = None
 
 
 def pictures(**args: Any):
@@ -98,6 +105,36 @@ async def test_the_trainer_gets_expanded_pads_and_their_pixels(model, scripted):
     assert not any(mask for mask, token in zip(sample.loss_mask, response, strict=True) if token == vision.pad)
     joined = {key: torch.cat([given[key], given[key]]) for key in given}  # as slime's get_batch does
     assert len(joined["image_grid_thw"]) == 4
+
+
+async def test_a_teacher_is_given_one_pad_and_the_images(model, scripted):
+    vision, asked = load_vision(model), []
+
+    async def generate(request):
+        body = await request.json()
+        asked.append(body)
+        ids, _ = vision.place(body["input_ids"], [Image(uri) for uri in body["image_data"]])
+        entries = [[-token / 1000, 0 if token == vision.pad else token, None] for token in ids]
+        return web.json_response({"text": "", "meta_info": {"input_token_logprobs": entries}})
+
+    app = web.Application(client_max_size=1 << 24)
+    app.router.add_post("/generate", generate)
+    async with TestServer(app) as teacher:
+        flags = {"use_opd": True, "opd_type": "sglang", "rollout_temperature": 1.0}
+        args = pictures(hf_checkpoint=model, rm_url=str(teacher.make_url("/generate")), **flags)
+        sample = await adapt(args, Taught(**vars(asking(A.uri))), PARAMS)
+    assert [body["image_data"] for body in asked] == [[A.uri, B.uri]]
+    response = sample.tokens[-sample.response_length :]
+    expected = [0.0 if token == vision.pad else -token / 1000 for token in response]
+    assert sample.teacher_log_probs.tolist() == pytest.approx(expected)
+
+
+async def test_an_episode_whose_image_only_the_engine_could_read_is_not_trained(model, scripted):
+    cut = Image.of(A.data[: len(A.data) // 2])
+    sample = await adapt(pictures(hf_checkpoint=model), asking(cut.uri), PARAMS)
+    assert (sample.status.value, sample.remove_sample, sum(sample.loss_mask)) == ("failed", True, 0)
+    assert "an image that the trainer cannot read" in sample.metadata["agentrl"]["failure"]["error"]
+    assert sample.multimodal_train_inputs is None
 
 
 async def test_a_sample_without_the_field_is_refused(model, scripted):

@@ -14,7 +14,7 @@ from agentrl.engine.local.images import ImageInputs, common_images, pieces
 from agentrl.engine.local.kv_cache import SMALL_BYTES, CacheBlock, Remembered, run
 from agentrl.engine.local.request import Failed, Finished, GenerateRequest, Outcome
 from agentrl.engine.local.sampling import draw
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, RequestError
 from agentrl.types import RenderedImage
 
 log = logging.getLogger(__name__)
@@ -313,6 +313,8 @@ class Batch:
 
 
 def _failed(request: GenerateRequest, exc: Exception) -> Failed:
+    if isinstance(exc, RequestError):
+        return Failed(request, exc)
     error = EngineError(f"a forward pass failed: {_words(exc)}")
     error.__cause__ = exc
     return Failed(request, error)

@@ -47,7 +47,8 @@ class ImageInputs:
         """Arguments for the tokens `ids` of each row, from its start on. Empty if no row has an image.
 
         `position_ids` [3, rows, width]. With new images, `pixel_values` and `image_grid_thw` of all rows' images in
-        order, as `Vision.tensors` makes them. A piece holds an image whole or not at all; see `pieces`.
+        order, as `Vision.tensors` makes them. A piece holds an image whole or not at all; see `pieces`. Raises
+        RequestError for an image that cannot be read.
         """
         if not any(row.media for row in rows):
             return {}
@@ -62,7 +63,10 @@ class ImageInputs:
         ]
         if new:
             dtype = str(self._model.dtype).removeprefix("torch.")
-            tensors = self._vision.tensors(new, dtype)
+            try:
+                tensors = self._vision.tensors(new, dtype)
+            except ValueError as exc:
+                raise RequestError(one_line(exc)) from exc
             inputs |= {name: tensor.to(self._model.device) for name, tensor in tensors.items()}
         return inputs
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Self, cast
 
 from agentrl.errors import RequestError
+from agentrl.image import Image
 from agentrl.types import SamplingParams
 
 _MAX_NEW_TOKENS = 128  # SGLang's default
 _TOKEN_IDS = 2**31
 _GREEDY_BELOW = 1e-6  # SGLang's
+_NEVER = -1e4  # a logit bias that no logit outweighs
 _MAX_TEMPERATURE = 1e6
 _STOPS, _STOP_CHARACTERS = 256, 65_536
 """Limits, because every step of a request searches all its stop strings and delays the other requests."""
@@ -53,7 +55,7 @@ _DEFAULTS: Mapping[str, Any] = {"logprob_start_len": -1, "top_logprobs_num": 0, 
 _UPDATE_HARMLESS = frozenset({"flush_cache", "is_async", "recapture_cuda_graph", "token_step", "torch_empty_cache"})
 
 
-def read_json(raw: bytes) -> dict[str, Any]:
+def read_json(raw: bytes | bytearray) -> dict[str, Any]:
     """The JSON object of a request. Raises RequestError."""
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
@@ -76,11 +78,13 @@ class GenerateBody:
     rid: str | None
     return_logprob: bool
     stream: bool
+    images: tuple[Image, ...] = ()
+    """One for each pad token of `input_ids`."""
 
     @classmethod
-    def read(cls, body: Mapping[str, Any]) -> Self:
-        """Raises RequestError that names the field."""
-        _refuse_unserved(body, _SERVED, _HARMLESS, _DEFAULTS)
+    def read(cls, body: Mapping[str, Any], *, images: bool = False) -> Self:
+        """`images`: the engine takes images. Raises RequestError that names the field."""
+        _refuse_unserved(body, _SERVED | {"image_data"} if images else _SERVED, _HARMLESS, _DEFAULTS)
         text, input_ids = body.get("text"), body.get("input_ids")
         if text is not None and input_ids is not None:
             raise RequestError("either text or input_ids, not both")
@@ -90,10 +94,11 @@ class GenerateBody:
         return cls(
             text=None if text is None else _text(text),
             input_ids=_token_ids(input_ids) if text is None else None,
-            sampling_params=read_sampling_params(body.get("sampling_params")),
+            sampling_params=read_sampling_params(body.get("sampling_params"), images=images),
             rid=rid,
             return_logprob=_flag(body, "return_logprob"),
             stream=_flag(body, "stream"),
+            images=_images(body.get("image_data")),
         )
 
 
@@ -117,13 +122,16 @@ class UpdateBody:
         return cls(path, version)
 
 
-def read_sampling_params(given: Any) -> SamplingParams:
-    """Read the parameters that an Engine obeys. A null counts as absent, since slime sends it. Raises RequestError."""
+def read_sampling_params(given: Any, *, images: bool = False) -> SamplingParams:
+    """Read the parameters that an Engine obeys. A null counts as absent, since slime sends it. For an engine
+    that takes `images`, logit_bias may forbid tokens: those that stand for media. Raises RequestError."""
     if not isinstance(given, dict | None):
         raise RequestError("sampling_params must be an object")
     params: dict[str, Any] = {"max_new_tokens": _MAX_NEW_TOKENS}
     for name, value in (given or {}).items():
-        if not _is_idle(name, value):
+        if images and name == "logit_bias" and _forbids(value):
+            params[name] = value
+        elif not _is_idle(name, value):
             params[name] = _obeyed(name, value)
     params["stop"] = _stops(params.get("stop", []))
     params["stop_token_ids"] = _stop_token_ids(params.get("stop_token_ids", []))
@@ -140,6 +148,12 @@ def _is_idle(name: str, value: Any) -> bool:
     if value is None or name in _TEXT_ONLY or _is_default(_PARAMETER_DEFAULTS, name, value):
         return True
     return name not in _OBEYED and _is_empty(value)
+
+
+def _forbids(logit_bias: Any) -> bool:
+    """Whether it forbids tokens, and does nothing else."""
+    given = logit_bias.values() if isinstance(logit_bias, dict) else ()
+    return bool(given) and all(type(bias) in (int, float) and bias <= _NEVER for bias in given)
 
 
 def _obeyed(name: str, value: Any) -> Any:
@@ -209,6 +223,17 @@ def _token_ids(ids: Any) -> list[int]:
     if not isinstance(ids, list) or not ids or set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= _TOKEN_IDS:
         raise RequestError("input_ids must be one non-empty list of token ids (this server takes no batches)")
     return ids
+
+
+def _images(given: Any) -> tuple[Image, ...]:
+    """`image_data`: a data URI, or a list of them. SGLang takes addresses, too; nothing is fetched here."""
+    found = [given] if isinstance(given, str) else given or []
+    if not isinstance(found, list) or not all(isinstance(uri, str) for uri in found):
+        raise RequestError("image_data must be a list of data URIs, one for each image (this server takes no batches)")
+    try:
+        return tuple(Image(uri) for uri in found)
+    except ValueError as exc:
+        raise RequestError(f"image_data: {exc}") from exc
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:

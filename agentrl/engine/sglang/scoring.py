@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.engine.sglang.connections import Connections, UnavailableError
 from agentrl.errors import EngineError
+from agentrl.types import RenderedImage, single_pads
 
 _TIMEOUT_S = 600.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
@@ -18,24 +20,42 @@ _MAX_RETRY_AFTER_S = 60.0
 
 
 async def score(
-    connections: Connections, url: str, tokens: Sequence[int], count: int, *, retry_s: float
+    connections: Connections,
+    url: str,
+    tokens: Sequence[int],
+    count: int,
+    *,
+    media: Sequence[RenderedImage] = (),
+    retry_s: float,
 ) -> Sequence[float]:
     """The log-probs [count] of the last `count` of these tokens at temperature 1: SGLang divides only what it samples
-    by a temperature. `url` is the server's /generate.
+    by a temperature. `url` is the server's /generate. `media` are the images of the tokens; their pads have 0.0.
 
     A server that is away is asked again for `retry_s` seconds. Raises EngineError, or TimeoutError, without an answer
-    that has a finite number for each token.
+    that has a finite number for each token, and from a server that reads images in another number of tokens.
     """
     if not count:
         return []
-    scored = await _ask(connections, url, {"input_ids": list(tokens)}, retry_s)
+    given: dict[str, Any] = {"input_ids": list(single_pads(array("i", tokens), media))}
+    if media:
+        given["image_data"] = [one.image.uri for one in media]
+    scored = await _ask(connections, url, given, retry_s)
+    if media and len(scored) != len(tokens):
+        raise EngineError(
+            f"the teacher read {len(scored)} tokens, and the student {len(tokens)}: it expands images otherwise, or "
+            "reads text only"
+        )
+    pads = {at for one in media for at in range(one.start, one.stop)}  # servers write what they like in their place
+    first = len(tokens) - count
+    own = [i for i in range(count) if first + i not in pads]
     try:
-        found, ids = [float(entry[0]) for entry in scored[-count:]], [int(entry[1]) for entry in scored[-count:]]
+        entries = scored[-count:]
+        found, ids = {i: float(entries[i][0]) for i in own}, [int(entries[i][1]) for i in own]
     except (ValueError, TypeError, LookupError) as exc:
         raise EngineError(f"the teacher's answer holds no log-probs of the tokens it was given: {exc!r}") from exc
-    if ids != list(tokens[-count:]) or not all(math.isfinite(value) for value in found):
+    if ids != [tokens[first + i] for i in own] or not all(math.isfinite(value) for value in found.values()):
         raise EngineError("the teacher's log-probs are not finite numbers for the tokens it was given")
-    return found
+    return [found.get(i, 0.0) for i in range(count)]
 
 
 async def texts_of(connections: Connections, url: str, tokens: Sequence[int], *, retry_s: float) -> Sequence[str]:

@@ -19,7 +19,7 @@ from uuid import uuid4
 from aiohttp import web
 
 from agentrl._util.signals import stopping
-from agentrl.engine.base import Engine
+from agentrl.engine.base import Engine, RequestFields, ask
 from agentrl.engine.sglang.access import Access, Handler, exposure, guard
 from agentrl.engine.sglang.bodies import GenerateBody, UpdateBody, read_json
 from agentrl.errors import ConfigError, EngineError, RequestError
@@ -29,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 _BODY_BYTES = 32 << 20
 """The limit of a body: about three million token ids."""
+_IMAGE_BODY_BYTES = 128 << 20
+"""The limit of one for an engine that takes images: the ids, and the 64 MiB that an episode may show by default, as
+base64."""
 _TOKEN_CHARACTERS = 256
 """More characters than any token has, even a run of spaces. A text longer than this times the context is refused."""
 
@@ -77,7 +80,10 @@ class _EngineServer:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         start = time.perf_counter()
-        body = GenerateBody.read(read_json(await request.read()))
+        takes_images = getattr(self._engine, "takes_images", False)
+        raw = await _read(request, _IMAGE_BODY_BYTES if takes_images else _BODY_BYTES)
+        body = GenerateBody.read(read_json(raw), images=takes_images)
+        del raw  # several megabytes for each request that runs
         input_ids = body.input_ids if body.text is None else await self._encoded(body.text)
         assert input_ids is not None
         await self._fit(len(input_ids), body.sampling_params)
@@ -88,14 +94,16 @@ class _EngineServer:
         self._running[rid] = len(input_ids)
         try:
             if await self._may_start(rid):
-                generation = await self._engine.generate(
-                    input_ids, body.sampling_params, session_id=session_id, rid=rid
-                )
+                fields = RequestFields(session_id=session_id, rid=rid)
+                if body.images:
+                    fields["images"] = body.images
+                generation = await ask(self._engine, input_ids, body.sampling_params, fields)
             else:
                 generation = Generation((), (), "abort")
         finally:
             del self._running[rid]
-        answer = self._answer(generation, rid, len(input_ids), body.return_logprob)
+        prompt = generation.meta.get("prompt_tokens") if body.images else len(input_ids)
+        answer = self._answer(generation, rid, prompt, body.return_logprob)
         answer["meta_info"]["e2e_latency"] = time.perf_counter() - start
         return await _stream(request, answer) if body.stream else web.json_response(answer)
 
@@ -139,7 +147,8 @@ class _EngineServer:
                 "completion."
             )
 
-    def _answer(self, generation: Generation, rid: str, prompt: int, return_logprob: bool) -> dict[str, Any]:
+    def _answer(self, generation: Generation, rid: str, prompt: int | None, return_logprob: bool) -> dict[str, Any]:
+        """`prompt` counts the prompt's tokens, those of images included. None: the engine does not tell."""
         tokens = list(generation.tokens)
         finish: dict[str, Any] = {"type": generation.finish_reason}
         match generation.finish_reason:
@@ -275,6 +284,16 @@ class _EngineServer:
         self._encoding.shutdown(wait=False, cancel_futures=True)
 
 
+async def _read(request: web.Request, most: int) -> bytearray:
+    """The body. `request.read` would keep it until the request is answered."""
+    found = bytearray()
+    async for part in request.content.iter_any():
+        found += part
+        if len(found) > most:
+            raise web.HTTPRequestEntityTooLarge(most, len(found), text=f"the body has more than {most} bytes")
+    return found
+
+
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn errors into SGLang's form. 400 blames the request, so clients do not repeat it. 500 blames the engine."""
@@ -284,8 +303,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         status, message = 400, str(exc)
     except EngineError as exc:
         status, message = 500, str(exc)
-    except web.HTTPRequestEntityTooLarge:
-        status, message = 413, f"the body has more than {_BODY_BYTES} bytes"
+    except web.HTTPRequestEntityTooLarge as exc:
+        status, message = 413, exc.text or "the body is too large"
     except web.HTTPException:
         raise
     except Exception as exc:  # noqa: BLE001 - the boundary of a request: it must not harm other requests
