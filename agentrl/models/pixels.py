@@ -1,8 +1,9 @@
-"""Qwen-VL's image processing with few passes over memory: each picture is resized, cut into patches, and looked up.
+"""Qwen-VL's image processing with few passes over memory, bit for bit that of transformers with torchvision.
 
-transformers' processors rescale and normalise in float32, picture by picture. A value of 8 bits has 256 results in each
-channel, so they are looked up, in the type that is wanted. A processor is tried once against this; if a bit differs, it
-is used itself.
+SGLang's server has torchvision. Its resize is torch's own, so it is used here without torchvision, too: transformers'
+processor would then resize with Pillow, whose pixels differ by 1 of 255 in a screenshot, and by up to 26 in noise. A
+processor is tried once against this, without torchvision apart from resizing; if it computes something else, it is used
+itself.
 """
 
 from __future__ import annotations
@@ -13,62 +14,58 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+_ROUNDING = 1e-5
+"""How far Pillow's backend of a processor may be off: it scales and shifts pixels in two steps, and rounds between."""
+
 
 class PatchWriter:
-    """Writes the patches of pictures as an image processor of the Qwen-VL family makes them."""
+    """Writes the patches of pictures as an image processor of the Qwen-VL family makes them. Safe to share."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
-        self._tables: dict[str, Any] = {}
-        self.is_exact = self._agrees()
-        """Whether the processor's pixels are equal, bit for bit. Else it must be used itself."""
+        self.agrees = self._agrees()
+        """Whether the processor makes the same pixels. Else it must be used itself."""
 
     def write(self, picture: Any, rows: int, columns: int, to: Tensor) -> None:
         """Fill `to` [patches, values] with the patches of an RGB picture of PIL, of `rows` x `columns` merged ones."""
         import numpy as np
         import torch
+        from torch.nn.functional import interpolate
 
         side, merge = self._processor.patch_size, self._processor.merge_size
-        resized = picture.resize((columns * merge * side, rows * merge * side), self._processor.resample)
-        cut = np.asarray(resized).reshape(rows, merge, side, columns, merge, side, 3)
-        places = np.ascontiguousarray(cut.transpose(0, 3, 1, 4, 6, 2, 5))  # row, column, row, column in it, channel
-        whole = to.view(*places.shape[:5], self._processor.temporal_patch_size, side, side)
-        for channel, values in enumerate(self._table(to.dtype)):
-            found = torch.from_numpy(values.take(places[:, :, :, :, channel], mode="clip")).view(to.dtype)
-            whole[:, :, :, :, channel] = found.unsqueeze(4)
+        size, values = (rows * merge * side, columns * merge * side), torch.from_numpy(np.array(picture))
+        given = values.permute(2, 0, 1)[None]
+        resized = given if given.shape[2:] == size else interpolate(given, size, mode="bicubic", antialias=True)
+        cut = resized[0].reshape(3, rows, merge, side, columns, merge, side)
+        places = cut.permute(1, 4, 2, 5, 0, 3, 6)  # row, column, row and column within, channel, y, x
+        whole = to.view(rows, columns * merge**2, 3, self._processor.temporal_patch_size, side**2)
+        mean, deviation = self._scale()
+        for one, patches in zip(places, whole, strict=True):  # a row of patches fits into the processor's cache
+            pixels = one.contiguous().view(-1, 3, side**2).float()
+            patches.copy_(pixels.sub_(mean).div_(deviation).unsqueeze(2))
 
-    def _table(self, dtype: Any) -> Any:
-        """[3, 256] of numpy: what becomes of a value in each channel. A half-precision number is an integer there."""
+    def _scale(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation [3, 1] of pixels from 0 to 255, as transformers makes one step of two."""
         import torch
 
-        if str(dtype) not in self._tables:
-            values = self._ramp().to(dtype)
-            self._tables[str(dtype)] = (values.view(torch.int16) if values.element_size() == 2 else values).numpy()
-        return self._tables[str(dtype)]
-
-    def _ramp(self) -> Tensor:
-        from PIL import Image as Pillow
-
-        side, merge = self._processor.patch_size, self._processor.merge_size
-        width = side * merge
-        found = [Pillow.new("RGB", (width, width), (value,) * 3) for value in range(256)]
-        pixels = self._processor(images=found, return_tensors="pt", do_resize=False)["pixel_values"]
-        shape = 256, merge**2, 3, self._processor.temporal_patch_size * side**2
-        values: Tensor = pixels.view(*shape)[:, 0, :, 0].T.contiguous()
-        return values
+        found, unit = self._processor, 1.0 / self._processor.rescale_factor
+        return torch.tensor(found.image_mean)[:, None] * unit, torch.tensor(found.image_std)[:, None] * unit
 
     def _agrees(self) -> bool:
         import torch
         from PIL import Image as Pillow
+        from transformers.utils import is_torchvision_available
 
-        noise = random.Random(0).randbytes(3 * 150 * 90)
-        picture = Pillow.frombytes("RGB", (150, 90), noise)
+        processor, exact = self._processor, is_torchvision_available()
         try:
-            features = self._processor(images=[picture], return_tensors="pt")
-            expected, merge = features["pixel_values"], self._processor.merge_size
-            _, rows, columns = features["image_grid_thw"][0].tolist()
+            unit = processor.patch_size * processor.merge_size
+            width, height = (150, 90) if exact else (4 * unit, 3 * unit)
+            picture = Pillow.frombytes("RGB", (width, height), random.Random(0).randbytes(3 * width * height))
+            features = processor(images=[picture], return_tensors="pt", do_resize=exact)
+            expected, (_, rows, columns) = features["pixel_values"], features["image_grid_thw"][0].tolist()
             found = torch.empty_like(expected)
-            self.write(picture, rows // merge, columns // merge, found)
+            self.write(picture, rows // processor.merge_size, columns // processor.merge_size, found)
+            off = float((found - expected).abs().max())
+            return off == 0 if exact else off < _ROUNDING and processor.resample == Pillow.Resampling.BICUBIC
         except Exception:  # noqa: BLE001 - the boundary of foreign processors: one with other settings raises anything
             return False
-        return torch.equal(found, expected)
