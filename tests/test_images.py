@@ -132,16 +132,25 @@ async def test_the_features_are_those_of_the_trained_pads(vision, renderer):
 
 
 @pytest.mark.parametrize("size", [(1, 1), (64, 64), (300, 200), (33, 500)])
-def test_pixels_are_those_of_the_models_own_processor(vision, size):
+def test_pixels_are_those_of_the_processor_with_torchvision(vision, size):
+    """Its resize is torch's own. Without it, only the processor's own scaling can be compared."""
     import torch
+    from transformers.utils import is_torchvision_available
 
-    image = picture(*size, seed=5)
+    image, exact = picture(*size, seed=5), is_torchvision_available()
     with Pillow.open(io.BytesIO(image.data)) as opened:
-        expected = vision._processor(images=[opened.convert("RGB")], return_tensors="pt")
-    for dtype in ("float32", "bfloat16"):
-        found = vision.tensors([image, image], dtype)
+        given = torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1)[None]
+    side = vision._processor.patch_size * vision._processor.merge_size
+    bounds = [side * count for count in vision.grid(image)]
+    resized = torch.nn.functional.interpolate(given, bounds, mode="bicubic", antialias=True)[0]
+    shown = Pillow.fromarray(np.array((given[0] if exact else resized).permute(1, 2, 0)))
+    expected = vision._processor(images=[shown], return_tensors="pt", do_resize=exact)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = vision.tensors([image, image], str(dtype).removeprefix("torch."))
+        apart = 0.0 if exact else {torch.float32: 1e-5, torch.bfloat16: 0.01}[dtype]
         for part in found["pixel_values"].chunk(2):
-            assert torch.equal(part, expected["pixel_values"].to(getattr(torch, dtype)))
+            assert part.dtype == dtype
+            assert torch.allclose(part, expected["pixel_values"].to(dtype), rtol=0.0, atol=apart)
         assert found["image_grid_thw"].tolist() == expected["image_grid_thw"].tolist() * 2
 
 
@@ -150,12 +159,25 @@ def test_a_processor_with_other_pixels_is_used_itself(vision):
         def __getattr__(self, name):
             return getattr(vision._processor, name)
 
-        def __call__(self, images, do_resize=True, **more):
-            found = vision._processor(images=images, do_resize=do_resize, **more)
-            return {**found, "pixel_values": found["pixel_values"] + (0.5 if do_resize else 0.0)}
+        def __call__(self, **given):
+            found = vision._processor(**given)
+            return {**found, "pixel_values": found["pixel_values"] + 0.5}
 
-    assert PatchWriter(vision._processor).is_exact == vision._patches.is_exact
-    assert not PatchWriter(Brighter()).is_exact
+    assert PatchWriter(vision._processor).agrees
+    assert not PatchWriter(Brighter()).agrees
+
+
+@pytest.mark.parametrize("cut", [60, 2000])
+def test_a_damaged_file_names_its_image(vision, cut):
+    """Wherever it is among others, which several threads read."""
+    damaged = Image.of(picture(120, 90, seed=7).data[:cut])
+    with pytest.raises(ValueError, match=r"Image 120 x 90, .* is damaged, or too large to read"):
+        vision.tensors([A, B, damaged, A])
+    data = bytearray(A.data)
+    data[16:24] = (30_000).to_bytes(4) * 2
+    bomb = Image.of(bytes(data))
+    with pytest.raises(ValueError, match=r"30000 x 30000.* is damaged, or too large to read: DecompressionBombError"):
+        vision.tensors([bomb])
 
 
 async def test_a_trajectory_with_images_is_json_and_comes_back(renderer):
