@@ -129,7 +129,7 @@ class Vision:
     def alone(self, image: Image) -> tuple[list[int], list[RenderedImage]]:
         """The tokens of a sequence that holds an image only, between the model's markers, and its place."""
         start, end = self._markers
-        return self.place([start, self.pad, end], [image])
+        return self.place([token for token in (start, self.pad, end) if token is not None], [image])
 
     def reads_as(self, other: Vision) -> bool:
         """Whether each image is the same tokens for both."""
@@ -192,6 +192,7 @@ class Vision:
 
     def _write(self, image: Image, pixels: Tensor) -> None:
         """Fill `pixels` with the image's patches. Raises ValueError for a file that is damaged."""
+        import torch
         from PIL import Image as Pillow
 
         try:
@@ -200,7 +201,8 @@ class Vision:
         except Exception as exc:  # the boundary of a file that anybody may have made: Pillow raises anything
             raise ValueError(f"{image!r} is damaged, or too large to read: {one_line(exc)}") from exc
         if self._patches.agrees:
-            self._patches.write(picture, *self.grid(image), pixels)
+            with torch.inference_mode():  # an engine's tensors belong to this mode, which a new thread is not in
+                self._patches.write(picture, *self.grid(image), pixels)
         else:
             pixels.copy_(self._features(image, picture))
 
