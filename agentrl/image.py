@@ -155,7 +155,8 @@ def share_images(messages: Any) -> None:
     """Replace the images of messages from another process by the strings that equal images share here, in place.
     Whatever else an observation may be has none to share."""
     for message in messages if isinstance(messages, Sequence) else ():
-        if isinstance(message, Mapping) and has_image(content := message.get("content")):
+        content: Any = message.get("content") if isinstance(message, Mapping) else None
+        if has_image(content):
             for part in content:
                 if isinstance(part, dict) and isinstance(part.get("image"), str):
                     part["image"] = sys.intern(part["image"])
