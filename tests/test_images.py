@@ -143,7 +143,7 @@ def test_pixels_are_those_of_the_processor_with_torchvision(vision, size):
     side = vision._processor.patch_size * vision._processor.merge_size
     bounds = [side * count for count in vision.grid(image)]
     resized = torch.nn.functional.interpolate(given, bounds, mode="bicubic", antialias=True)[0]
-    shown = Pillow.fromarray(np.array((given[0] if exact else resized).permute(1, 2, 0)))
+    shown = Pillow.fromarray((given[0] if exact else resized).permute(1, 2, 0).contiguous().numpy())
     expected = vision._processor(images=[shown], return_tensors="pt", do_resize=exact)
     for dtype in (torch.float32, torch.bfloat16):
         found = vision.tensors([image, image], str(dtype).removeprefix("torch."))
@@ -176,7 +176,7 @@ def test_a_damaged_file_names_its_image(vision, cut):
     data = bytearray(A.data)
     data[16:24] = (30_000).to_bytes(4) * 2
     bomb = Image.of(bytes(data))
-    with pytest.raises(ValueError, match=r"30000 x 30000.* is damaged, or too large to read: DecompressionBombError"):
+    with pytest.raises(ValueError, match=r"30000 x 30000.* is damaged, or too large to read"):
         vision.tensors([bomb])
 
 
