@@ -121,6 +121,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(INSTALL) -e '.[train,search,coding,docker,rewards]' $(BRIEFLY)
 	@echo "  3 of 3: what the tests need"
 	@$(INSTALL) -e '.[train,search,coding,docker,rewards,dev]' $(BRIEFLY)
+	@$(INSTALL) --no-deps xgrammar apache-tvm-ffi $(BRIEFLY)
 	@echo "Installed."
 	@touch $@
 

@@ -27,6 +27,9 @@ __all__ = [
 
 RETRY_S = 120.0
 """Seconds for which an unavailable engine is retried. A restart takes a minute; slime's own generate waits as long."""
+GRAMMAR_CHANGED = 0.02
+"""A token's log-prob that a grammar raises by so much counts as changed: it excluded 2 % of the probability. SGLang's
+rounding between sampling and scoring stays below it."""
 
 
 def stop_strings(params: SamplingParams) -> Sequence[str]:

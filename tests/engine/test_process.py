@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager, suppress
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from agentrl.train import lora
 from agentrl.train.config import LoRAConfig
 
 TOKENIZER = tiny_tokenizer()
+FORM = '{"type": "structural_tag", "format": {"type": "regex", "pattern": "[a-z]+!"}}'
 
 
 def made(folder, model, tokenizer=TOKENIZER, dtype="float32", **more):
@@ -54,7 +56,9 @@ async def play(engine, episodes=8, **more):
             for _ in range(3):
                 params = {"max_new_tokens": 6, "sampling_seed": number, **more}
                 answer = await engine.generate(ids, params, session_id=str(number))
-                found.append((tuple(answer.tokens), tuple(answer.log_probs), answer.weight_version))
+                found.append(
+                    (tuple(answer.tokens), tuple(answer.log_probs), *answer.constrained, answer.weight_version)
+                )
                 ids = [*ids, *answer.tokens, 1, 2]
         return found
 
@@ -76,6 +80,8 @@ async def test_it_samples_the_same_as_an_engine_in_this_process(tmp_path):
         assert await apart.context_length() == await inside.context_length()
         assert await play(apart) == await play(inside)
         assert await play(apart, temperature=0.0, stop=["a"]) == await play(inside, temperature=0.0, stop=["a"])
+        if find_spec("xgrammar") is not None:
+            assert await play(apart, structural_tag=FORM) == await play(inside, structural_tag=FORM)
         before = await play(apart)
         changed(model, 1.5)
         assert await play(apart) == before != await play(inside), "it has separate weights"

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.chat.request import ChatRequest, Entry, Forced, RefusedError
 from agentrl.engine import SGLangEngine
-from agentrl.engine.sglang.constrained import _REMOVED
+from agentrl.engine.base import GRAMMAR_CHANGED
 from agentrl.episode.options import EpisodeOptions
 from agentrl.gateway.session.session import Session
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
@@ -52,7 +52,7 @@ async def test_log_probs_are_those_of_the_constrained_distribution(sglang, model
         assert found.log_probs[0] == 0.0 > -1.0 > free[0]  # the first token can only be the brace
         for held, own, flag in zip(found.log_probs, free, found.constrained, strict=True):
             assert held >= own - 1e-3
-            assert flag == (held - own >= _REMOVED) or abs(held - own - _REMOVED) < 1e-3
+            assert flag == (held - own >= GRAMMAR_CHANGED) or abs(held - own - GRAMMAR_CHANGED) < 1e-3
 
 
 @pytest.mark.parametrize(

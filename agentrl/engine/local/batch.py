@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from agentrl.engine.base import GRAMMAR_CHANGED
+from agentrl.engine.local.grammar import allowed
 from agentrl.engine.local.images import ImageInputs, common_images, pieces
 from agentrl.engine.local.kv_cache import SMALL_BYTES, CacheBlock, Remembered, run
 from agentrl.engine.local.request import Failed, Finished, GenerateRequest, Outcome
-from agentrl.engine.local.sampling import draw
+from agentrl.engine.local.sampling import draw, exclude
 from agentrl.errors import EngineError, RequestError
 from agentrl.types import RenderedImage
 
@@ -255,6 +257,7 @@ class Batch:
         ids = [row.tokens[-1:] for row in rows]
         try:
             logits = self._run(group, first, rows, ids, starts, max(starts) + 1)
+            rises = _obey(logits, rows)
             tokens, log_probs = draw(logits, [row.sampling for row in rows], [start + 1 for start in starts])
         except Exception as exc:  # noqa: BLE001 - the model's own code: anything may come out of it
             if len(rows) == 1:
@@ -264,17 +267,24 @@ class Batch:
             for seat in range(first, stop):
                 yield from self._sample(group, seat, seat + 1)
             return
-        for row, token, log_prob in zip(rows, tokens, log_probs, strict=True):
+        for row, token, log_prob, rise in zip(rows, tokens, log_probs, rises, strict=True):
             row.computed += 1
-            if outcome := self._take(row, token, log_prob):
+            if outcome := self._take(row, token, log_prob, rise):
                 yield outcome
 
-    def _take(self, row: GenerateRequest, token: int, log_prob: float) -> Outcome | None:
+    def _take(self, row: GenerateRequest, token: int, log_prob: float, rise: float) -> Outcome | None:
+        if rise == math.inf:
+            return Failed(
+                row, RequestError("no token of this model's vocabulary can go on under the request's grammar")
+            )
         if not math.isfinite(log_prob):
             return Failed(row, EngineError("the model's logits are not finite: are its weights damaged, or NaN?"))
         row.tokens.append(token)
         row.log_probs.append(log_prob)
         try:
+            if row.grammar is not None:
+                row.constrained.append(not rise < GRAMMAR_CHANGED)
+                row.grammar.take(token)
             return self._judge(row)
         except Exception as exc:  # noqa: BLE001 - the tokenizer's own code, on tokens of this row only
             return _failed(row, exc)
@@ -285,6 +295,8 @@ class Batch:
         if sampling.stop and (matched := self._stop_string(row)):
             return Finished(row, "stop", matched)
         if token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos):
+            return Finished(row, "stop", token)
+        if row.grammar is not None and row.grammar.ended:
             return Finished(row, "stop", token)
         at_limit = len(row.log_probs) == sampling.max_new_tokens or len(row.tokens) == self._max_context
         return Finished(row, "length") if at_limit else None
@@ -310,6 +322,17 @@ class Batch:
         self._forgetting.discard(request)
         self._leave(group, request)
         self._drop_empty(set())
+
+
+def _obey(logits: torch.Tensor, rows: Sequence[GenerateRequest]) -> list[float]:
+    """Exclude what the grammars of rows exclude. Returns by how much the log-probs of each row's other tokens rise."""
+    rises = [0.0] * len(rows)
+    if any(row.grammar is not None for row in rows):
+        held, free = allowed([row.grammar for row in rows], logits)
+        found = exclude(logits, held, free, [row.sampling for row in rows]) if held else []
+        for row, rise in zip(held, found, strict=True):
+            rises[row] = rise
+    return rises
 
 
 def _failed(request: GenerateRequest, exc: Exception) -> Failed:

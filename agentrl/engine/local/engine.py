@@ -15,6 +15,7 @@ import torch
 from agentrl.engine.base import AsyncClosing
 from agentrl.engine.local.batch import Batch
 from agentrl.engine.local.fitness import check_attention, context_length, measure, tolerance
+from agentrl.engine.local.grammar import Grammars, GrammarState
 from agentrl.engine.local.images import ImageInputs, prove_images
 from agentrl.engine.local.lockstep import Lockstep
 from agentrl.engine.local.request import GenerateRequest
@@ -23,6 +24,7 @@ from agentrl.engine.local.worker import BatchWorker
 from agentrl.errors import ConfigError, EngineError, RequestError
 from agentrl.image import Image
 from agentrl.models.vision import Vision
+from agentrl.render.long_text import LONG, aside
 from agentrl.types import Generation, SamplingParams
 
 
@@ -35,6 +37,9 @@ class LocalEngine(AsyncClosing):
 
     With `vision`, the image side of the model, requests may have images, and no token that stands for media is sampled:
     its log-prob is that of a softmax without such tokens.
+
+    Under a grammar, `structural_tag`, a log-prob is that of a softmax over the tokens that the grammar allows. This
+    needs the package xgrammar.
 
     Raises ConfigError for a model that it cannot batch. It compares a few tokens, and with `vision` a few images, with
     a plain forward pass to find out.
@@ -64,15 +69,18 @@ class LocalEngine(AsyncClosing):
             tokenizer,
             max_batch=max_batch,
             max_context=self._context,
-            eos=_eos_tokens(model, tokenizer),
+            eos=(eos := _eos_tokens(model, tokenizer)),
             token_bytes=measure(self._model, self._context),
             images=self._images,
             forbidden=() if vision is None else vision.forbidden,
         )
         if vision is not None:
             prove_images(self._model, vision, self._context, tolerance(self._model))
+        self._grammars = Grammars(tokenizer, self._vocabulary, eos)
         self._worker = BatchWorker(batch)
         weakref.finalize(self, self._worker.stop)
+
+    takes_grammars = True
 
     @property
     def takes_images(self) -> bool:
@@ -94,9 +102,18 @@ class LocalEngine(AsyncClosing):
         `prompt_tokens`, with all pads.
         """
         sampling = Sampling.read(sampling_params)
+        grammar = None
+        if sampling.structural_tag is not None:  # a thread, so that the event loop does not wait for a large one
+            grammar = await aside(LONG, lambda: self._grammars.begin(sampling))
         return await asyncio.wrap_future(
             self._submit(
-                input_ids, sampling, session_id=session_id, rid=rid, images=images, loop=asyncio.get_running_loop()
+                input_ids,
+                sampling,
+                session_id=session_id,
+                rid=rid,
+                images=images,
+                loop=asyncio.get_running_loop(),
+                grammar=grammar,
             )
         )
 
@@ -109,12 +126,15 @@ class LocalEngine(AsyncClosing):
         rid: str = "",
         images: Sequence[Image] = (),
         loop: asyncio.AbstractEventLoop | None = None,
+        grammar: GrammarState | None = None,
     ) -> Future[Generation]:
         """What `generate` awaits, for a caller without an event loop. Cancelling the future ends the request."""
         ids = self._read(input_ids)
         if not isinstance(session_id, str) or not isinstance(rid, str):
             raise RequestError(f"session_id and rid must be strings, not {session_id!r:.50} and {rid!r:.50}")
-        request = GenerateRequest(ids, sampling, session_id, rid, loop)
+        if grammar is None and sampling.structural_tag is not None:
+            grammar = self._grammars.begin(sampling)
+        request = GenerateRequest(ids, sampling, session_id, rid, loop, grammar=grammar)
         self._place(request, images)
         if sampling.max_new_tokens == 0:
             request.future.set_result(Generation([], [], "length", weight_version=self.weight_version))

@@ -52,6 +52,7 @@ class ProcessEngine(AsyncClosing):
     """
 
     own_weights = True
+    takes_grammars = True
 
     def __init__(
         self,

@@ -15,6 +15,8 @@ from agentrl.types import FinishReason, Generation, RenderedImage
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.engine.local.grammar import GrammarState
+
 
 @dataclass(slots=True, eq=False)
 class GenerateRequest:
@@ -32,11 +34,15 @@ class GenerateRequest:
     """The images among `input_ids`."""
     positions: Tensor | None = None
     """[3, tokens of the prompt], for rotary embeddings. None: a token's column is its position."""
+    grammar: GrammarState | None = None
+    """The grammar of the answer, which the worker thread moves on."""
     aborted: bool = False
     """Set by `abort`, from any thread."""
     tokens: list[int] = field(default_factory=list)
     """Prompt and response."""
     log_probs: list[float] = field(default_factory=list)
+    constrained: list[bool] = field(default_factory=list)
+    """With a grammar: for each token of the response, whether it changed the token's log-prob."""
     cached_tokens: int = 0
     computed: int = 0
     """How many of `tokens` have their keys and values in memory."""
@@ -49,7 +55,8 @@ class GenerateRequest:
     def content(self) -> tuple[Any, ...]:
         """A sort key that does not depend on arrival times. Random ids decide only if all else is equal."""
         images = [one.image.uri for one in self.media]
-        return self.input_ids, images, self.sampling.seed, self.session_id, self.rid
+        tag = self.sampling.structural_tag or ""
+        return self.input_ids, images, self.sampling.seed, tag, self.session_id, self.rid
 
 
 @dataclass(frozen=True, slots=True)

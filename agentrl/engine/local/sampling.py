@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class Sampling:
     ignore_eos: bool = False
     forbidden: frozenset[int] = frozenset()
     """Tokens that logit_bias forbids."""
+    structural_tag: str | None = None
+    """A grammar of xgrammar, as JSON, that the response obeys."""
 
     @property
     def greedy(self) -> bool:
@@ -92,6 +95,7 @@ class Sampling:
             stop_token_ids=reader.token_ids("stop_token_ids"),
             ignore_eos=reader.boolean("ignore_eos"),
             forbidden=reader.forbidden("logit_bias"),
+            structural_tag=reader.text("structural_tag"),
         )
         if given:
             names = ", ".join(sorted(map(str, given)))
@@ -121,6 +125,12 @@ class _Reader:
         value = self._given.pop(name, False)
         if not isinstance(value, bool):
             raise _refused(name, "true or false", value)
+        return value
+
+    def text(self, name: str) -> str | None:
+        value = self._given.pop(name, None)
+        if not isinstance(value, str | None):
+            raise _refused(name, "text", value)
         return value
 
     def strings(self, name: str) -> tuple[str, ...]:
@@ -192,11 +202,7 @@ def draw(
     """
     import torch
 
-    scaled = logits.float()
-    if any(sampling.temperature != 1.0 and not sampling.greedy for sampling in samplings):
-        heat = [[1.0 if sampling.greedy else sampling.temperature] for sampling in samplings]
-        scaled = scaled / torch.tensor(heat, device=logits.device)
-    log_probs = torch.log_softmax(scaled, dim=-1)
+    log_probs = torch.log_softmax(_scaled(logits, samplings), dim=-1)
     points = [[uniform(sampling.seed, position)] for sampling, position in zip(samplings, positions, strict=True)]
     tokens = _search(log_probs, samplings, torch.tensor(points, dtype=torch.float64, device=logits.device))
     greedy = [row for row, sampling in enumerate(samplings) if sampling.greedy]
@@ -205,6 +211,31 @@ def draw(
     # A double holds every token and every float32, so one transfer from the device is enough.
     found = torch.cat([tokens.double(), log_probs.gather(1, tokens).double()], dim=1).tolist()
     return [int(token) for token, _ in found], [log_prob for _, log_prob in found]
+
+
+def _scaled(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """Logits over temperatures, in float32."""
+    import torch
+
+    scaled = logits.float()
+    if any(sampling.temperature != 1.0 and not sampling.greedy for sampling in samplings):
+        heat = [[1.0 if sampling.greedy else sampling.temperature] for sampling in samplings]
+        scaled = scaled / torch.tensor(heat, device=logits.device)
+    return scaled
+
+
+def exclude(
+    logits: torch.Tensor, rows: Sequence[int], allowed: torch.Tensor, samplings: Sequence[Sampling]
+) -> list[float]:
+    """Set the logits of tokens that are not `allowed` [rows, vocabulary] to -inf in these rows of `logits`, in place.
+
+    Returns for each of the rows by how much that raises the log-probs of the other tokens. It is infinite if none is
+    left. `samplings` are those of all rows.
+    """
+    own, chosen = logits[rows], [samplings[row] for row in rows]
+    logits[rows] = held = own.masked_fill(~allowed, -math.inf)
+    rise = _scaled(own, chosen).logsumexp(dim=-1) - _scaled(held, chosen).logsumexp(dim=-1)
+    return [float(number) for number in rise.tolist()]
 
 
 def _search(log_probs: torch.Tensor, samplings: Sequence[Sampling], points: torch.Tensor) -> torch.Tensor:

@@ -231,6 +231,7 @@ class BatchWorker:
             weight_version=self.version,
             cached_tokens=request.cached_tokens,
             meta={"prompt_tokens": len(request.input_ids)},
+            constrained=request.constrained,
         )
         _settle(request, generation)
 

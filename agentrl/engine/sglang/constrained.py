@@ -7,13 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrl.engine.base import GRAMMAR_CHANGED
 from agentrl.types import Generation
 
 GRAMMARS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 """SGLang's sampling parameters for grammars."""
-_REMOVED = 0.02
-"""How much higher a log-prob may be with the grammar than without: the grammar excluded 2 % of the probability. An
-engine's own rounding between sampling and scoring stays below it."""
 
 
 def is_comparable(generation: Generation, sampling_params: Mapping[str, Any], images: Sequence[object]) -> bool:
@@ -46,6 +44,6 @@ def constrained(generation: Generation, answer: bytes) -> list[bool]:
         if not same or (None if version is None else str(version)) != generation.weight_version:
             return [True] * count
         pairs = zip(generation.log_probs, (float(entry[0]) for entry in scored), strict=True)
-        return [not held - free < _REMOVED for held, free in pairs]
+        return [not held - free < GRAMMAR_CHANGED for held, free in pairs]
     except (ValueError, TypeError, LookupError):
         return [True] * count

@@ -1,0 +1,141 @@
+"""Grammars: which tokens may follow. xgrammar, which SGLang uses too, is imported with the first grammar."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from agentrl.engine.local.sampling import Sampling
+from agentrl.errors import EngineError, RequestError
+from agentrl.render.read.lexer import is_tag
+
+_CACHE_BYTES = 256 << 20
+"""Compiled grammars that are kept."""
+_NO_TEXT = b"\xff"
+"""No character in UTF-8 begins with this byte. A mark with it before its text is never part of a string in JSON."""
+
+
+class GrammarState:
+    """How far one answer has come in its grammar."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    @property
+    def ended(self) -> bool:
+        """Whether a token has ended the answer."""
+        return bool(self._matcher.is_terminated())
+
+    def write(self, words: torch.Tensor, row: int) -> bool:
+        """Write which tokens may follow as bits into a row of `words`. False if that is all of them."""
+        return bool(self._matcher.fill_next_token_bitmask(words, row))
+
+    def take(self, token: int) -> None:
+        """Go on by one token. Raises EngineError if it may not follow."""
+        if not self._matcher.accept_token(token):
+            raise EngineError(f"token {token} was sampled, which the grammar of its request excludes")
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiling:
+    """What xgrammar has for one tokenizer."""
+
+    compiler: Any
+    matcher: Any
+    """The class of states."""
+    marks: frozenset[int]
+
+
+class Grammars:
+    """Compiles structural tags of xgrammar for one model, and keeps what is compiled. Threads may share it.
+
+    A mark such as `<tool_call>` follows only where a grammar names its token: in a text, a reader of the answer would
+    take it for a mark.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: int, eos: frozenset[int]) -> None:
+        self._tokenizer, self._vocabulary = tokenizer, vocabulary
+        self._eos = frozenset(token for token in eos if token < vocabulary)
+        self._making = threading.Lock()
+        self._made: _Compiling | None = None
+
+    def begin(self, sampling: Sampling) -> GrammarState:
+        """The state of an answer without tokens.
+
+        Where the grammar allows an end, eos and stop tokens may follow. A stop token that is text, or that the grammar
+        names, may only follow as part of the form, and cuts it off.
+
+        Compiles the request's tag, if it is new. Raises RequestError for a tag that xgrammar does not take, and if it
+        is not installed.
+        """
+        tools = self._tools()
+        try:
+            compiled = tools.compiler.compile_structural_tag(sampling.structural_tag)
+            named = set(_named(json.loads(sampling.structural_tag or "")))
+            ends = self._eos | (sampling.stop_token_ids & tools.marks - named)
+            if not ends:
+                raise RequestError("a grammar needs a token that ends the answer, and the model has none")
+            return GrammarState(tools.matcher(compiled, override_stop_tokens=sorted(ends)))
+        except (RuntimeError, ValueError, TypeError) as exc:
+            raise RequestError(f"xgrammar refuses this structural_tag: {_words(exc)}") from exc
+
+    def _tools(self) -> _Compiling:
+        with self._making:
+            if self._made is None:
+                self._made = self._make()
+        return self._made
+
+    def _make(self) -> _Compiling:
+        try:
+            import xgrammar
+        except ImportError as exc:
+            raise RequestError(
+                "LocalEngine samples under a grammar with xgrammar, which is not installed: pip install "
+                "'agentrl-sdk[grammar]', or without CUDA pip install --no-deps xgrammar apache-tvm-ffi"
+            ) from exc
+        info = xgrammar.TokenizerInfo
+        try:
+            known = info.from_huggingface(self._tokenizer, vocab_size=self._vocabulary, stop_token_ids=[0])
+        except (RuntimeError, ValueError) as exc:
+            raise RequestError(f"xgrammar cannot read this model's tokenizer: {_words(exc)}") from exc
+        texts = list(known.decoded_vocab)
+        marks = frozenset(
+            token
+            for token, added in self._tokenizer.added_tokens_decoder.items()
+            if token < self._vocabulary and (added.special or is_tag(added.content))
+        )
+        for token in marks:
+            texts[token] = _NO_TEXT + texts[token]
+        ends = sorted(self._eos) or [0]
+        own = info(texts, vocab_type=xgrammar.VocabType.RAW, vocab_size=self._vocabulary, stop_token_ids=ends)
+        compiler = xgrammar.GrammarCompiler(own, max_threads=torch.get_num_threads(), cache_limit_bytes=_CACHE_BYTES)
+        return _Compiling(compiler, xgrammar.GrammarMatcher, marks)
+
+
+def allowed(states: Sequence[GrammarState | None], logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
+    """The rows whose grammar excludes tokens now, and which tokens it allows there, [these rows, vocabulary]."""
+    held = [row for row, state in enumerate(states) if state is not None]
+    words = torch.full((len(held), -(-logits.shape[-1] // 32)), -1, dtype=torch.int32)
+    kept = [at for at, row in enumerate(held) if (state := states[row]) is not None and state.write(words, at)]
+    bits = words[kept].to(logits.device)[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device)
+    return [held[at] for at in kept], (bits & 1).bool().flatten(1)[:, : logits.shape[-1]]
+
+
+def _named(form: Any) -> Iterator[int]:
+    """The tokens that a form names as its parts."""
+    if isinstance(form, dict):
+        if form.get("type") == "token" and isinstance(form.get("token"), int):
+            yield form["token"]
+        form = list(form.values())
+    for part in form if isinstance(form, list) else ():
+        yield from _named(part)
+
+
+def _words(exc: Exception) -> str:
+    """An error of xgrammar without the place in its source."""
+    return str(exc).strip().partition("is false: ")[2] or str(exc).strip().rpartition("] ")[2].partition(": ")[2]
