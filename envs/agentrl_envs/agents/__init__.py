@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from agentrl_envs.agents.claude_code import ClaudeCode
     from agentrl_envs.agents.codex import Codex
     from agentrl_envs.agents.container import ContainerAgent
+    from agentrl_envs.agents.gemini_cli import GeminiCli
     from agentrl_envs.agents.langgraph import LangGraph
     from agentrl_envs.agents.mini_swe_agent import MiniSweAgent
     from agentrl_envs.agents.openai_agents import OpenAIAgents
@@ -21,6 +22,7 @@ _HARNESSES = {
     "ClaudeCode": "claude_code",
     "Codex": "codex",
     "ContainerAgent": "container",
+    "GeminiCli": "gemini_cli",
     "LangGraph": "langgraph",
     "MiniSweAgent": "mini_swe_agent",
     "OpenAIAgents": "openai_agents",
@@ -34,4 +36,13 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{_HARNESSES[name]}"), name)
 
 
-__all__ = ["ClaudeCode", "Codex", "ContainerAgent", "LangGraph", "MiniSweAgent", "OpenAIAgents", "StrandsAgents"]
+__all__ = [
+    "ClaudeCode",
+    "Codex",
+    "ContainerAgent",
+    "GeminiCli",
+    "LangGraph",
+    "MiniSweAgent",
+    "OpenAIAgents",
+    "StrandsAgents",
+]

@@ -89,7 +89,7 @@ async def test_a_program_that_is_too_slow_is_ended():
     assert slow.info["result"]["exit_code"] != 0
 
 
-@pytest.mark.parametrize("module", ["claude_code", "codex", "mini_swe_agent"])
+@pytest.mark.parametrize("module", ["claude_code", "codex", "gemini_cli", "mini_swe_agent"])
 def test_command_lines_name_the_model_and_are_patient(module):
     endpoint = Endpoint(key="sk-x", url="http://127.0.0.1:1", socket="/s")
     start = import_module(f"agentrl_envs.agents.{module}").command(endpoint, "Do it; 'now'.")
@@ -102,7 +102,8 @@ def test_command_lines_name_the_model_and_are_patient(module):
 
 def test_the_guide_names_the_versions_that_are_pinned():
     guide = (Path(__file__).parents[3] / "docs" / "harnesses.md").read_text()
-    harnesses = ["claude-code", "claude-code-2.1.197", "codex", "mini-swe-agent", "openai-agents", "strands-agents"]
+    harnesses = ["claude-code", "claude-code-2.1.197", "codex", "gemini-cli", "mini-swe-agent", "openai-agents"]
+    harnesses += ["langgraph", "strands-agents"]
     assert [name for name in harnesses if CLIENTS[name].version not in guide] == []
-    npm = [package for client in ("claude-code", "codex") for package in CLIENTS[client].packages]
+    npm = [package for client in ("claude-code", "codex", "gemini-cli") for package in CLIENTS[client].packages]
     assert [package for package in npm if package not in guide] == []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from shlex import join, quote
 
 from agentrl import Endpoint
-from agentrl_envs.agents import claude_code, codex, mini_swe_agent
+from agentrl_envs.agents import claude_code, codex, gemini_cli, mini_swe_agent
 from agentrl_envs.agents.start import Start
 from tests.gateway.clients.installed import FOLDER, path_of
 from tests.gateway.clients.said import MAIN
@@ -37,7 +37,7 @@ def starter(client: str, *options: str, prompt: str = MAIN) -> Callable[[Endpoin
     if client == "mini-swe-agent":
         return lambda endpoint: mini_swe_agent.command(endpoint, prompt, "-o", "out.json", program=program)
     if client == "gemini-cli":
-        return lambda endpoint: _gemini(endpoint, prompt, program)
+        return lambda endpoint: _on_node(gemini_cli.command(endpoint, prompt, *options, program=program))
     if client == "qwen-code":
         return lambda endpoint: _qwen(endpoint, prompt, program)
     return lambda endpoint: _opencode(endpoint, prompt, program, *options)
@@ -48,16 +48,13 @@ def _with_node(env: dict[str, str]) -> dict[str, str]:
     return {**env, "PATH": f"{wheel / 'bin'}:/usr/local/bin:/usr/bin:/bin"}
 
 
+def _on_node(start: Start) -> Start:
+    return replace(start, env=_with_node(dict(start.env)))
+
+
 def _qwen(endpoint: Endpoint, prompt: str, program: str) -> Start:
     argv = [program, "-p", prompt, "--yolo", "--auth-type", "openai"]
     return Start(argv, _with_node({**endpoint.variables(), "OPENAI_MODEL": endpoint.model}))
-
-
-def _gemini(endpoint: Endpoint, prompt: str, program: str) -> Start:
-    settings = json.dumps({"security": {"auth": {"selectedType": "gemini-api-key"}}, "telemetry": {"enabled": False}})
-    argv = [program, "-p", prompt, "--yolo", "-m", endpoint.model]
-    wrapped = f"mkdir -p $HOME/.gemini; echo {quote(settings)} > $HOME/.gemini/settings.json; exec {join(argv)}"
-    return Start(["sh", "-c", wrapped], _with_node({**endpoint.variables(), "GEMINI_CLI_TRUST_WORKSPACE": "true"}))
 
 
 def _opencode(endpoint: Endpoint, prompt: str, program: str, wire: str) -> Start:

@@ -14,6 +14,7 @@ from agentrl import StopReason, Task
 from agentrl.env.factory import EnvFactory
 from agentrl_envs.agents.claude_code import ClaudeCode
 from agentrl_envs.agents.codex import Codex
+from agentrl_envs.agents.gemini_cli import GeminiCli
 from agentrl_envs.agents.mini_swe_agent import MiniSweAgent
 from agentrl_envs.coding.formats.functions import human_eval
 from agentrl_envs.coding.players import commands
@@ -37,6 +38,7 @@ _OUT = "python3 -c \"import socket; socket.create_connection(('192.0.2.1', 80), 
 AGENTS = {
     "claude-code": (ClaudeCode, said.BASH),
     "codex": (Codex, said.EXEC),
+    "gemini-cli": (GeminiCli, said.GEMINI),
     "mini-swe-agent": (MiniSweAgent, said.MINI),
 }
 
@@ -102,7 +104,7 @@ async def test_mini_swe_agent_solves_ten_tasks(engine, image):
         check(trajectory)
 
 
-@pytest.mark.parametrize("client", ["claude-code", *(["codex"] if ALL else [])])
+@pytest.mark.parametrize("client", ["claude-code", *(["codex", "gemini-cli"] if ALL else [])])
 async def test_cli_solves_a_task(engine, image, client):
     """One of them with a pause in its middle, so that a quick run has one, too."""
     (trajectory,) = await solve(
