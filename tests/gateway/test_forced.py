@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,6 @@ from agentrl.testing import call
 from agentrl.trajectory.trajectory import total_ledger
 from tests.gateway.client import ASK, FIND, Recorder, Talk, told
 from tests.gateway.clients.playing import thinking_model
-from tests.render.conftest import chatml_tokenizer
 
 CALL = Forced(("find",))
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -102,13 +100,6 @@ def test_a_thought_that_the_prompt_has_opened_goes_on():
     whole = spelled(renderer, message("find", reasoning_content="hm"))
     assert re.fullmatch(pattern(form, renderer), whole.removeprefix("«<think>»\n"))
     assert not re.fullmatch(pattern(form, renderer), whole.partition("«</think>»\n\n")[2])
-
-
-def test_arguments_that_the_template_does_not_write_as_json_are_refused():
-    template = (Path(__file__).parents[1] / "render/templates/real/Qwen3-Coder.jinja").read_text()
-    renderer = load_renderer(chatml_tokenizer("<tool_call>", "</tool_call>", template=template)).bind([FIND])
-    with pytest.raises(RefusedError, match="does not write arguments as JSON in its calls; ask for the form"):
-        structural_tag(renderer, CALL, [FIND], thinking=False)
 
 
 LOOK = {"type": "object", "properties": {"where": {"type": "string"}}}

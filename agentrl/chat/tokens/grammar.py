@@ -12,32 +12,30 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, TypeAlias
 
 from agentrl.chat.request import Forced, RefusedError
+from agentrl.chat.tokens.arguments import KEY, VALUE, Format, JsonArguments, Writing, either, learn_pairs, sequence
 from agentrl.errors import TemplateError
 from agentrl.render.base import Renderer
 from agentrl.types import JSON, ToolSpec
 
 _TEXT, _THOUGHT = "EXAMPLE-TEXT", "EXAMPLE-THOUGHT"
-_ARGUMENTS = re.compile(r'\{\s*"example"\s*:\s*"value"\s*\}')
 _PRIVATE = 0xF0000
 """In examples, a mark is one character of a private plane of Unicode: this, and its place among the marks."""
 _MARK = re.compile("([\U000f0000-\U000ffffd])")
 _REMEDY = "ask for the form in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))"
-_Format: TypeAlias = dict[str, Any]
 
 
 def structural_tag(renderer: Renderer, forced: Forced, tools: Sequence[ToolSpec], *, thinking: bool) -> str:
     """The grammar as JSON. `thinking`: the prompt has opened a thought.
 
-    Raises RefusedError if the template writes arguments in another form than JSON.
+    Raises RefusedError if the template writes arguments neither as JSON nor as keys and values between tags.
     """
     examples = _Examples(renderer, tuple(renderer.marks))
     answers = [] if forced.schema is None else [examples.json(forced.schema, thinking)]
     if forced.names:
         answers.append(examples.calls(forced, tools, thinking))
-    return json.dumps({"type": "structural_tag", "format": _either(answers)})
+    return json.dumps({"type": "structural_tag", "format": either(answers)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class _Examples:
     renderer: Renderer
     marks: Sequence[int]
 
-    def json(self, schema: Mapping[str, JSON], thinking: bool) -> _Format:
+    def json(self, schema: Mapping[str, JSON], thinking: bool) -> Format:
         """An answer in JSON."""
         message: dict[str, JSON] = {"role": "assistant", "content": _TEXT}
         before = self._written(message).partition(_TEXT)[0]
@@ -68,39 +66,40 @@ class _Examples:
         content = {"type": "json_schema", "json_schema": dict(schema)}
         return self._with_thought(thought, before, [content], thinking)
 
-    def calls(self, forced: Forced, tools: Sequence[ToolSpec], thinking: bool) -> _Format:
+    def calls(self, forced: Forced, tools: Sequence[ToolSpec], thinking: bool) -> Format:
         """One call or more."""
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
-        shells = {name: self._shell(name) for name in forced.names}
+        writing = self._writing(forced.names[0])
+        shells = {name: self._shell(name, writing) for name in forced.names}
         each = [
-            _sequence(
+            sequence(
                 [
                     *self._pieces(shell.begin),
-                    {"type": "json_schema", "json_schema": schemas.get(name) or {"type": "object"}},
+                    *writing.form(schemas.get(name) or {"type": "object"}),
                     *self._pieces(shell.end),
                 ]
             )
             for name, shell in shells.items()
         ]
-        content = [_either(each)]
+        content = [either(each)]
         name, first = next(iter(shells.items()))
         if forced.parallel and first.between is not None:
-            more = _sequence([*self._pieces(first.between), _either(each)])
+            more = sequence([*self._pieces(first.between), either(each)])
             content.append({"type": "star", "content": more})
-        return self._with_thought(self._thought_before(name, first), first.before, content, thinking)
+        return self._with_thought(self._thought_before(name, first, writing), first.before, content, thinking)
 
     def _with_thought(
-        self, thought: tuple[str, str] | None, before: str, content: list[_Format], thinking: bool
-    ) -> _Format:
+        self, thought: tuple[str, str] | None, before: str, content: list[Format], thinking: bool
+    ) -> Format:
         """The content after a thought, or without one if the prompt has not opened it."""
-        plain = _sequence([*self._pieces(before), *content])
+        plain = sequence([*self._pieces(before), *content])
         if thought is None or not thought[1].strip():
             return plain
         opening, closing = ("" if thinking else thought[0]), thought[1]
-        thoughtful = _sequence([*self._pieces(opening), *self._until(closing), *content])
-        return thoughtful if thinking else _either([thoughtful, plain])
+        thoughtful = sequence([*self._pieces(opening), *self._until(closing), *content])
+        return thoughtful if thinking else either([thoughtful, plain])
 
-    def _until(self, closing: str) -> list[_Format]:
+    def _until(self, closing: str) -> list[Format]:
         """Any text up to the end of a thought, and that."""
         found = _MARK.search(closing)
         if found is None:
@@ -108,7 +107,7 @@ class _Examples:
         excluded = sorted({*self.marks, *self.renderer.stop_token_ids})
         return [{"type": "any_tokens", "exclude_tokens": excluded}, *self._pieces(closing[found.start() :])]
 
-    def _pieces(self, text: str) -> list[_Format]:
+    def _pieces(self, text: str) -> list[Format]:
         """A text as formats: each mark is one token."""
         return [
             {"type": "token", "token": self.marks[ord(part) - _PRIVATE]}
@@ -135,16 +134,32 @@ class _Examples:
                 run.append(token)
         return "".join([*parts, self.renderer.decode(run)])
 
-    def _shell(self, name: str) -> _Shell:
-        """Raises RefusedError for a template that writes arguments in another form than JSON."""
-        one = self._written(_message(name, 1))
-        found = list(_ARGUMENTS.finditer(one))
-        if len(found) != 1:
+    def _writing(self, name: str) -> Writing:
+        """How the template writes arguments. Raises RefusedError if that is none of the known ways."""
+        if len(JsonArguments.example.findall(self._written(_message(name, 1)))) == 1:
+            return JsonArguments()
+        found = learn_pairs(
+            lambda arguments: self._written(_message(name, 1, arguments)),
+            self._pieces,
+            self.renderer.marks,
+            _MARK,
+            sorted(self.renderer.stop_token_ids),
+        )
+        if found is None:
             raise RefusedError(
-                "invalid", f"this model's template does not write arguments as JSON in its calls; {_REMEDY}"
+                "invalid",
+                "this model's template writes arguments neither as JSON nor as keys and values between tags; "
+                + _REMEDY,
             )
+        return found
+
+    def _shell(self, name: str, writing: Writing) -> _Shell:
+        one = self._written(_message(name, 1))
+        found = list(writing.example.finditer(one))
+        if len(found) != 1:
+            raise RefusedError("invalid", f"the template writes calls of {name} in another way than others; {_REMEDY}")
         head, tail = one[: found[0].start()], one[found[0].end() :]
-        middle = self._middle(name)
+        middle = self._middle(name, writing)
         if middle is None:
             return _Shell("", head, tail, None)
         end = _common_start(middle, tail)
@@ -153,17 +168,17 @@ class _Examples:
             return _Shell("", head, tail, None)
         return _Shell(head.removesuffix(begin), begin, end, middle[len(end) :].removesuffix(begin))
 
-    def _middle(self, name: str) -> str | None:
+    def _middle(self, name: str, writing: Writing) -> str | None:
         """What the template writes between the arguments of two calls. None if it writes only one call."""
         if not self.renderer.certificate.capabilities.get("parallel_calls"):
             return None
         two = self._written(_message(name, 2))
-        found = list(_ARGUMENTS.finditer(two))
+        found = list(writing.example.finditer(two))
         return two[found[0].end() : found[1].start()] if len(found) == 2 else None
 
-    def _thought_before(self, name: str, shell: _Shell) -> tuple[str, str] | None:
+    def _thought_before(self, name: str, shell: _Shell, writing: Writing) -> tuple[str, str] | None:
         rest = self._after_thought(_message(name, 1))
-        found = None if rest is None else _ARGUMENTS.search(rest[1])
+        found = None if rest is None else writing.example.search(rest[1])
         if rest is None or found is None or not rest[1][: found.start()].endswith(shell.begin):
             return None
         return rest[0], rest[1][: found.start()].removesuffix(shell.begin)
@@ -176,18 +191,10 @@ class _Examples:
         return (opening, rest) if thought else None
 
 
-def _message(name: str, count: int) -> dict[str, JSON]:
-    function = {"name": name, "arguments": {"example": "value"}}
+def _message(name: str, count: int, arguments: Mapping[str, JSON] | None = None) -> dict[str, JSON]:
+    function = {"name": name, "arguments": {KEY: VALUE} if arguments is None else dict(arguments)}
     calls = [{"id": f"call0000{i}", "type": "function", "function": function} for i in range(count)]
     return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def _sequence(elements: Sequence[_Format]) -> _Format:
-    return {"type": "sequence", "elements": list(elements)} if len(elements) > 1 else elements[0]
-
-
-def _either(found: Sequence[_Format]) -> _Format:
-    return {"type": "or", "elements": list(found)} if len(found) > 1 else found[0]
 
 
 def _common_start(one: str, other: str) -> str:

@@ -243,8 +243,8 @@ class Sampler:
             what = "tool_choice" if forced.schema is None else "response_format"
             raise RefusedError(
                 "invalid",
-                f"{what}: this engine cannot sample under a grammar; use SGLang, or leave it out and ask for the form "
-                "in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))",
+                f"{what}: this engine cannot sample under a grammar; use local or sglang, or leave it out and ask for "
+                "the form in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))",
             )
         return structural_tag(self.bind(prompt.head), forced, prompt.head.tools, thinking=prompt.rendered.thinking)
 

@@ -1,0 +1,187 @@
+"""How a template writes the arguments of a call, and the grammar of arguments that obey a tool's schema.
+
+Most templates write JSON. Some write each key and its value between texts of their own, such as Qwen3-Coder's:
+`<parameter=` key `>` value `</parameter>`. There text has no quotes, and ends where the text after it begins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from agentrl.render.formats.spelled import common_end, common_start
+from agentrl.render.read.lexer import has_tag, is_tag, pieces
+from agentrl.render.read.schema import Schema
+from agentrl.types import JSON
+
+Format: TypeAlias = dict[str, Any]
+"""A format of xgrammar's structural tags."""
+
+KEY, VALUE = "example", "value"
+"""The arguments of an example."""
+_KEYS, _VALUES = ("zqkeya", "zqkeyb"), ("zqvala", "zqvalb")
+_NUMBER = 7919
+_ANY_KEY = {"type": "regex", "pattern": "[A-Za-z_][A-Za-z0-9_-]{0,63}"}
+
+
+class Writing(Protocol):
+    """How a template writes arguments."""
+
+    @property
+    def example(self) -> re.Pattern[str]:
+        """The arguments of an example, as written."""
+        ...
+
+    def form(self, schema: Mapping[str, JSON]) -> list[Format]:
+        """Arguments that obey the schema."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JsonArguments:
+    example = re.compile(r'\{\s*"example"\s*:\s*"value"\s*\}')
+
+    def form(self, schema: Mapping[str, JSON]) -> list[Format]:
+        return [{"type": "json_schema", "json_schema": dict(schema)}]
+
+
+@dataclass(frozen=True, slots=True)
+class PairArguments:
+    """`open` key `between` value `close`, for each argument."""
+
+    open: str
+    between: str
+    between_other: str
+    """For a value that is no text."""
+    close: str
+    pieces: Callable[[str], list[Format]]
+    """A text as formats."""
+    text: Format
+    """A text without marks."""
+
+    @property
+    def example(self) -> re.Pattern[str]:
+        return re.compile(re.escape(f"{self.open}{KEY}{self.between}{VALUE}{self.close}"))
+
+    def form(self, schema: Mapping[str, JSON]) -> list[Format]:
+        """Each key that is required, in the schema's order, with any of the others between them. No key beside those,
+        unless the schema names none."""
+        root = schema
+        while isinstance(found := _referred(schema, root), Mapping):
+            schema = found
+        known, required = schema.get("properties") or {}, schema.get("required") or ()
+        elements = list[Format]()
+        for key in (*known, *(key for key in required if key not in known)):
+            pair = either([self._pair(key, *value) for value in self._values(known.get(key, {}), root)])
+            elements.append(pair if key in required else {"type": "optional", "content": pair})
+        if not known and schema.get("additionalProperties") is not False:
+            any_pair = sequence([*self.pieces(self.open), _ANY_KEY, *self._value(self.between, self._text({}))])
+            elements.append({"type": "star", "content": any_pair})
+        return elements
+
+    def _pair(self, key: str, between: str, value: Format | None) -> Format:
+        return sequence([*self.pieces(self.open + key), *self._value(between, value)])
+
+    def _value(self, between: str, value: Format | None) -> list[Format]:
+        return [*self.pieces(between), *([] if value is None else [value]), *self.pieces(self.close)]
+
+    def _values(
+        self, schema: Any, root: Any, seen: frozenset[str] = frozenset()
+    ) -> Iterator[tuple[str, Format | None]]:
+        """What a value may be, each with the text before it. None: nothing."""
+        said = schema if isinstance(schema, Mapping) else {}
+        parts = [
+            *_list(said, "anyOf"),
+            *_list(said, "oneOf"),
+            *(said["allOf"] if len(_list(said, "allOf")) == 1 else ()),
+        ]
+        if (target := said.get("$ref")) is not None and target not in seen:
+            yield from self._values(_referred(said, root), root, seen | {target})
+        elif parts:
+            for part in parts:
+                yield from self._values(part, root, seen)
+        elif "const" in said or _list(said, "enum"):
+            for value in [said["const"]] if "const" in said else said["enum"]:
+                text, between = (value, self.between) if isinstance(value, str) else (_json(value), self.between_other)
+                yield between, {"type": "const_string", "value": text} if text else None
+        elif (kinds := Schema(said, root).kinds) is None or "string" in kinds:
+            yield self.between, self._text(said)
+        else:
+            definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
+            yield self.between_other, {"type": "json_schema", "json_schema": {**definitions, **said}}
+
+    def _text(self, said: Mapping[str, Any]) -> Format:
+        longest = said.get("maxLength")
+        bounded = self.text["type"] == "any_text" and isinstance(longest, int) and longest >= 0
+        return {**self.text, "max_chars": longest} if bounded else self.text
+
+
+def learn_pairs(
+    written: Callable[[Mapping[str, JSON]], str],
+    cut: Callable[[str], list[Format]],
+    marks: Mapping[int, str],
+    is_mark: re.Pattern[str],
+    ends: Sequence[int],
+) -> PairArguments | None:
+    """How a template writes pairs, from calls with other arguments. None if it does not write pairs of this kind.
+
+    `written` is a call with these arguments, in which a mark is one character of `is_mark`. `cut` makes formats of such
+    a text. `ends`: the stop tokens.
+    """
+    text = _apart(written(dict(zip(_KEYS, _VALUES, strict=True))), *_KEYS, *_VALUES)
+    number = _apart(written({_KEYS[0]: _NUMBER, _KEYS[1]: _VALUES[1]}), *_KEYS, str(_NUMBER), _VALUES[1])
+    truth = written({_KEYS[0]: True, _KEYS[1]: _VALUES[1]})
+    if text is None or number is None or text[2:] != number[2:] or text[1] != text[3]:
+        return None
+    head, between, middle, _, rest = text
+    opening = common_end(head, middle)
+    closing = common_start(middle[: len(middle) - len(opening)], rest)
+    tagged = has_tag(closing) or is_mark.search(closing) is not None
+    if not (tagged and between.strip()) or middle != closing + opening or f"{_KEYS[0]}{number[1]}" not in truth:
+        return None
+    if is_mark.search(closing):
+        value: Format = {"type": "any_tokens", "exclude_tokens": sorted({*marks, *ends})}
+    else:
+        tags = {part.strip() for marker in (opening, closing, rest[len(closing) :]) for part in pieces(marker)}
+        shown = {part for part in {*tags, opening.strip()} if is_tag(part) and not is_mark.search(part)}
+        value = {"type": "any_text", "excludes": sorted({*shown, *marks.values()})}
+    return PairArguments(opening, between, number[1], closing, cut, value)
+
+
+def sequence(elements: Sequence[Format]) -> Format:
+    return {"type": "sequence", "elements": list(elements)} if len(elements) > 1 else elements[0]
+
+
+def either(found: Sequence[Format]) -> Format:
+    return {"type": "or", "elements": list(found)} if len(found) > 1 else found[0]
+
+
+def _apart(text: str, *words: str) -> list[str] | None:
+    """The text before, between and after words, which are found once each: two keys, and the value of each."""
+    first, second, one, other = words
+    if any(text.count(word) != 1 for word in words):
+        return None
+    found = re.fullmatch("(.*)".join(["", *map(re.escape, (first, one, second, other)), ""]), text, re.DOTALL)
+    return list(found.groups()) if found else None
+
+
+def _referred(schema: Any, root: Any) -> Any:
+    """What a schema refers to; None if it refers to nothing."""
+    target = schema.get("$ref")
+    if not isinstance(target, str) or not target.startswith("#/"):
+        return None
+    for step in target[2:].split("/"):
+        root = root.get(step) if isinstance(root, Mapping) else None
+    return root
+
+
+def _list(said: Mapping[str, Any], name: str) -> list[Any]:
+    found = said.get(name)
+    return found if isinstance(found, list) else []
+
+
+def _json(value: JSON) -> str:
+    return json.dumps(value, ensure_ascii=False)
