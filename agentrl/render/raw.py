@@ -11,7 +11,7 @@ _RUST = ("transformers.tokenization_utils_tokenizers", "transformers.tokenizatio
 """The modules in which the library keeps the tokenizers that are written in Rust."""
 _BASE = "transformers.tokenization_utils_base"
 
-_TEXTS = (
+HARD_TEXTS = (
     "The 12 quick brown foxes\n\n\tjumped_over(x) → naïve 晴れ 🚆",
     '  spaces  before, within\u00a0 and after  \n\n\n{"a": [1, 2.50], "b": "\\u2028\\"\\\\"}\r\n',
     "e\u0301 \u200b\u2028 \ufffd \x00\x1b[0m <|not_a_token|> </s> [INST] ▁x\u2581 ﬁ",
@@ -45,7 +45,7 @@ def encoder_of(tokenizer: Any) -> Callable[[str], list[int]]:
         ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
-    if not _encodes_plainly(tokenizer.__class__) or not hasattr(tokenizer.backend_tokenizer, "encode_batch_fast"):
+    if not encodes_in_rust(tokenizer):
         return slowly
     size = len(tokenizer)
     if _PROVED.get(tokenizer, (0, False))[0] != size:
@@ -53,8 +53,13 @@ def encoder_of(tokenizer: Any) -> Callable[[str], list[int]]:
     return fast if _PROVED[tokenizer][1] else slowly
 
 
+def encodes_in_rust(tokenizer: Any) -> bool:
+    """Whether `encode` is the library's own, around its tokenizer in Rust."""
+    return _encodes_plainly(tokenizer.__class__) and hasattr(tokenizer.backend_tokenizer, "encode_batch_fast")
+
+
 def _hard_texts(tokenizer: Any) -> Iterator[str]:
-    yield from _TEXTS
+    yield from HARD_TEXTS
     markers = [token.content for token in tokenizer.added_tokens_decoder.values()]
     for marker in markers[: _MARKERS // 2] + markers[-_MARKERS // 2 :]:
         yield f"{marker} a{marker}\n\n{marker}{marker}b {marker}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate, ImageCounter, Renderer
+from agentrl.render.beginnings import remembering
 from agentrl.render.cache import Cache, fingerprint, key_of
 from agentrl.render.fast_bpe import counted
 from agentrl.render.learn.probe import QUESTION
@@ -69,6 +70,8 @@ class TemplateRenderer:
         if as_text:
             template = spelling_out(template, fingerprint(tokenizer))
         self._turns = replace(proof.turns, template=template, memo=memo)
+        beginning = remembering(template.encoder, tokenizer, template.source, fingerprint(tokenizer))
+        self._begin = replace(self._turns, template=replace(template, encoder=beginning))
         self.stop_token_ids = proof.turns.profile.stop_token_ids
         special = {token: template.decode([token]) for token in template.special_ids}
         self.marks: Mapping[int, str] = {**special, **proof.parser.atoms}
@@ -102,7 +105,7 @@ class TemplateRenderer:
         text = template.render(messages, generation_prompt=True)
         bare = template.render(messages)
         asked = text[len(bare) :] if text.startswith(bare) else ""
-        rendered = self._pictured(self._turns.assemble("", text[: len(text) - len(asked)], asked), messages)
+        rendered = self._pictured(self._begin.assemble("", text[: len(text) - len(asked)], asked), messages)
         return replace(rendered, special=template.special_said(messages) + template.special_said(template.tools))
 
     def parse(

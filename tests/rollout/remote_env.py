@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from agentrl import Env, InfraError, StepResult, tool
+from agentrl import AgentEnv, Env, InfraError, StepResult, tool
+from tests.gateway.agents import ask
 
 
 class Adder(Env):
@@ -53,6 +54,21 @@ class Unruly(Env):
             while not Path(self.task.metadata["mark"]).exists():
                 await asyncio.sleep(0.01)
         return StepResult(done=True, reward=1.0)
+
+
+class Asks(AgentEnv):
+    """An agent that asks once, and returns where. It may end its worker once it has the answer."""
+
+    async def run(self, task, endpoint):
+        said = await ask(endpoint, [{"role": "user", "content": task.prompt}])
+        mark = Path(task.metadata["mark"]) if "mark" in task.metadata else None
+        if mark is not None and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"process": os.getpid(), "url": endpoint.url, "said": said["content"]}
+
+    def score(self, trajectory):
+        return float(self.result["said"] == "hello")
 
 
 def script(ids):

@@ -87,6 +87,20 @@ async def test_an_episode_whose_worker_ends_is_played_once_more(setting, tmp_pat
 
 
 @pytest.mark.thorough
+async def test_agents_are_spread_over_the_gateways_of_the_workers(setting, tmp_path):
+    marks = [{}] * 15 + [{"mark": str(tmp_path / "mark")}]
+    tasks = [Task(metadata=mark, prompt=f"go {i // 4}", id=str(i)) for i, mark in enumerate(marks)]
+    async with setting("Asks", ["hello"] * 3).workers(2) as rollout:
+        played = [group[0] for group in await run_groups(rollout, tasks, 1)]
+    assert {trajectory.reward for trajectory in played} == {1.0}
+    assert all(trajectory.ledger.trained == trajectory.ledger.sampled > 0 for trajectory in played)
+    places = {(trajectory.info["result"]["process"], trajectory.info["result"]["url"]) for trajectory in played}
+    assert len(places) == len({process for process, _ in places}) == len({url for _, url in places}) >= 2
+    assert os.getpid() not in {process for process, _ in places}
+    assert "ended by signal SIGKILL" in played[-1].info["workers_lost"][0]
+
+
+@pytest.mark.thorough
 async def test_an_episode_that_ends_two_workers_has_failed(setting):
     tasks = [Task(metadata={"does": does}, prompt="go") for does in ("die", "nothing")]
     async with setting("Unruly", ["hello"] * 3).workers(2) as rollout:

@@ -15,9 +15,13 @@ ACCEPT_S = 2.0
 """Seconds for which a stream's headers are held back, so that a refusal keeps its status."""
 PROGRESS_S = 3.0
 """Seconds between two progress events. Clients accept about 60 s of silence."""
+SILENCE_S = 20.0
+"""Seconds between two signs of life in an answer that is not streamed. Before the first one, a refusal keeps its status.
+"""
 
 _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """The last one keeps a proxy from holding events back."""
+_WHOLE = {"Content-Type": "application/json; charset=utf-8", "X-Accel-Buffering": "no"}
 
 
 async def respond(
@@ -41,11 +45,41 @@ async def respond(
 async def _whole(
     request: web.BaseRequest, answer: ReplyWriter, exchange: Exchange, closing: asyncio.Future[None]
 ) -> web.StreamResponse:
-    replies = await _replies(exchange, closing)
-    response = json_response(answer.whole(replies))
+    waiting = asyncio.ensure_future(exchange.replies())
+    try:
+        if not await _first(waiting, closing, SILENCE_S):
+            return await _whole_at_length(request, answer, exchange, closing, waiting)
+        response = json_response(answer.whole(_result(waiting)))
+    finally:
+        waiting.cancel()
     await response.prepare(request)
     exchange.delivered()
     await response.write_eof()
+    return response
+
+
+async def _whole_at_length(
+    request: web.BaseRequest,
+    answer: ReplyWriter,
+    exchange: Exchange,
+    closing: asyncio.Future[None],
+    waiting: asyncio.Future[Sequence[Reply]],
+) -> web.StreamResponse:
+    """Send a space now and then, which JSON may begin with, so that neither the client nor a proxy takes the server for
+    dead. An error then breaks the connection: the client asks again, and is told why."""
+    response = web.StreamResponse(headers=_WHOLE)
+    await response.prepare(request)
+    while True:
+        await response.write(b" ")
+        if await _first(waiting, closing, SILENCE_S):
+            break
+    try:
+        body = compact(answer.whole(_result(waiting))).encode()
+    except BaseException:
+        _break(request)
+        raise
+    exchange.delivered()
+    await response.write_eof(body)
     return response
 
 
@@ -67,8 +101,7 @@ async def _stream(
         await response.write_eof(answer.failure(refused))
         return response
     except Exception:
-        if request.transport is not None:
-            request.transport.close()  # what has begun as a stream cannot become an error
+        _break(request)
         raise
     finally:
         waiting.cancel()
@@ -76,15 +109,6 @@ async def _stream(
     exchange.delivered()
     await response.write_eof(body + end)
     return response
-
-
-async def _replies(exchange: Exchange, closing: asyncio.Future[None]) -> Sequence[Reply]:
-    waiting = asyncio.ensure_future(exchange.replies())
-    try:
-        await _first(waiting, closing, None)
-        return _result(waiting)
-    finally:
-        waiting.cancel()
 
 
 async def _first(
@@ -100,6 +124,12 @@ def _result(waiting: asyncio.Future[Sequence[Reply]]) -> Sequence[Reply]:
     if waiting.done():
         return waiting.result()
     raise RefusedError("unavailable", "the gateway is closing; ask again later")
+
+
+def _break(request: web.BaseRequest) -> None:
+    """What has begun as an answer cannot become an error."""
+    if request.transport is not None:
+        request.transport.close()
 
 
 def json_response(data: object, status: int = 200) -> web.Response:

@@ -24,6 +24,7 @@ from agentrl.chat.wires.gemini import Gemini
 from agentrl.chat.wires.images import with_images
 from agentrl.chat.wires.messages import Messages
 from agentrl.chat.wires.responses import Responses
+from agentrl.episode.gate import admission
 from agentrl.gateway.endpoint import RESET_PATH
 from agentrl.gateway.serving.answering import json_response, respond
 from agentrl.gateway.serving.bodies import BODY_BYTES, DeniedError, body_of
@@ -36,6 +37,8 @@ _connections_log = logging.getLogger(f"{__name__}.connections")
 _connections_log.setLevel(logging.CRITICAL)
 
 CLOSE_S = 5.0
+_BACKLOG = 4096
+"""Connections that wait to be accepted. The system may have a lower bound (net.core.somaxconn)."""
 
 _MESSAGES, _RESPONSES, _CHAT, _GEMINI = Messages(), Responses(), Chat(), Gemini()
 _REPLIES: dict[str, Wire] = {"/v1/messages": _MESSAGES, "/v1/responses": _RESPONSES, "/v1/chat/completions": _CHAT}
@@ -73,13 +76,13 @@ class WireServer:
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen at an address; port 0 takes a free one. Returns the port. Raises OSError."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, ssl_context=tls)
+        site = web.TCPSite(self._runner, host, port, ssl_context=tls, backlog=_BACKLOG)
         await site.start()
         return int(self._runner.addresses[-1][1])
 
     async def listen_at(self, socket: Path) -> None:
         """Listen at a Unix socket as well. Call `listen` first. Raises OSError."""
-        await web.UnixSite(self._runner, socket).start()
+        await web.UnixSite(self._runner, socket, backlog=_BACKLOG).start()
 
     async def close(self) -> None:
         """Answer waiting requests with 503, and close all connections."""
@@ -158,6 +161,7 @@ class WireServer:
     async def _read(self, request: web.BaseRequest, path: str, wire: Wire, session: SessionHandler) -> ReplyWriter:
         """Read a request. The returned ReplyWriter writes the answer. Raises RefusedError and DeniedError."""
         raw = await body_of(request, self._body_bytes)
+        await admission()
         body = reading.read_body(raw)
         if (called := _GEMINI_PATH.fullmatch(path)) is not None:
             body = _with_path(body, called, sse=request.query.get("alt") == "sse")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import resource
 import shutil
 import ssl
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -22,6 +24,8 @@ log = logging.getLogger("agentrl")
 
 MODEL = "agentrl"
 """The name under which the model is listed. A request may use any name."""
+_FILES = 65_536
+"""Open files that are enough for thousands of agents: each has a connection here, and one to the engine."""
 
 
 class KeyedSession(SessionHandler, Protocol):
@@ -49,6 +53,7 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         tls = _tls(self._config)
+        _allow_files()
         self._folder = Path(tempfile.mkdtemp(prefix="agentrl-gateway-"))
         self._server = WireServer(self._session, MODEL, body_bytes=self._config.body_bytes)
         try:
@@ -111,6 +116,15 @@ async def loop_gateway(config: GatewayConfig | None = None) -> Gateway:
             f"the gateway cannot listen at {config.host}:{config.port} ({exc}); choose another gateway.host or "
             "gateway.port, and port 0 with workers"
         ) from exc
+
+
+def _allow_files() -> None:
+    """Raise this process's soft limit of open files, which is usually 1,024, as far as its hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _tls(config: GatewayConfig) -> ssl.SSLContext | None:

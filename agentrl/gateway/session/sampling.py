@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Unpack
 
@@ -18,12 +19,23 @@ from agentrl.episode.conversation import Conversation
 from agentrl.episode.images import check_takes_images
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, EngineError, RequestError
+from agentrl.gateway.session.openings import Opening, opening_key, openings
 from agentrl.gateway.session.tree import Head, Node, Prompt
 from agentrl.render.base import Renderer
 from agentrl.render.long_text import aside, too_long
 from agentrl.render.markers import warn
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Action, Generation, Message, Raw, Rendered, SamplingParams, StopReason, TurnOptions
+from agentrl.types import (
+    Action,
+    CheckCounts,
+    Generation,
+    Message,
+    Raw,
+    Rendered,
+    SamplingParams,
+    StopReason,
+    TurnOptions,
+)
 
 _LOOK_S = 0.05
 """Seconds between two checks of the host's abort flag, while it is set."""
@@ -128,11 +140,38 @@ class Sampler:
         with at_boundary("render"):
             writer = self._writer(prompt.head, request)
         await self._refuse_too_long(prompt, writer.renderer)
+        key = None
+        if prompt.parent is None and not prompt.known:
+            key = opening_key(writer.renderer, request, prompt.entries)
         with at_boundary("render"):
-            rendered, messages = await aside(_size(prompt), lambda: self._written(writer, prompt, request))
+            if key is not None:
+                await self._open(key, writer, prompt, request)
+                return
+            rendered, messages = await self._aside(writer, prompt, request)
         if not prompt.length:  # another request may have written it meanwhile
-            prompt.rendered, prompt.messages = replace(rendered, tokens=array("i", rendered.tokens)), messages
-            prompt.length = prompt.before + len(rendered.tokens)
+            _set(prompt, rendered, messages)
+
+    async def _open(self, key: bytes, writer: Writer, prompt: Prompt, request: ChatRequest) -> None:
+        """Write a first prompt's tokens, or share those of another session. Its entries and tools are shared, too."""
+        checks = CheckCounts()
+
+        async def make() -> Opening:
+            nonlocal checks
+            rendered, messages = await self._aside(writer, prompt, request)
+            checks = rendered.checks  # counted once
+            alike = replace(rendered, checks=CheckCounts())
+            return Opening(writer.renderer, prompt.entries, prompt.head.tools, alike, messages)
+
+        opening = await openings().get(key, make)
+        if not prompt.length:
+            prompt.entries, prompt.head = opening.entries, replace(prompt.head, tools=opening.tools)
+            _set(prompt, replace(opening.rendered, checks=checks), deepcopy(opening.messages))
+
+    async def _aside(
+        self, writer: Writer, prompt: Prompt, request: ChatRequest
+    ) -> tuple[Rendered, Sequence[Message]]:
+        rendered, messages = await aside(_size(prompt), lambda: self._written(writer, prompt, request))
+        return replace(rendered, tokens=array("i", rendered.tokens)), messages
 
     async def _refuse_too_long(self, prompt: Prompt, renderer: Renderer) -> None:
         """Raises RefusedError for new entries that certainly do not fit, before they are encoded."""
@@ -318,6 +357,11 @@ class _CountingEngine(EngineWrapper):
 def _full(tokens: str, bound: int) -> RefusedError:
     """The error for a prompt without room for another token, in words that make clients compact their history."""
     return RefusedError("context_full", f"prompt is too long: {tokens} tokens > {bound} maximum")
+
+
+def _set(prompt: Prompt, rendered: Rendered, messages: Sequence[Message]) -> None:
+    prompt.rendered, prompt.messages = rendered, messages
+    prompt.length = prompt.before + len(rendered.tokens)
 
 
 def _size(prompt: Prompt) -> int:

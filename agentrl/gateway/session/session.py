@@ -27,6 +27,7 @@ from agentrl._util.concurrency import gather
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import ChatRequest, Entry, Exchange, RefusalKind, RefusedError, Reply
 from agentrl.engine.base import Engine
+from agentrl.episode.gate import admission
 from agentrl.episode.images import too_much
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, Failure, TemplateError
@@ -278,6 +279,7 @@ class Session:
         """Render, check and sample. Raises RefusedError and FailedError."""
         prompt = answer.prompt
         await self._sampler.ready()
+        await admission()
         self._sampler.bind(prompt.head)
         if not prompt.length:
             try:
@@ -285,6 +287,7 @@ class Session:
             except TemplateError as exc:
                 raise RefusedError("invalid", str(exc)) from exc
             self.log.note("prompt", lambda: replaying.of_prompt(prompt), prompt=prompt.index, tokens=prompt.length)
+            await admission()  # a thousand sessions may have waited for one prompt
         self._check_images(prompt)
         self._sampler.check_fits(prompt)
         self._sampler.grammar(prompt, request.forced)  # refused before the turn counts

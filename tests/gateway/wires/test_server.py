@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import socket
 import stat
 from contextlib import asynccontextmanager
@@ -91,6 +92,69 @@ async def test_a_stream_shows_life_while_the_engine_runs(gateway, session, monke
         session.hold.set()
         assert b"Hello." in await read_until(plain, b"\r\n0\r\n\r\n")
     assert session.exchanges[0].told == ["delivered"]
+
+
+@pytest.mark.parametrize("path", list(BODIES))
+async def test_an_answer_that_is_not_streamed_shows_life_too(gateway, session, monkeypatch, path):
+    monkeypatch.setattr(answering, "SILENCE_S", 0.01)
+    session.hold = asyncio.Event()
+    async with connected(gateway, path) as plain:
+        head = await read_until(plain, b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert b"application/json" in head
+        for _ in range(3):
+            await read_until(plain, b"1\r\n \r\n")
+        assert session.exchanges[0].told == []
+        session.hold.set()
+        assert b"Hello." in await read_until(plain, b"\r\n0\r\n\r\n")
+    await told(session.exchanges[0], "delivered")
+
+
+async def test_sdks_read_an_answer_behind_signs_of_life(claude, gpt, session, monkeypatch):
+    monkeypatch.setattr(answering, "SILENCE_S", 0.01)
+    session.hold = asyncio.Event()
+    asking = [
+        asyncio.create_task(claude.messages.create(max_tokens=9, **ASK)),
+        asyncio.create_task(gpt.chat.completions.create(**ASK)),
+        asyncio.create_task(gpt.responses.create(model="m", input="Go.")),
+    ]
+    await asked(session, 3)
+    await asyncio.sleep(0.05)
+    session.hold.set()
+    message, chat, response = await asyncio.gather(*asking)
+    assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert chat.choices[0].message.content == "Hello."
+    assert response.output_text == "Hello."
+
+
+async def test_a_refusal_behind_signs_of_life_breaks_the_connection_and_is_told_on_the_next_try(gateway, session, gpt, monkeypatch):
+    monkeypatch.setattr(answering, "SILENCE_S", 0.01)
+    session.hold, session.answer = asyncio.Event(), lambda _: RefusedError("closed", "this session has ended")
+    asking = asyncio.create_task(gpt.chat.completions.create(**ASK))
+    await asked(session)
+    await asyncio.sleep(0.05)
+    session.hold.set()
+    with pytest.raises(openai.BadRequestError, match="this session has ended"):
+        await asking
+    assert len(session.exchanges) == 2
+
+
+async def test_a_client_that_goes_between_signs_of_life(gateway, session, monkeypatch):
+    monkeypatch.setattr(answering, "SILENCE_S", 0.01)
+    session.hold = asyncio.Event()
+    async with connected(gateway) as plain:
+        await read_until(plain, b"1\r\n \r\n")
+    await told(session.exchanges[0], "lost")
+
+
+async def test_a_gateway_may_have_more_open_files_than_its_process_began_with(gateway):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        async with Gateway():
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 65_536)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_headers_wait_for_the_prompt_but_not_for_ever(gateway, session, monkeypatch):

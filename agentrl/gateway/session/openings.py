@@ -1,0 +1,103 @@
+"""First prompts that sessions share: equal ones are rendered once, and held in memory once.
+
+The agents of a group begin with the same words, and those of a whole step often do. A coding agent's first prompt has
+some 20,000 tokens, and rendering it takes 0.1 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+from agentrl._util.per_loop import PerLoop
+from agentrl.chat.request import ChatRequest, Entry
+from agentrl.render.base import Renderer
+from agentrl.types import Message, Rendered, ToolSpec
+
+_MOST = 32 << 20
+"""Characters of the prompts that are kept, in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A rendered first prompt. All sessions that share it must leave it as it is."""
+
+    renderer: Renderer
+    """With the tools. It is held, so that no other one gets the same id()."""
+    entries: tuple[Entry, ...]
+    tools: tuple[ToolSpec, ...]
+    rendered: Rendered
+    messages: Sequence[Message]
+
+    @property
+    def size(self) -> int:
+        """About its characters, and those of its tokens."""
+        return sum(len(entry.text) for entry in self.entries) + 4 * len(self.rendered.tokens)
+
+
+class Openings:
+    """The first prompts of one event loop. The one that was used the longest time ago is dropped first."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most, self._size = most, 0
+        self._kept: OrderedDict[bytes, Opening] = OrderedDict()
+        self._making: dict[bytes, asyncio.Task[Opening]] = {}
+
+    async def get(self, key: bytes, make: Callable[[], Awaitable[Opening]]) -> Opening:
+        """The prompt of a key. It is made on first use; all who wait for it see a failure, and the next one retries.
+
+        A caller that is cancelled takes it away from nobody.
+        """
+        if (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return kept
+        if (making := self._making.get(key)) is None:
+            # It belongs to no episode, so it gets no episode's context.
+            making = asyncio.get_running_loop().create_task(_run(make), context=Context())
+            self._making[key] = making
+            making.add_done_callback(partial(self._made, key))
+        return await asyncio.shield(making)
+
+    def _made(self, key: bytes, made: asyncio.Task[Opening]) -> None:
+        del self._making[key]
+        if made.cancelled() or made.exception() is not None:
+            return
+        opening = made.result()
+        if opening.size > self._most:
+            return
+        self._kept[key] = opening
+        self._size += opening.size
+        while self._size > self._most:
+            _, dropped = self._kept.popitem(last=False)
+            self._size -= dropped.size
+
+
+_here: PerLoop[Openings] = PerLoop()
+
+
+def openings() -> Openings:
+    """Those of the running event loop."""
+    return _here.here(Openings)
+
+
+def opening_key(renderer: Renderer, request: ChatRequest, entries: Sequence[Entry]) -> bytes | None:
+    """What a first prompt depends on. None for one with images, which are too large to compare.
+
+    `renderer` stands for the template, its arguments and the tools.
+    """
+    if any(entry.parts for entry in entries):
+        return None
+    # On Anthropic's wire, a last assistant message is continued. Some templates write the date.
+    said: tuple[Any, ...] = (id(renderer), request.wire == "messages", request.deferred, time.strftime("%F"))
+    return blake2b(repr((said, tuple(entries))).encode("utf-8", "surrogatepass"), digest_size=32).digest()
+
+
+async def _run(make: Callable[[], Awaitable[Opening]]) -> Opening:
+    return await make()
