@@ -12,7 +12,7 @@ INSTALL = set -o pipefail; $(BIN)/pip install --progress-bar off -c constraints.
 BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$2, $$3, $$4; fflush()} \
 	/^Installing collected/ {print "      installing " NF - 3 " packages"; fflush()}'
 
-.PHONY: demo self-play test test-rest quick soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean
+.PHONY: demo self-play test test-rest quick soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean bench-first-byte
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -73,6 +73,9 @@ bench-scale: $(STAMP)  ## What a turn costs beside one encode, and thousands of 
 
 bench-thousands: $(STAMP)  ## 10,000 episodes of 11 turns, and what the garbage collector takes (PROCESSES=N; AGENTRL_TEST_DATA: real tokenizers).
 	$(BIN)/python -m benchmarks.thousands --processes $(or $(PROCESSES),0)
+
+bench-first-byte: $(STAMP)  ## 1,000 coding agents start together: when each gets its first byte, the loop's lag, memory (WORKERS=0,2, FAULTS=1, BEFORE=/path/to/an/earlier/checkout; AGENTRL_TEST_DATA: real tokenizers).
+	$(BIN)/python -m benchmarks.first_byte --workers $(or $(WORKERS),0) $(if $(FAULTS),--faults) $(if $(BEFORE),--before $(BEFORE))
 
 bench-rollout: $(STAMP)  ## 2,000 episodes in flight, a long tail beside slime's own rollout (SLIME_SRC=/path/to/slime), evaluation beside training.
 	$(BIN)/python -m benchmarks.rollout

@@ -116,9 +116,7 @@ async def gateway(fleet: str, agents: int, workers: int) -> None:
     path, config = f"{HERE}:Caller", {"fleet": fleet}
     options = EpisodeOptions(limits=Limits(turns=4, context=1_000_000))
     engine = SGLangEngine(fleet)
-    rollout = Rollout(
-        envs=EnvFactory(path, config), engine=engine, renderer=load_renderer(tokenizer), options=options
-    )
+    rollout = Rollout(envs=EnvFactory(path, config), engine=engine, renderer=load_renderer(tokenizer), options=options)
     order = EpisodeOrder(
         env=path, env_config=config, options=options, tokenizer=tokenizer, engine="sglang", engine_config={"url": fleet}
     )

@@ -58,7 +58,7 @@ _CUTS: WeakKeyDictionary[Any, dict[tuple[str, ...], dict[str, int]]] = WeakKeyDi
 
 @dataclass(frozen=True, slots=True)
 class BeginningEncoder:
-    """Encodes as `encode` does. The text is cut behind special tokens, and each long piece but the last is remembered."""
+    """Encodes as `encode` does. A text is cut behind special tokens, and each long piece but the last is remembered."""
 
     encode: Encode
     cuts: re.Pattern[str]

@@ -1,3 +1,4 @@
+# ruff: noqa: ASYNC110 - what is waited for is in a thread
 """First prompts that sessions share: what each gets is what it would get alone."""
 
 from __future__ import annotations

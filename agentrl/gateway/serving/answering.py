@@ -16,8 +16,7 @@ ACCEPT_S = 2.0
 PROGRESS_S = 3.0
 """Seconds between two progress events. Clients accept about 60 s of silence."""
 SILENCE_S = 20.0
-"""Seconds between two signs of life in an answer that is not streamed. Before the first one, a refusal keeps its status.
-"""
+"""Seconds between two signs of life in an answer that is not streamed. A refusal before the first has its status."""
 
 _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """The last one keeps a proxy from holding events back."""

@@ -167,9 +167,7 @@ class Sampler:
             prompt.entries, prompt.head = opening.entries, replace(prompt.head, tools=opening.tools)
             _set(prompt, replace(opening.rendered, checks=checks), deepcopy(opening.messages))
 
-    async def _aside(
-        self, writer: Writer, prompt: Prompt, request: ChatRequest
-    ) -> tuple[Rendered, Sequence[Message]]:
+    async def _aside(self, writer: Writer, prompt: Prompt, request: ChatRequest) -> tuple[Rendered, Sequence[Message]]:
         rendered, messages = await aside(_size(prompt), lambda: self._written(writer, prompt, request))
         return replace(rendered, tokens=array("i", rendered.tokens)), messages
 

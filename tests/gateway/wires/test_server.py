@@ -127,7 +127,9 @@ async def test_sdks_read_an_answer_behind_signs_of_life(claude, gpt, session, mo
     assert response.output_text == "Hello."
 
 
-async def test_a_refusal_behind_signs_of_life_breaks_the_connection_and_is_told_on_the_next_try(gateway, session, gpt, monkeypatch):
+async def test_a_refusal_behind_signs_of_life_breaks_the_connection_and_is_told_on_the_next_try(
+    gateway, session, gpt, monkeypatch
+):
     monkeypatch.setattr(answering, "SILENCE_S", 0.01)
     session.hold, session.answer = asyncio.Event(), lambda _: RefusedError("closed", "this session has ended")
     asking = asyncio.create_task(gpt.chat.completions.create(**ASK))
