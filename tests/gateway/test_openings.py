@@ -88,7 +88,7 @@ async def test_every_first_prompt_is_the_one_that_it_would_be_alone(renderer, mo
 
 
 async def test_sessions_that_begin_together_wait_for_one_render(renderer, written):
-    talks = [Talk(renderer, ["Paris"]) for _ in range(50)]
+    talks = [Talk(renderer, ["Paris"]) for _ in range(12)]
     replies = await asyncio.gather(*(talk.says(SYSTEM, LONG_ASK) for talk in talks))
     assert {reply.content for reply in replies} == {"Paris"}
     assert len(written) == 1
