@@ -22,7 +22,7 @@ from agentrl.render.base import Renderer
 from agentrl.types import Message, Rendered, ToolSpec
 
 _MOST = 32 << 20
-"""Characters of the prompts that are kept, in all."""
+"""The sizes of the prompts that are kept, in all: some 200 prompts of 20,000 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Opening:
     """A rendered first prompt. All sessions that share it must leave it as it is."""
 
     renderer: Renderer
-    """With the tools. It is held, so that no other one gets the same id()."""
+    """Bound to the tools. It is kept, so that no other one gets the same id()."""
     entries: tuple[Entry, ...]
     tools: tuple[ToolSpec, ...]
     rendered: Rendered
@@ -38,8 +38,9 @@ class Opening:
 
     @property
     def size(self) -> int:
-        """About its characters, and those of its tokens."""
-        return sum(len(entry.text) for entry in self.entries) + 4 * len(self.rendered.tokens)
+        """About the characters of its entries and tools, and the bytes of its tokens."""
+        said = sum(len(entry.text) for entry in self.entries)
+        return said + len(str(self.tools)) + 4 * len(self.rendered.tokens)
 
 
 class Openings:
