@@ -93,6 +93,16 @@ class Snapshot:
     """The folders in it."""
 
 
+@runtime_checkable
+class HasAllowedHosts(Protocol):
+    """A sandbox that can keep to a list of hosts."""
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """How often commands asked for an address that they may not reach, by `host:port`; readable after its end."""
+        ...
+
+
 class Process(Protocol):
     """A command that runs in a sandbox while other commands do."""
 

@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import posixpath
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import ExecResult, FileContent, OnOutput, Process, Snapshot
 from agentrl_sandbox import tools, trees
 from agentrl_sandbox.command import Running, ShellProcess, Unstartable, fed, finish, fits
+from agentrl_sandbox.egress.proxy import EgressProxy
 from agentrl_sandbox.output import Output
 from agentrl_sandbox.paths import absolute
 from agentrl_sandbox.spec import SandboxSpec
@@ -52,6 +54,7 @@ class ShellSandbox(abc.ABC):
         self.spec = spec
         self.sandbox_id = sandbox_id
         self._state = "new"
+        self._proxy = EgressProxy(sandbox_id, spec.hosts)
 
     # --- what a back end gives ----------------------------------------------------------------------------------------
 
@@ -62,6 +65,10 @@ class ShellSandbox(abc.ABC):
     @abc.abstractmethod
     async def _close(self) -> None:
         """Remove the sandbox with all that runs in it, even one that was opened only in part. Not cancelled."""
+
+    async def _listener(self) -> socket.socket:
+        """A socket that listens at `egress.listening.PORT` of the open sandbox's loopback; for a spec with hosts."""
+        raise ConfigError(f"{self.kind} sandboxes cannot keep to a list of hosts; use docker or bubblewrap")
 
     @abc.abstractmethod
     async def _spawn(
@@ -95,9 +102,11 @@ class ShellSandbox(abc.ABC):
         self._state = "opening"
         try:
             await self._open()
+            if self.spec.hosts:
+                await self._proxy.serve(await self._listener())
         except BaseException:
             self._state = "closed"
-            await finish(self._close())
+            await finish(self._shut())
             raise
         self._state = "open"
         return self
@@ -109,7 +118,12 @@ class ShellSandbox(abc.ABC):
         """Remove the sandbox with all that runs in it, even if this call is cancelled. Safe to call twice."""
         if self._state != "new":
             self._state = "closed"
-            await finish(self._close())
+            await finish(self._shut())
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """See `HasAllowedHosts.refused`."""
+        return self._proxy.refused
 
     async def exec(
         self,
@@ -233,6 +247,10 @@ class ShellSandbox(abc.ABC):
         user = user or self.spec.user
         self._check_user(user)
         return user
+
+    async def _shut(self) -> None:
+        await self._proxy.close()
+        await self._close()
 
     def _check_still_open(self) -> None:
         if self._state != "open":

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from agentrl_sandbox.egress.hosts import AllowedHosts
 from agentrl_sandbox.services import ServiceGroup
 
 
@@ -32,8 +33,9 @@ class SandboxSpec(BaseModel):
     root that is not read-only, what may be written to it."""
     file_mb: int = Field(default=256, gt=0)
     """Largest single file."""
-    network: Literal["none", "open"] = "none"
-    """none: a loopback interface only. open: whatever the host reaches."""
+    network: Literal["none", "open"] | tuple[str, ...] = "none"
+    """none: a loopback interface only. open: whatever the host reaches. A list of hosts, such as `pypi.org` and
+    `*.example.org:8443`: these only, over HTTP and HTTPS, through a proxy of ours. Without a port: 80 and 443."""
     read_only: bool = True
     """Everything but the writable folders is read-only."""
     env: Mapping[str, str] = Field(default_factory=dict)
@@ -60,11 +62,26 @@ class SandboxSpec(BaseModel):
         """Cores of the sandbox and its services."""
         return self.cpus + (self.services.cpus if self.services is not None else 0)
 
+    @field_validator("network", mode="before")
+    @classmethod
+    def _names_hosts(cls, network: object) -> object:
+        if network in ("none", "open"):
+            return network
+        if not isinstance(network, list | tuple) or not network or not all(isinstance(one, str) for one in network):
+            raise ValueError(f"write none, open, or a list of hosts such as [pypi.org], not {network!r}")
+        AllowedHosts(network)
+        return tuple(network)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The list of `network`; empty if it is none or open."""
+        return () if isinstance(self.network, str) else self.network
+
     def loosened(self) -> list[str]:
         """The settings that are less safe than the defaults, as text for the log."""
         found = []
         if self.network != "none":
-            found.append("it reaches the network")
+            found.append(f"it reaches {', '.join(self.hosts) or 'the network'}")
         if not self.read_only:
             found.append("its root file system is writable")
         if self.user == "root":

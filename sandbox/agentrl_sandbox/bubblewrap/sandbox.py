@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import resource
 import secrets
+import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,11 +23,13 @@ from agentrl_sandbox.bubblewrap.box import Box
 from agentrl_sandbox.bubblewrap.cgroups import NAME, Cgroups
 from agentrl_sandbox.bubblewrap.process import BoxProcess, ProcessControl
 from agentrl_sandbox.command import finish
+from agentrl_sandbox.egress.listening import PORT, PROGRAM, handover, variables
 from agentrl_sandbox.spec import SandboxSpec
 
 _NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x08000000 | 0x04000000 | 0x02000000
 """user, mnt, pid, ipc, uts, cgroup."""
 _NETWORK_NAMESPACE = 0x40000000
+_USER_NAMESPACE = 0x10000000
 _OPEN_FILES = 4096
 _MOMENTS = 5
 
@@ -74,6 +79,27 @@ class BubblewrapSandbox(ShellSandbox):
         )
         registry.write(self._entry)
 
+    async def _listener(self) -> socket.socket:
+        """See `ShellSandbox._listener`."""
+        self._require_alive()
+        assert self._box is not None
+        uid = -1 if self._box.uid is None else self._box.uid
+        place = map(str, (self._box.handle, _USER_NAMESPACE | _NETWORK_NAMESPACE, uid))
+        async with handover() as way:
+            program = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", "-c", PROGRAM, way.path, str(PORT), *place),
+                pass_fds=[self._box.handle],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            try:
+                return await way.listener(_last_words(program))
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    program.kill()
+                await finish(program.wait())
+
     async def _close(self) -> None:
         if self._box is not None:
             await self._box.end()
@@ -114,14 +140,14 @@ class BubblewrapSandbox(ShellSandbox):
     def _order(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, joins: Sequence[str]) -> dict[str, Any]:
         """The settings for `enter.py`."""
         assert self._box is not None
-        base = {"PATH": self.tool_path, "LANG": "C.UTF-8", "HOME": "/tmp"}
+        base = {"PATH": self.tool_path, "LANG": "C.UTF-8", "HOME": "/tmp", **variables(self.spec.network)}
         size = self.spec.file_mb << 20
         limits = [(resource.RLIMIT_FSIZE, size), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, _OPEN_FILES)]
         if self._cgroups is None:
             limits += [(resource.RLIMIT_NPROC, self.spec.pids), (resource.RLIMIT_DATA, self.spec.memory_mb << 20)]
         return {
             "uid": self._box.uid,
-            "namespaces": _NAMESPACES | (_NETWORK_NAMESPACE if self.spec.network == "none" else 0),
+            "namespaces": _NAMESPACES | (_NETWORK_NAMESPACE if self.spec.network != "open" else 0),
             "cgroups": list(joins),
             "adopt": self._cgroups is None,
             "limits": limits,
@@ -174,6 +200,10 @@ class BubblewrapSandbox(ShellSandbox):
         if self._box is not None:
             await self._box.end()
         raise SandboxKilledError(f"sandbox {self.sandbox_id} was killed: {why}")
+
+
+async def _last_words(program: asyncio.subprocess.Process) -> str:
+    return (await program.communicate())[1].decode(errors="replace")
 
 
 def _plain(text: str) -> str:

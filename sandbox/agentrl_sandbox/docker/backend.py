@@ -62,9 +62,14 @@ class DockerBackend:
         return DockerSandbox(spec, *self.parts)
 
     def check(self, spec: SandboxSpec) -> None:
-        """Raises ConfigError for a spec that no engine can enforce."""
+        """Raises ConfigError for a spec that the engine cannot enforce."""
         if not spec.workdir.startswith("/") or spec.workdir.rstrip("/") in ("", "/tmp"):
             raise ConfigError(f"workdir {spec.workdir!r} must be an absolute path to a separate folder, such as /work")
+        if spec.hosts and not self.engine.host.here:
+            raise ConfigError(
+                f"network: {', '.join(spec.hosts)}: the proxy for a list of hosts runs on this machine, and the engine "
+                f"at {self.engine.address} on another; use an engine of this machine, or network: none or open"
+            )
 
     @property
     def parts(self) -> tuple[DockerClient, Images, DiskWatch]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl_sandbox import owners
 from agentrl_sandbox.docker.engine import Host
+from agentrl_sandbox.egress.listening import variables
 from agentrl_sandbox.spec import SandboxSpec
 
 SANDBOX = "agentrl.sandbox"
@@ -85,7 +86,7 @@ def _environment(spec: SandboxSpec) -> Mapping[str, str]:
     own = {"LANG": "C.UTF-8", "USER": spec.user, "LOGNAME": spec.user}
     if spec.read_only or spec.user == "agent":  # else the engine takes it from the image's /etc/passwd
         own["HOME"] = "/tmp"  # writable, and never the work folder: programs obey what lies in it, such as .gitconfig
-    found = {**own, **spec.env}
+    found = {**own, **variables(spec.network), **spec.env}
     if spec.services is not None:
         for name in found.keys() & {"NO_PROXY", "no_proxy"}:  # services are reached without a proxy
             found[name] = ",".join((found[name], *spec.services.names))
@@ -94,7 +95,7 @@ def _environment(spec: SandboxSpec) -> Mapping[str, str]:
 
 def _host_config(spec: SandboxSpec, image: Image, host: Host) -> dict[str, Any]:
     return {
-        "NetworkMode": "none" if spec.network == "none" else "default",
+        "NetworkMode": "default" if spec.network == "open" else "none",
         "ReadonlyRootfs": spec.read_only,
         "Tmpfs": _folders(spec, image),
         "Mounts": _sockets(spec),

@@ -229,7 +229,8 @@ class DockerHosts:
     def sandbox(self, spec: SandboxSpec) -> DockerSandbox:
         """See `Backend.sandbox`."""
         first = self.choose(spec)
-        first.backend.check(spec)
+        for host in self._living:
+            host.backend.check(spec)
         if spec.sockets and not all(host.backend.engine.is_local for host in self._hosts):
             raise ConfigError(
                 "a socket of this machine cannot be mounted on another host; reach the gateway or the retriever over "

@@ -8,6 +8,7 @@ import functools
 import itertools
 import logging
 import secrets
+import socket
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -19,6 +20,7 @@ from agentrl_sandbox.base import ShellSandbox
 from agentrl_sandbox.command import finish
 from agentrl_sandbox.docker.container import Image, configuration, identity
 from agentrl_sandbox.docker.disk import DiskWatch
+from agentrl_sandbox.docker.egress import listener_in
 from agentrl_sandbox.docker.engine import DockerClient
 from agentrl_sandbox.docker.images import SOWN, Images, sowing
 from agentrl_sandbox.docker.labelled import remove_groups
@@ -128,6 +130,10 @@ class DockerSandbox(ShellSandbox):
 
     async def _kill_for(self, service: str, why: str) -> None:
         await self.kill_all(f"its service {service}: {why}")
+
+    async def _listener(self) -> socket.socket:
+        with self.telling():
+            return await listener_in(self.sandbox_id, self.spec, self._engine, self._images)
 
     async def _sow(self) -> None:
         """Copy the image's content of the work folder, because that folder is in memory here."""

@@ -92,7 +92,9 @@ class HostedSandbox(ShellSandbox):
         problems = []
         if not spec.image:
             problems.append("name an image of the service")
-        if spec.network != "open" and not self.cuts_network:
+        if spec.hosts:
+            problems.append("write network: open, as the proxy of a list of hosts is not reached from there")
+        elif spec.network != "open" and not self.cuts_network:
             problems.append("write network: open, as a machine's network is as its service leaves it")
         if spec.read_only:
             problems.append("write read_only: false, as its root is writable")

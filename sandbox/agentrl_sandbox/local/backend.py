@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+from agentrl.errors import ConfigError
 from agentrl_sandbox.backend import FoundSandbox
 from agentrl_sandbox.local.sandbox import LocalSandbox
 from agentrl_sandbox.spec import SandboxSpec
@@ -22,6 +23,8 @@ class LocalBackend:
 
     def sandbox(self, spec: SandboxSpec) -> LocalSandbox:
         """See `Backend.sandbox`. It enforces only the spec's memory and file size, for each process alone."""
+        if spec.hosts:
+            raise ConfigError("local sandboxes reach whatever this machine reaches; use docker for a list of hosts")
         return LocalSandbox(spec, trusted=True)
 
     async def prepare(self, image: str) -> None:

@@ -76,6 +76,7 @@ def _listening(name):
         yield
 
 
+@pytest.mark.parametrize("spec", [{}, {"network": ("pypi.org", "*.example.org")}], indirect=True)
 async def test_network(field, backend, tmp_path, note):
     """Nothing that listens on this machine hears of the sandbox."""
     heard = []

@@ -1,0 +1,362 @@
+"""The proxy of one sandbox: it connects to the hosts that its sandbox may reach, and to nothing else.
+
+Names are resolved here, after they were found on the list, and the connection goes to the address that was checked. So
+an answer of the name service that changes in between opens nothing. A tunnel must carry TLS for the host that it was
+opened to. What a host answers is passed on unread, so a redirect leads the sandbox to ask here again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import re
+import resource
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from typing import Any
+
+from agentrl_sandbox.egress.client_hello import ClientHello, NotTLSError
+from agentrl_sandbox.egress.hosts import AllowedHosts, literal
+from agentrl_sandbox.egress.requests import LONGEST_HEAD, BadRequestError, ProxyRequest, authority, parse_head
+
+log = logging.getLogger("agentrl")
+
+_CONNECTIONS = 64
+"""Connections of one sandbox at a time."""
+_PAUSE_S = 0.01
+"""Seconds between two new connections: a sandbox that floods its proxy must not occupy this event loop."""
+_BYTES = 8 << 30
+"""Bytes that one sandbox may send and receive in all."""
+_ASKING_S = 10.0
+"""Seconds for a request's head, and for the first message in a tunnel."""
+_REACHING_S = 10.0
+"""Seconds to find a host's addresses, and to connect to one."""
+_LINGERING_S, _LINGERING = 1.0, 64
+"""How long, and how often, the rest of a refused request is read."""
+_IDLE_S = 120.0
+"""Seconds without a byte in either direction."""
+_LOOKUPS = 4
+"""Names of one sandbox that are looked up at a time."""
+_MOST_ADDRESSES = 50
+"""Refused addresses that are told apart; the others are counted together."""
+_TRIES = 4
+"""Addresses of a host that are tried."""
+_PIECE = 64 << 10
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})\r\n")
+_NO_NAME = re.compile(r"[^a-z0-9._-]")
+_LONGEST_NAME = 253
+_OTHERS = "others"
+
+_resolving = ThreadPoolExecutor(16, "agentrl-names")
+"""Threads of its own: a name service that does not answer must not hold up the rest of this process."""
+_all_open: set[asyncio.Task[None]] = set()
+"""The connections of all sandboxes of this process."""
+_warned: set[str] = set()
+
+
+class EgressProxy:
+    """Serves one sandbox. `refused` counts what it asked for in vain, by `host:port`."""
+
+    def __init__(
+        self, sandbox_id: str, entries: Sequence[str], resolve: Callable[[str], Sequence[str]] | None = None
+    ) -> None:
+        """`entries` are those of `SandboxSpec.network`. `resolve` gives a host's addresses: it may block, and raises
+        OSError if there are none. Raises ValueError for an entry that names no host.
+        """
+        self.refused: dict[str, int] = {}
+        self._name, self._hosts = sandbox_id, AllowedHosts(entries)
+        self._resolve = resolve or _resolved
+        self._lookups = asyncio.Semaphore(_LOOKUPS)
+        self._left = _BYTES
+        self._serving: asyncio.Task[None] | None = None
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Serve the connections to a listening socket, which is closed by `close`."""
+        listener.setblocking(False)
+        self._serving = asyncio.create_task(self._accept(listener), name=f"proxy of {self._name}")
+        self._serving.add_done_callback(lambda _: listener.close())
+
+    async def close(self) -> None:
+        """End all connections. Safe to call twice."""
+        tasks = {*self._open, *([self._serving] if self._serving is not None else [])}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        """Take one connection after another. Beyond the limits they wait in the kernel, not in this process."""
+        while True:
+            if len(self._open) < _CONNECTIONS and len(_all_open) < _most_open():
+                try:
+                    link, _ = await asyncio.get_running_loop().sock_accept(listener)
+                    wrapped = await _wrapped(link)
+                except OSError as exc:  # no room for another file, or the client has gone
+                    log.debug("sandbox %s: no connection to its proxy: %s", self._name, exc)
+                else:
+                    task = asyncio.create_task(self._connection(wrapped))
+                    for tasks in (self._open, _all_open):
+                        tasks.add(task)
+                        task.add_done_callback(tasks.discard)
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _connection(self, link: _Link) -> None:
+        try:
+            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                await self._serve(link)
+            link.close()
+        finally:
+            if self._left <= 0 or not link.writer.is_closing():
+                link.writer.transport.abort()
+
+    async def _serve(self, link: _Link) -> None:
+        request = None
+        try:
+            request = await link.request()
+            there = await self._reach(request)
+        except BadRequestError as exc:
+            self._refuse("(a malformed request)", str(exc))
+            return await link.answer(exc.status, str(exc))
+        except _HostRefusedError as exc:
+            assert request is not None
+            self._refuse(request.address, str(exc))
+            return await link.answer(HTTPStatus.FORBIDDEN, f"this sandbox does not reach {request.address}: {exc}")
+        except _UnreachableError as exc:
+            assert request is not None
+            return await link.answer(HTTPStatus.BAD_GATEWAY, f"{request.address} was not reached: {exc}")
+        try:
+            if request.is_tunnel:
+                await self._tunnel(link, there, request)
+            else:
+                await self._send_on(link, there, request)
+        finally:
+            there.writer.transport.abort()
+        return None
+
+    async def _reach(self, request: ProxyRequest) -> _Link:
+        """A connection to the host. Raises _HostRefusedError, or _UnreachableError if it does not answer."""
+        if not self._hosts.has(request.host, request.port):
+            raise _HostRefusedError("it is not on the list of hosts")
+        found = await self._addresses(request.host)
+        reasons = {one: self._hosts.refusal(ipaddress.ip_address(one)) for one in found}
+        reachable = [one for one, why in reasons.items() if not why]
+        if not reachable:
+            address, why = next(iter(reasons.items()))
+            _warn_once(f"sandboxes do not reach {request.host}, although it is listed: {address} is {why}")
+            raise _HostRefusedError("it has no public address")
+        said: object = ""
+        for one in reachable[:_TRIES]:
+            try:
+                async with asyncio.timeout(_REACHING_S):
+                    return _Link(*await asyncio.open_connection(one, request.port))
+            except TimeoutError:
+                said = f"no connection within {_REACHING_S:g} s"
+            except OSError as exc:
+                said = exc.strerror or exc
+        raise _UnreachableError(said)
+
+    async def _addresses(self, host: str) -> Sequence[str]:
+        """The addresses of a host. A look-up that takes too long still counts as one until it ends."""
+        if literal(host) is not None:
+            return [host]
+        try:
+            async with asyncio.timeout(_REACHING_S):
+                await self._lookups.acquire()
+                looking = asyncio.get_running_loop().run_in_executor(_resolving, self._resolve, host)
+                looking.add_done_callback(self._looked_up)
+                found = await asyncio.shield(looking)
+        except TimeoutError:
+            raise _UnreachableError(f"the name service did not answer within {_REACHING_S:g} s") from None
+        except (OSError, UnicodeError) as exc:
+            raise _UnreachableError(f"its name was not found: {exc}") from exc
+        if not found:
+            raise _UnreachableError("its name has no address")
+        return found
+
+    def _looked_up(self, looking: asyncio.Future[Sequence[str]]) -> None:
+        self._lookups.release()
+        if not looking.cancelled():
+            looking.exception()
+
+    async def _tunnel(self, link: _Link, there: _Link, request: ProxyRequest) -> None:
+        link.writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        hello = ClientHello()
+        try:
+            async with asyncio.timeout(_ASKING_S):
+                while not hello.feed(await link.some()):
+                    pass
+        except NotTLSError:
+            return self._refuse(request.address, "what it was sent is not TLS")
+        if hello.name != (request.host if literal(request.host) is None else None):
+            meant = _NO_NAME.sub("?", hello.name or "")[:_LONGEST_NAME]
+            why = f"a tunnel to {request.address} carried TLS for {meant or 'no host by name'}"
+            return self._refuse(authority(meant or request.host, request.port), why)
+        exchange = _Exchange(self._count)
+        self._count(len(hello.data))
+        there.writer.write(bytes(hello.data))
+        await exchange.run(exchange.copy(link, there), exchange.copy(there, link))
+        return None
+
+    async def _send_on(self, link: _Link, there: _Link, request: ProxyRequest) -> None:
+        """Send one request and return all of its answer. What follows in the connection is never read."""
+        self._count(len(request.head()))
+        there.writer.write(request.head())
+        exchange = _Exchange(self._count)
+        length = request.length
+        body = exchange.copy_chunks(link, there) if length is None else exchange.copy_bytes(link, there, length)
+        await exchange.run(body, exchange.copy(there, link))
+
+    def _count(self, size: int) -> None:
+        """Raises OSError once too much was sent and received."""
+        if self._left > 0 >= self._left - size:
+            log.warning("sandbox %s has used up its %d GiB of network traffic", self._name, _BYTES >> 30)
+            self._refuse("(too many bytes)")
+            if self._serving is not None:
+                self._serving.cancel()
+        self._left -= size
+        if self._left <= 0:
+            raise OSError("too many bytes")
+
+    def _refuse(self, address: str, why: str = "") -> None:
+        if address not in self.refused:
+            log.info("sandbox %s was refused %s%s", self._name, address, why and f": {why}")
+            if len(self.refused) >= _MOST_ADDRESSES:
+                address = _OTHERS
+        self.refused[address] = self.refused.get(address, 0) + 1
+
+
+class _HostRefusedError(Exception):
+    """A host that the sandbox may not reach, and why."""
+
+
+class _UnreachableError(Exception):
+    """A host that it may reach, but that does not answer."""
+
+
+class _Link:
+    """A connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def request(self) -> ProxyRequest:
+        """Raises BadRequestError, and TimeoutError if it comes too slowly."""
+        try:
+            async with asyncio.timeout(_ASKING_S):
+                return parse_head(await self.reader.readuntil(b"\r\n\r\n"))
+        except asyncio.LimitOverrunError:
+            raise BadRequestError(f"the head is longer than {LONGEST_HEAD >> 10} KiB", 431) from None
+
+    async def some(self) -> bytes:
+        """Raises IncompleteReadError at the end."""
+        if data := await self.reader.read(_PIECE):
+            return data
+        raise asyncio.IncompleteReadError(b"", None)
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self, status: int, why: str) -> None:
+        """Send an answer of the proxy's own. What the client is still sending is read for a moment: else the kernel
+        would reset the connection, and the client would not see the answer.
+        """
+        text = f"{why}\n".encode(errors="replace")
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: text/plain\r\n"
+        self.writer.write(f"{head}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode() + text)
+        self.writer.write_eof()
+        async with asyncio.timeout(_LINGERING_S):
+            for _ in range(_LINGERING):
+                await self.some()
+
+    def close(self) -> None:
+        """End it once the rest is sent. Whoever does not read that is cut off after a while."""
+        self.writer.close()
+        asyncio.get_running_loop().call_later(_ASKING_S, self.writer.transport.abort)
+
+
+async def _wrapped(link: socket.socket) -> _Link:
+    try:
+        return _Link(*await asyncio.open_connection(sock=link, limit=LONGEST_HEAD))
+    except BaseException:
+        link.close()
+        raise
+
+
+class _Exchange:
+    """Both directions of a connection through the proxy."""
+
+    def __init__(self, count: Callable[[int], None]) -> None:
+        self._count = count
+        self._deadline: asyncio.Timeout | None = None
+
+    async def run(self, forth: Coroutine[Any, Any, None], back: Coroutine[Any, Any, None]) -> None:
+        """Until the host has sent everything, something breaks, or nothing has moved for a while."""
+        sending, answering = asyncio.create_task(forth), asyncio.create_task(back)
+        try:
+            async with asyncio.timeout(_IDLE_S) as self._deadline:
+                await asyncio.wait([sending, answering], return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done() and sending.exception() is None:
+                    await asyncio.wait([answering])
+        finally:
+            sending.cancel()
+            answering.cancel()
+            await asyncio.gather(sending, answering, return_exceptions=True)
+
+    async def copy(self, source: _Link, target: _Link) -> None:
+        """Everything up to the end, and the end too."""
+        while data := await source.reader.read(_PIECE):
+            await self._pass(target, data)
+        if target.writer.can_write_eof():
+            target.writer.write_eof()
+
+    async def copy_bytes(self, source: _Link, target: _Link, size: int) -> None:
+        while size:
+            data = await source.reader.read(min(size, _PIECE))
+            if not data:
+                raise asyncio.IncompleteReadError(b"", size)
+            size -= len(data)
+            await self._pass(target, data)
+
+    async def copy_chunks(self, source: _Link, target: _Link) -> None:
+        """A chunked body, without extensions and trailers."""
+        while True:
+            match = _CHUNK.fullmatch(await source.reader.readuntil(b"\r\n"))
+            if match is None:
+                raise OSError("a chunk cannot be read")
+            size = int(match[1], 16)
+            await self._pass(target, b"%x\r\n" % size)
+            await self.copy_bytes(source, target, size)
+            if await source.reader.readexactly(2) != b"\r\n":
+                raise OSError("a chunk is not as long as it says")
+            await self._pass(target, b"\r\n")
+            if size == 0:
+                return
+
+    async def _pass(self, target: _Link, data: bytes) -> None:
+        self._count(len(data))
+        if self._deadline is not None:
+            self._deadline.reschedule(asyncio.get_running_loop().time() + _IDLE_S)
+        await target.send(data)
+
+
+def _resolved(host: str) -> Sequence[str]:
+    """The addresses of a host, in the order in which to try them. Blocks."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _most_open() -> int:
+    """Connections of all sandboxes at a time: they take two files each, and at most a quarter of all files."""
+    return max(8, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 20) // 8)
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned and len(_warned) < _MOST_ADDRESSES:
+        _warned.add(text)
+        log.warning("%s", text)

@@ -1,0 +1,163 @@
+"""The head of a proxy's request, read strictly: what two programs could read in two ways is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl_sandbox.egress.hosts import split_authority
+
+LONGEST_HEAD = 16 << 10
+_MOST_HEADERS = 100
+_LINE = re.compile(rb"([A-Z]{1,20}) ([\x21-\x7e]{1,8000}) HTTP/1\.([01])")
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
+_URL = re.compile(r"http://([^/?#]*)(/[^#]*|\?[^#]*)?", re.IGNORECASE)
+_LENGTH = re.compile(r"[0-9]{1,15}")
+_ONE_HOP = frozenset(
+    [
+        "connection",
+        "proxy-connection",
+        "keep-alive",
+        "proxy-authorization",
+        "proxy-authenticate",
+        "te",
+        "trailer",
+        "upgrade",
+    ]
+)
+"""Headers for the proxy itself, which are not sent on."""
+_OURS = frozenset(("host", "content-length", "transfer-encoding"))
+"""Headers that are written anew."""
+
+
+class BadRequestError(Exception):
+    """A request that cannot be served, whatever host it is for. `status` is that of HTTP."""
+
+    def __init__(self, why: str, status: int = 400) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyRequest:
+    """A request to a proxy: to connect to a host (`is_tunnel`), or to send a request on to it."""
+
+    method: str
+    host: str
+    port: int
+    target: str
+    """The path and query for the host; empty for a tunnel."""
+    version: int
+    """1 for HTTP/1.1, 0 for HTTP/1.0."""
+    headers: Sequence[tuple[str, str]]
+    """Those to send on, without the ones that frame the request."""
+    length: int | None
+    """Bytes of the body; None: it is chunked."""
+
+    @property
+    def is_tunnel(self) -> bool:
+        return self.method == "CONNECT"
+
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+        return authority(self.host, self.port)
+
+    def head(self) -> bytes:
+        """The head to send to the host. The host is asked to close the connection after its answer."""
+        own = {"Host": self.host_header, "Connection": "close"}
+        if self.length is None:
+            own["Transfer-Encoding"] = "chunked"
+        elif self.length or self.method not in ("GET", "HEAD"):
+            own["Content-Length"] = str(self.length)
+        lines = [f"{self.method} {self.target} HTTP/1.{self.version}"]
+        lines += [f"{name}: {value}" for name, value in [*own.items(), *self.headers]]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+    @property
+    def host_header(self) -> str:
+        return authority(self.host, self.port).removesuffix(":80")
+
+
+def authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_head(head: bytes) -> ProxyRequest:
+    """Read a head, up to its empty line. Raises BadRequestError."""
+    first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    match = _LINE.fullmatch(first)
+    if match is None:
+        raise BadRequestError("the request line cannot be read")
+    method, target, version = match[1].decode(), match[2].decode(), int(match[3])
+    if len(lines) > _MOST_HEADERS:
+        raise BadRequestError("too many headers", 431)
+    found = list(map(_header, lines))
+    host, port, path = _tunnel(target) if method == "CONNECT" else _absolute(target)
+    _check_host(found, host, port, version, method)
+    named = {name.strip().lower() for value in _all(found, "connection") for name in value.split(",")}
+    kept = [(name, value) for name, value in found if name.lower() not in _ONE_HOP | _OURS | named]
+    length = 0 if method == "CONNECT" else _length(found, version)
+    return ProxyRequest(method, host, port, path, version, kept, length)
+
+
+def _header(line: bytes) -> tuple[str, str]:
+    match = _HEADER.fullmatch(line)
+    if match is None:
+        raise BadRequestError("a header cannot be read")
+    return match[1].decode(), match[2].decode("latin-1")
+
+
+def _all(headers: Sequence[tuple[str, str]], wanted: str) -> list[str]:
+    return [value for name, value in headers if name.lower() == wanted]
+
+
+def _tunnel(target: str) -> tuple[str, int, str]:
+    host, port = _split(target)
+    if port is None:
+        raise BadRequestError("CONNECT needs host:port")
+    return host, port, ""
+
+
+def _absolute(target: str) -> tuple[str, int, str]:
+    match = _URL.fullmatch(target)
+    if match is None:
+        raise BadRequestError("this is a proxy: it takes http://host/path, and CONNECT host:port for https")
+    host, port = _split(match[1])
+    path = match[2] or "/"
+    return host, 80 if port is None else port, path if path.startswith("/") else f"/{path}"
+
+
+def _split(text: str) -> tuple[str, int | None]:
+    try:
+        return split_authority(text)
+    except ValueError as exc:
+        raise BadRequestError(str(exc)) from exc
+
+
+def _check_host(headers: Sequence[tuple[str, str]], host: str, port: int, version: int, method: str) -> None:
+    """The header Host must be there once and agree with the target. HTTP/1.0 needs none."""
+    given = _all(headers, "host")
+    if len(given) > 1 or (version == 1 and not given):
+        raise BadRequestError("a request needs one header Host")
+    if not given:
+        return
+    own_host, own_port = _split(given[0])
+    assumed = port if method == "CONNECT" else 80
+    if (own_host, assumed if own_port is None else own_port) != (host, port):
+        raise BadRequestError(
+            f"the header Host names {given[0][:80]!r}, but the request is for {authority(host, port)}"
+        )
+
+
+def _length(headers: Sequence[tuple[str, str]], version: int) -> int | None:
+    """Bytes of the body. None: it is chunked."""
+    coding, length = _all(headers, "transfer-encoding"), _all(headers, "content-length")
+    if coding:
+        if [one.lower() for one in coding] != ["chunked"] or length or version == 0:
+            raise BadRequestError("a body is framed by Content-Length, or by Transfer-Encoding: chunked alone")
+        return None
+    if len(length) > 1 or not all(map(_LENGTH.fullmatch, length)):
+        raise BadRequestError("Content-Length is not one number")
+    return int(length[0]) if length else 0
