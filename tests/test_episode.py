@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -265,6 +267,24 @@ async def test_a_broken_world_inside_a_tool_fails_the_episode_but_a_tool_error_d
     Down.error = KeyError("index")
     t = await play(renderer, SEARCH_THEN_ANSWER, Down())
     assert (t.stop, t.info["tool_errors"]) == (StopReason.DONE, {"search:KeyError": 1})
+
+
+@pytest.mark.parametrize("found", [{"late.org:443": 2, "evil.org:443": 2}, None])
+async def test_what_its_sandboxes_asked_for_in_vain_is_counted(renderer, found):
+    class Box(AbstractAsyncContextManager):
+        refused: ClassVar = {}
+
+        async def __aexit__(self, *exc):
+            self.refused = {"late.org:443": 1, "evil.org:443": 1} if found else "an attribute of something else"
+
+    class Boxed(Capitals):
+        async def reset(self, task):
+            await self.enter(Box())
+            await self.enter(Box())
+            return task.prompt
+
+    t = await play(renderer, ["Paris"], Boxed())
+    assert (t.stop, t.info.get("refused_hosts")) == (StopReason.DONE, found)
 
 
 async def test_engine_errors_are_the_environments(renderer):

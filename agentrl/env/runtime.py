@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from random import Random
@@ -13,7 +14,8 @@ from typing import Any, TypeVar
 from agentrl._util.concurrency import Deadline, Worker, safe_to_raise, uncounted
 from agentrl._util.resources import OwnTask, Resources
 from agentrl.errors import BadCall, InfraError, one_line
-from agentrl.types import Limits, MaybeAwait
+from agentrl.sandbox import HasAllowedHosts
+from agentrl.types import JSON, Limits, MaybeAwait
 
 __all__ = ["Runtime", "uncounted"]
 
@@ -41,6 +43,7 @@ class Runtime:
         """Content errors among the calls of the last action."""
         self.before_close: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Ends what runs beside the episode, such as an agent. It is called before the `close` hook."""
+        self._boxes: list[HasAllowedHosts] = []
         self._inline = inline
         self._resources = Resources()
         self._thread = Worker(f"env-{name}")
@@ -59,7 +62,19 @@ class Runtime:
         return await self._in_time(function, timeout, self._run(function, args))
 
     async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
-        return await self._resources.enter(resource)
+        entered = await self._resources.enter(resource)
+        if isinstance(entered, HasAllowedHosts):
+            self._boxes.append(entered)
+        return entered
+
+    def told(self) -> dict[str, JSON]:
+        """What the episode's `info` says about tools and sandboxes: the counts that are not empty."""
+        refused: Counter[str] = Counter()
+        for box in self._boxes:
+            if isinstance(box.refused, Mapping):  # of the user's own resources it may be something else
+                refused.update(box.refused)
+        found = {"tool_errors": dict(self.tool_errors), "refused_hosts": dict(refused)}
+        return {name: counts for name, counts in found.items() if counts}
 
     def leave_thread(self) -> bool:
         """Leave the thread to an abandoned function in it, and run later hooks in another. False if there is none."""

@@ -61,8 +61,7 @@ async def hand_over(
     begun = state.trajectory.length or runtime(env).before_close is not None
     if park is None or not begun:
         return False
-    if errors := runtime(env).tool_errors:
-        state.trajectory.info["tool_errors"] = dict(errors)
+    state.trajectory.info.update(runtime(env).told())
     try:
         with at_boundary("step"):
             parked = returning or await _pack(env, state, timeout)

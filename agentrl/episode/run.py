@@ -123,8 +123,7 @@ class Episode:
             self.forget()
             if not kept and (error := await close_env(self.env)):
                 trajectory.info["close_error"] = one_line(error)
-        if errors := runtime(self.env).tool_errors:
-            trajectory.info["tool_errors"] = dict(errors)
+        trajectory.info.update(runtime(self.env).told())
         return trajectory
 
     def forget(self) -> None:

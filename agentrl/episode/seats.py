@@ -275,7 +275,7 @@ class SeatedEpisode(Episode):
         for seat, trajectory in self.trajectories.items():
             trajectory.stop = stop if stop in _SHARED or seat == ended_by else StopReason.DONE
             trajectory.failure = first.failure
-            for key in ("close_error", "tool_errors"):
+            for key in ("close_error", "tool_errors", "refused_hosts"):
                 if key in first.info:
                     trajectory.info[key] = first.info[key]
         return self.whole.trajectory

@@ -36,6 +36,7 @@ class EpisodeMetrics:
     role_rewards: Mapping[str, float] = field(default_factory=dict)
     """Of an agent whose branches have rewards: the mean of each role; see `role_rewards`."""
     tool_errors: Mapping[str, int] = field(default_factory=dict)
+    refused_hosts: Mapping[str, int] = field(default_factory=dict)
     observation_tokens_cut: int = 0
     special_tokens: int = 0
     bridges_checked: int = 0
@@ -67,10 +68,10 @@ class EpisodeMetrics:
     def said_in(info: Mapping[str, JSON]) -> dict[str, JSON]:
         """The fields found in an episode's `info`. Values of other types, which an Env may have put there, are
         ignored."""
-        errors = info.get("tool_errors")
         counts = {name: info.get(name) for name in _COUNTED}
+        by_key = {name: info.get(name) for name in _COUNTED_BY_KEY}
         return {
-            "tool_errors": errors if isinstance(errors, Mapping) else {},
+            **{name: found if isinstance(found, Mapping) else {} for name, found in by_key.items()},
             **{name: count if isinstance(count, int) else 0 for name, count in counts.items()},
         }
 
@@ -125,6 +126,8 @@ class RolloutMetrics:
     """Share of the episodes ended by a bound on tokens or time."""
     tool_errors: Mapping[str, int] = field(default_factory=dict)
     """Unexpected exceptions in tools, as `tool:Type`."""
+    refused_hosts: Mapping[str, int] = field(default_factory=dict)
+    """Requests of sandboxes to hosts that are not on their list, by `host:port`; the ten most common."""
     observation_tokens_cut: int = 0
     special_tokens: int = 0
     """Special tokens in users' text, tools and documents. Unless they are encoded as text, they can forge turns."""
@@ -198,9 +201,10 @@ class RolloutMetrics:
 
 
 _PLACES = 10
-"""The most common lines of failures that are kept."""
+"""The most common lines of failures, and refused hosts, that are kept."""
 _COUNTED = ("observation_tokens_cut", "special_tokens")
 """Counts in an episode's `info`."""
+_COUNTED_BY_KEY = ("tool_errors", "refused_hosts")
 _SUMMED = ("resumes", "restarts", *(one.name for one in fields(CheckCounts)), *_COUNTED)
 """Metrics that are the sum of an episode's field of the same name."""
 
@@ -223,7 +227,8 @@ def _of_all(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
         "failures": dict(Counter(episode.failure for episode in episodes if episode.failure)),
         "failed_at": dict(Counter(episode.failed_at for episode in episodes if episode.failed_at).most_common(_PLACES)),
         "stops": dict(Counter(str(episode.stop) for episode in episodes)),
-        "tool_errors": _total(episode.tool_errors for episode in episodes),
+        "tool_errors": dict(_total(episode.tool_errors for episode in episodes)),
+        "refused_hosts": dict(_total(episode.refused_hosts for episode in episodes).most_common(_PLACES)),
         **{name: sum(getattr(episode, name) for episode in episodes) for name in _SUMMED},
     }
 
@@ -261,8 +266,8 @@ def _balanced(tokens: Ledger) -> Ledger:
     return tokens
 
 
-def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    return dict(sum((Counter(count) for count in counts), Counter[str]()))
+def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    return sum((Counter(count) for count in counts), Counter[str]())
 
 
 def _means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -52,6 +52,18 @@ async def test_every_metric(played):
     assert found.prefix_breaks == 0
 
 
+async def test_refused_hosts_are_added_up_and_the_most_common_kept(played):
+    for number, trajectory in enumerate(played[0]):
+        asked = {f"h{host}.org:443": host for host in range(1, 12)}
+        trajectory.info["refused_hosts"] = asked if number else {"h1.org:443": 50}
+    found = RolloutMetrics.of_groups(played).refused_hosts
+    assert found["h1.org:443"] == 51
+    assert len(found) == 10
+    assert "h2.org:443" not in found
+    played[0][0].info["refused_hosts"] = "rubbish of an Env"
+    assert "h1.org:443" not in RolloutMetrics.of_groups(played).refused_hosts
+
+
 async def test_a_prefix_break_is_counted_where_it_is(played):
     segment = played[0][0].segment
     segment.ids = TokenIds([*segment.ids[:2], segment.ids[2] + 1, *segment.ids[3:]])

@@ -40,7 +40,12 @@ def tracked(request, monkeypatch):
 
 def a_rollout(cls=Segment):
     """Two prompts of three episodes: one fans out, one has no news, one fails, one is masked by slime."""
-    info = {"tool_errors": {"search:KeyError": 2}, "observation_tokens_cut": 7, "special_tokens": 3}
+    info = {
+        "tool_errors": {"search:KeyError": 2},
+        "refused_hosts": {"pypi.org:443": 1},
+        "observation_tokens_cut": 7,
+        "special_tokens": 3,
+    }
     samples = [
         *fan_out(0, 1.0, 3, cls),
         played(
@@ -91,6 +96,7 @@ METRICS = {
     "episodes_with_tools": 0,
     "tool_call_rate": 0.0,
     "tool_errors": {"search:KeyError": 2},
+    "refused_hosts": {"pypi.org:443": 1},
     "observation_tokens_cut": 7,
     "special_tokens": 3,
     "bridges_checked": 5,
