@@ -182,7 +182,7 @@ class _Validation:
     def _fetched(self, plays: Sequence[Play]) -> list[str]:
         """What the solution or the tests of a failed play tried to fetch, although the box has no network."""
         failed = [play for play in plays if play.score != 1.0]
-        if self.spec.network != "none" or not failed:
+        if self.spec.network == "open" or not failed:
             return []
         return harbor.needs_network(f"{failed[0].error}\n{failed[0].log}")
 

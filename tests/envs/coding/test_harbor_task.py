@@ -38,6 +38,35 @@ def test_a_network_is_opened_only_if_both_ask_for_it(tmp_path):
     assert loaded(closed_task, network="task").spec["network"] == "none"
 
 
+@pytest.mark.parametrize(
+    ("toml", "network"),
+    [
+        ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["pypi.org", "*.a.org"]', ["pypi.org", "*.a.org"]),
+        ('[environment]\nnetwork_mode = "allowlist"', "none"),
+        ('[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["pypi.org"]', ["pypi.org"]),
+        ('[agent]\nnetwork_mode = "no-network"', "none"),
+        ('[verifier]\nnetwork_mode = "no-network"', "open"),  # it shares the agent's box
+    ],
+)
+def test_allowed_hosts(tmp_path, toml, network):
+    folder = harbor_task(tmp_path, toml=toml)
+    assert loaded(folder, network="task").spec["network"] == network
+    assert loaded(folder).spec["network"] == "none"
+
+
+def test_a_verifier_of_its_own_has_its_own_network(tmp_path):
+    toml = '[verifier]\nenvironment_mode = "separate"\nnetwork_mode = "allowlist"\nallowed_hosts = ["pypi.org"]\n'
+    problem = loaded(harbor_task(tmp_path, toml=f'{toml}[agent]\nnetwork_mode = "no-network"'), network="task")
+    assert problem.spec["network"] == "none"
+    assert problem.steps[0].own.spec["network"] == ["pypi.org"]
+
+
+def test_hosts_that_no_list_can_hold_are_named(tmp_path):
+    toml = '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["10.0.0.0/8"]'
+    with pytest.raises(CannotRunError, match=r"allowed_hosts: .*10\.0\.0\.0/8"):
+        loaded(harbor_task(tmp_path, toml=toml), network="task")
+
+
 def test_a_named_image_is_mapped(tmp_path):
     toml = '[environment]\ndocker_image = "python:3.13-slim"\nworkdir = "/w"'
     problem = loaded(harbor_task(tmp_path, toml=toml), base={"python:3.13-slim": "local"})

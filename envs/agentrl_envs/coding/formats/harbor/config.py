@@ -90,6 +90,7 @@ class Agent(_Part):
     timeout_sec: float | None = None
     user: User = None
     network_mode: NetworkMode | None = None
+    allowed_hosts: list[str] | None = None
 
 
 class Collect(_Part):
@@ -108,6 +109,7 @@ class Verifier(_Part):
     environment: Environment | None = None
     collect: list[Collect] = Field(default_factory=list)
     network_mode: NetworkMode | None = None
+    allowed_hosts: list[str] | None = None
 
     @model_validator(mode="after")
     def _one_mode(self) -> Self:

@@ -20,6 +20,7 @@ from agentrl.types import JSON
 from agentrl_envs.coding.formats.harbor import shell_words
 from agentrl_envs.coding.formats.harbor.compose_rules import CannotRunError
 from agentrl_envs.coding.formats.harbor.config import (
+    Agent,
     Collect,
     Environment,
     Healthcheck,
@@ -34,6 +35,7 @@ from agentrl_envs.coding.formats.harbor.verify import BOX, IN_A_BOX, TESTS, VERI
 from agentrl_envs.coding.formats.surroundings import NO_MONITOR, NO_USER_SITE, NOTE_NAMES, SETTINGS
 from agentrl_envs.coding.problem import OwnSandbox, Problem, Solution, Step, TaskGrader
 from agentrl_sandbox.services import HealthCheck
+from agentrl_sandbox.spec import SandboxSpec
 
 ROOT = ("root", "0")
 _PLACING_S = 60.0
@@ -59,7 +61,8 @@ class HarborSettings(BaseModel):
     installed: bool = False
     """The images have the packages that Dockerfiles install: leave those commands out."""
     network: Literal["none", "task"] = "none"
-    """none: whatever the task asks for, its box has no network. task: a network where the task asks for one."""
+    """none: whatever the task asks for, its box has no network. task: what the task asks for, which may be a list of
+    hosts."""
     keep: bool = False
     """Leave the agent's processes running, for tests that query a service. These processes could tamper with the tests.
     """
@@ -105,7 +108,7 @@ class _Loading:
         return Problem(
             steps=tuple(self._step(number, part) for number, part in enumerate(parts)),
             image=self.made.image,
-            spec=self._spec(self.environment, self.made, self.workdir, self.user),
+            spec=self._spec(self.environment, self.made, self.workdir, self.user, self.toml.agent),
             total=self.toml.multi_step_reward_strategy,
             agent_s=sum(one for one in agent if one is not None) if None not in agent else None,
         )
@@ -116,8 +119,6 @@ class _Loading:
             f"{environment.gpus} GPUs": bool(environment.gpus),
             "a TPU": environment.tpu is not None,
             "MCP servers": bool(environment.mcp_servers),
-            "a network with allowed hosts only": self.settings.network == "task"
-            and environment.network_mode == "allowlist",
         }
         if wanted := next((what for what, asks in asked.items() if asks), None):
             raise CannotRunError(f"{self.folder.name} asks for {wanted}, which a box here does not have")
@@ -145,8 +146,9 @@ class _Loading:
         if other := next((hook.service for one in verifiers for hook in one.collect if hook.service != "main"), None):
             raise CannotRunError(f"{self.folder.name}: a collect hook runs in the service {other}, not supported")
 
-    def _spec(self, environment: Environment, made: ImageSource, workdir: str, user: str) -> dict[str, JSON]:
-        opened = self.settings.network == "task" and environment.network_mode == "public"
+    def _spec(
+        self, environment: Environment, made: ImageSource, workdir: str, user: str, phase: Agent | Verifier
+    ) -> dict[str, JSON]:
         main, services = made.main, made.services
         sizes = {
             "memory_mb": main.memory_mb or environment.memory_mb,
@@ -160,9 +162,30 @@ class _Loading:
             "read_only": False,
             "env": {**main.env, **self._env(environment)},
             "services": services.model_dump(mode="json") if services is not None else None,
-            "network": "open" if opened else "none",
+            "network": self._network(environment, phase),
             **{name: size for name, size in sizes.items() if size},
         }
+
+    def _network(self, environment: Environment, phase: Agent | Verifier) -> JSON:
+        """`SandboxSpec.network`. A box has one network: what the task says of its agent, or of a verifier with a box of
+        its own, holds from the beginning to the end of that box.
+        """
+        if self.settings.network == "none":
+            return "none"
+        mode, hosts = environment.network_mode, environment.allowed_hosts
+        if phase.network_mode is not None:
+            mode, hosts = phase.network_mode, phase.allowed_hosts
+        others = [part.name for part in self.toml.steps if part.agent.network_mode not in (None, mode)]
+        if others and phase is self.toml.agent:
+            raise CannotRunError(f"{self.folder.name}: the step {others[0]} asks for another network than the first")
+        if mode == "no-network" or (mode == "allowlist" and not hosts):
+            return "none"
+        if mode == "public":
+            return "open"
+        try:
+            return list(SandboxSpec(network=tuple(hosts or ())).hosts)
+        except ValidationError as exc:
+            raise CannotRunError(f"{self.folder.name}: allowed_hosts: {problems(exc, SandboxSpec)}") from exc
 
     def _step(self, number: int, part: StepPart | None) -> Step:
         folder = self.folder if part is None else self.folder / "steps" / part.name
@@ -202,7 +225,7 @@ class _Loading:
         self._check(environment)
         made = self.made if built is None and not environment.docker_image else self._made(environment, built or folder)
         workdir = environment.workdir or made.workdir
-        spec = self._spec(environment, made, "/work" if workdir == "/" else workdir, made.user)
+        spec = self._spec(environment, made, "/work" if workdir == "/" else workdir, made.user, self.toml.verifier)
         return OwnSandbox(self._artifacts(part), made.image, spec, _Collecting(hooks) if hooks else None)
 
     def _artifacts(self, part: StepPart | None) -> tuple[str, ...]:
