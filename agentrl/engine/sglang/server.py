@@ -158,7 +158,7 @@ class _EngineServer:
                 finish["length"] = len(tokens)
             case "abort":
                 finish["message"] = "Aborted"
-        meta = {
+        meta: dict[str, Any] = {
             "id": rid,
             "finish_reason": finish,
             "prompt_tokens": prompt,
