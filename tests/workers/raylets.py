@@ -14,17 +14,16 @@ import sys
 from pathlib import Path
 
 import ray
-from ray.cluster_utils import Cluster
 
 from agentrl.workers import JobOrder, WorkerPool
 from agentrl.workers.actors import ActorTransport
-from tests.workers.ray_head import HEAD
+from tests.workers.ray_head import started
 
 IN_FLIGHT = 200
 
 
 async def main(job: str, folder: Path, kills: int) -> None:
-    cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 1, **HEAD})
+    cluster = started(1, connect=True)
     node = cluster.add_node(num_cpus=1)  # a worker on each
     async with WorkerPool(transport=ActorTransport(), order=JobOrder(job, str(folder)), size=2) as pool:
         for number in range(kills):
