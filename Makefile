@@ -42,8 +42,8 @@ soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/p
 crash: $(STAMP)  ## kill -9 of a rollout of 2,000 prompts, 50 times, with and without rewinds: each prompt is trained once (eight minutes).
 	AGENTRL_CRASH=50 $(BIN)/python -m pytest tests/rollout/crash
 
-soak-sandbox: $(STAMP)  ## kill -9 of a run with 64 containers, 20 times, the suite of back ends over hosted machines, and 100 tries of each attack on a reporter; the engine is started from nothing (Debian or Ubuntu, root).
-	AGENTRL_SOAK_SANDBOX=20 .ci/docker.sh tests/sandbox/docker/test_killed_owner.py
+soak-sandbox: $(STAMP)  ## kill -9 of a run with 64 containers and of a pull of 200 images, 20 times, the suite of back ends over hosted machines, and 100 tries of each attack on a reporter; the engine is started from nothing (Debian or Ubuntu, root).
+	AGENTRL_SOAK_SANDBOX=20 .ci/docker.sh tests/sandbox/docker/test_killed_owner.py tests/sandbox/docker/test_hosts.py tests/sandbox/docker/test_pull.py
 	AGENTRL_REQUIRE=hosted .ci/docker.sh tests/sandbox/backends -k hosted
 	AGENTRL_SOAK_GRADING=100 .ci/docker.sh tests/sandbox/attacks/test_rewards.py
 
@@ -54,7 +54,7 @@ $(VENV)/.docs: $(STAMP)
 	@$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
 	@touch $@
 
-soak-workers: $(STAMP)  ## kill -9 of workers with 200 episodes in flight, and of their driver, 20 times each, and of both in a run with a journal (on Ray: AGENTRL_SOAK=1 .ci/miles.sh FOLDER tests/workers tests/rollout/crash/test_workers_killed.py).
+soak-workers: $(STAMP)  ## kill -9 of workers with 200 episodes in flight, and of their driver, 20 times each, and of both in a run with a journal (on Ray: AGENTRL_SOAK=1 .ci/miles.sh FOLDER tests/workers tests/rollout/crash -m ray).
 	AGENTRL_SOAK=1 $(BIN)/python -m pytest tests/workers/test_killed.py tests/rollout/crash/test_workers_killed.py
 
 gateway-clients: $(STAMP)  ## Real agents against the gateway: every client of agentrl_envs/agents/versions.py, faults and long sessions; coding agents in Docker (Debian or Ubuntu, root; half an hour; 3 GB in .cache).

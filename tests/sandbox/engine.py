@@ -16,6 +16,8 @@ from tests.sandbox.hosted.vendor import machine, vendor_module
 
 REQUIRED = os.environ.get("AGENTRL_REQUIRE", "").split(",")
 """`.ci/docker.sh` names docker and bubblewrap here: their tests fail where they would skip."""
+SOAK = int(os.environ.get("AGENTRL_SOAK_SANDBOX", "0"))
+"""How often `make soak-sandbox` kills. Without it, kills are few and what they hit is small."""
 ALONE = pytest.mark.skipif(
     "PYTEST_XDIST_WORKER" in os.environ, reason="needs the engine for itself: .ci/run plays it in one process"
 )

@@ -22,11 +22,13 @@ from agentrl_sandbox.docker import hosts
 from agentrl_sandbox.services import Mount, Service, ServiceGroup
 from agentrl_sandbox.spec import SandboxSpec
 from tests.sandbox.docker.remote import IMAGE, Daemon, SshServer, free_port, needs
-from tests.sandbox.engine import ALONE
+from tests.sandbox.engine import ALONE, SOAK
 
 pytestmark = ALONE
 
 SPEC = SandboxSpec(image=IMAGE, memory_mb=64, disk_mb=16, pids=32, cpus=0.5)
+
+TASKS = 32 if SOAK else 10
 
 CERTIFICATES = {"cacert": "ca.pem", "cert": "cert.pem", "key": "key.pem"}
 
@@ -170,7 +172,7 @@ async def test_an_engine_that_hangs_is_lost_and_comes_back(two, ssh, monkeypatch
     monkeypatch.setattr(hosts, "_SURE_S", 0.1)
     async with open_backend(name_of(ssh(), two)) as backend:
         boxes = [await backend.sandbox(SPEC).__aenter__() for _ in range(4)]
-        running = [asyncio.create_task(box.exec("sleep 12; echo done")) for box in boxes]
+        running = [asyncio.create_task(box.exec("sleep 6; echo done")) for box in boxes]
         await asyncio.sleep(1)
         os.kill(two[0].pid, signal.SIGSTOP)
         try:
@@ -252,14 +254,14 @@ class Working(Env):
     async def score(self, trajectory: Trajectory) -> float:
         lines = await self.box.read_file("steps")
         type(self).ended += 1
-        if self.ended == 64:
+        if self.ended == 2 * TASKS:
             self.half.set()
         return float(lines == "1\n2\n3\n4\n")
 
 
 @pytest.mark.timeout(600)
 async def test_an_engine_that_dies_takes_only_its_own_episodes(two, ssh, renderer, monkeypatch, capsys):
-    """128 episodes over two hosts. One engine is killed with all its containers when half of them have ended."""
+    """One of two engines is killed with all its containers when half of the episodes have ended."""
     monkeypatch.setattr(hosts, "_AGAIN_S", 2.0)
     server = ssh()
     Working.backend, Working.half, Working.ended = name_of(server, two), asyncio.Event(), 0
@@ -270,7 +272,7 @@ async def test_an_engine_that_dies_takes_only_its_own_episodes(two, ssh, rendere
         await Working.half.wait()
         lost.update(two[0].containers())
         await asyncio.to_thread(two[0].kill)
-        await asyncio.sleep(10)
+        await asyncio.sleep(3)
         await asyncio.to_thread(two[0].start)
 
     async with EnvFactory(Working) as envs, asyncio.timeout(500):
@@ -278,7 +280,7 @@ async def test_an_engine_that_dies_takes_only_its_own_episodes(two, ssh, rendere
             envs=envs, engine=engine, renderer=renderer, options=EpisodeOptions(limits=Limits(reset_s=60, step_s=60))
         )
         killer = asyncio.create_task(kill())
-        groups = await run_groups(rollout, [Task(prompt=f"work {i}", id=str(i)) for i in range(32)], 4)
+        groups = await run_groups(rollout, [Task(prompt=f"work {i}", id=str(i)) for i in range(TASKS)], 4)
         await killer
         figures = envs.shared.figures()
         async with asyncio.timeout(90):  # until the engine is used again, and what was left there is gone
@@ -289,7 +291,7 @@ async def test_an_engine_that_dies_takes_only_its_own_episodes(two, ssh, rendere
     with capsys.disabled():
         print(f"\n{len(played)} episodes, {len(lost)} containers killed, {len(again)} played again: {figures}")
         print("\n".join(sorted({str(one.info["restarted"]).replace(one.session_id, "") for one in again})[:3]))
-    assert len(played) == 128
+    assert len(played) == 4 * TASKS
     assert all(one.is_valid and one.reward == 1.0 for one in played)
     assert 0 < len(again) <= len(lost)
     assert all(len(one.info["restarted"]) == 1 and one.session_id.endswith("-again") for one in again)

@@ -1,4 +1,4 @@
-"""kill -9 of a run with many sandboxes: the next one removes them all. `make soak-sandbox` does it 20 times."""
+"""kill -9 of a run with many sandboxes: the next one removes them all. `make soak-sandbox` does it 20 times to 64."""
 
 import asyncio
 import json
@@ -14,13 +14,13 @@ import pytest
 from agentrl_sandbox.docker import DockerBackend
 from agentrl_sandbox.docker.container import OWNER
 from agentrl_sandbox.survey import collect, found
-from tests.sandbox.engine import ALONE, entered
+from tests.sandbox.engine import ALONE, SOAK, entered
 
 pytestmark = ALONE
 
-COUNT = 64
-WITH_SERVICES = 32 if "AGENTRL_SOAK_SANDBOX" in os.environ else 3
-ROUNDS = int(os.environ.get("AGENTRL_SOAK_SANDBOX", "2"))
+COUNT = 64 if SOAK else 16
+WITH_SERVICES = 32 if SOAK else 3
+ROUNDS = SOAK or 1
 
 
 @asynccontextmanager
