@@ -50,7 +50,7 @@ async def _around(name: str) -> AbstractContextManager[object]:
     """What a service's back end needs in a test: the service."""
     if name == "e2b":
         if "AGENTRL_ENVD" not in os.environ:
-            raise SandboxError("AGENTRL_ENVD names no program; docs/evidence.md says how E2B's envd is built")
+            raise SandboxError("AGENTRL_ENVD names no program; docs/evidence.md tells which one")
         return shared_service()
     if name != "hosted":
         return nullcontext()

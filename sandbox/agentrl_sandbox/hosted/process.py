@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal
@@ -23,6 +24,8 @@ _FIRST_S, _LATER_S = 0.2, 20.0
 """How long a request waits in the machine for news: the one that starts a command, and those after it."""
 _TRAILING_S = 0.25
 _STATES = ("runs", "more", "over", "lost")
+_LINE = re.compile(r"[A-Za-z0-9+/=]{0,76}|\.| (-|\d+)")
+"""A line of an answer: a number, base64, the end of a stream, a state, the code after the token."""
 _LONGEST = 48 << 10
 """Characters of a script, and bytes of stdin, that travel in a request itself and not in a file."""
 
@@ -158,7 +161,7 @@ class HostedProcess:
     def _read(self, said: str) -> None:
         words, *lines = said.partition(self._token)[2].split("\n")
         if not words:
-            raise _unexpected(said)
+            raise _unexpected(said, begun=False)
         if words.split() == [scripts.NO_FOLDER]:
             raise FileNotFoundError("no such folder")
         if words.split() == [scripts.GONE]:
@@ -166,7 +169,7 @@ class HostedProcess:
         before = dict(self._arrived)
         state = self._take("e", "stderr", self._take("o", "stdout", lines))[:1]
         if state[0] not in _STATES:
-            raise _unexpected(said)
+            raise _unexpected("\n".join(lines))
         if state == ["lost"]:
             raise SandboxError("output was lost, as the machine's disk is full")
         if words.strip().isdecimal() and self._code is None:
@@ -183,15 +186,19 @@ class HostedProcess:
             end = lines.index(".")
             pieces, data = int(lines[0]), base64.b64decode("".join(lines[1:end]), validate=True)
         except (ValueError, IndexError) as exc:
-            raise _unexpected(" ".join(lines)) from exc
+            raise _unexpected("\n".join(lines)) from exc
         if data:
             self._sink(stream, data)
         self._arrived[name] += pieces
         return lines[end + 1 :] or [""]
 
 
-def _unexpected(said: str) -> SandboxError:
+def _unexpected(said: str, *, begun: bool = True) -> SandboxError:
+    """`begun`: the text follows an answer's token. A service may cut such an answer off, but adds nothing to it."""
+    tampered = begun and not all(map(_LINE.fullmatch, said.split("\n")))
     said = " ".join(said[-300:].split())
     if any(text in said for text in NO_PROCESS):
         return SandboxKilledError(f"there is no room for another process; the sandbox's own fill it (pids): {said}")
+    if tampered:
+        return SandboxKilledError(f"a program in the sandbox wrote into the machine's answers: {said!r}")
     return SandboxError(f"the machine answered {said!r}, which is not what was asked")

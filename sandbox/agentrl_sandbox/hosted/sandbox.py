@@ -13,7 +13,7 @@ from shlex import quote
 from typing import Any, ClassVar, Protocol
 
 from agentrl.errors import ConfigError, SandboxError, one_line
-from agentrl.sandbox import OnOutput
+from agentrl.sandbox import OnOutput, SandboxKilledError
 from agentrl_sandbox.base import ShellSandbox
 from agentrl_sandbox.hosted import scripts
 from agentrl_sandbox.hosted.process import HostedProcess
@@ -25,6 +25,8 @@ log = logging.getLogger("agentrl")
 _told: set[str] = set()
 _SETUP_S = 120.0
 _GIVING_UP_S = 30.0
+_KILLED = (-1, 128 + 9, 128 + 15)
+"""Exit codes of a request's shell that was killed: in a machine that lives on, only its own programs do that."""
 _LIMITS = "ulimit -c 0; ulimit -f {blocks}; ulimit -d {kilobytes}; ulimit -u {pids} 2>/dev/null || ulimit -p {pids}"
 
 
@@ -67,7 +69,7 @@ class HostedSandbox(ShellSandbox):
         super().__init__(spec, f"{self.kind}-{secrets.token_hex(4)}")
         self._service = service
         self._entering: asyncio.Future[Any] | None = None
-        self._folder = ""
+        self._folder, self._word = "", secrets.token_hex(4)
         self._running: list[HostedProcess] = []
 
     def _tell_loosened(self) -> None:
@@ -111,7 +113,7 @@ class HostedSandbox(ShellSandbox):
         except Exception as exc:  # the service's boundary
             raise SandboxError(f"{self.sandbox_id}: the service made no machine: {_said(exc)}") from exc
         self.sandbox_id = f"{self.kind}-{self._service.sandbox_id}"
-        args = " ".join(map(quote, (self.spec.user, absolute(self.spec.workdir))))
+        args = " ".join(map(quote, (self.spec.user, absolute(self.spec.workdir), self._word)))
         said = await self._ask(f"sh -c {quote(scripts.SETUP)} sh {args}", _SETUP_S, "root")
         if (found := re.search(r"<(/[\w/]+/agentrl)>", said)) is None:
             raise SandboxError(
@@ -146,7 +148,7 @@ class HostedSandbox(ShellSandbox):
         async def write(path: str, content: bytes) -> None:
             await self._asked(self._service.write_file(path, content, user=user), "write_file")
 
-        process = HostedProcess(f"{self._folder}/c{secrets.token_hex(12)}", ask, write, sink, self._give_up)
+        process = HostedProcess(f"{self._folder}/c{self._word}{secrets.token_hex(8)}", ask, write, sink, self._give_up)
         done = [one for one in self._running if one.finished]
         self._running = [one for one in self._running if not one.finished] + [process]
         spec = self.spec
@@ -163,6 +165,8 @@ class HostedSandbox(ShellSandbox):
     async def _ask(self, script: str, seconds: float, user: str) -> str:
         request = self._service.exec(script, user=user, timeout=round(seconds), check=False, idempotent=True)
         code, stdout, stderr = await self._asked(request, "exec")
+        if code in _KILLED:
+            raise SandboxKilledError(f"sandbox {self.sandbox_id}: something in it killed a request (exit code {code})")
         return stdout if code == 0 else f"{stdout}{stderr}"
 
     async def _asked(self, request: Any, what: str) -> Any:

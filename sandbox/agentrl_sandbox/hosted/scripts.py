@@ -24,7 +24,7 @@ _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; expo
 SETUP = (
     _PATH
     + r"""
-user=$1 work=$2
+user=$1 work=$2 own=$3
 id -u "$user" >/dev/null 2>&1 || useradd -m "$user" 2>/dev/null || adduser -D "$user" || exit 3
 mkdir -p "$work" && chown "$user" "$work" && [ -d /tmp ] || exit 4
 for tool in setsid mkfifo dd base64 grep tar find; do
@@ -32,12 +32,19 @@ for tool in setsid mkfifo dd base64 grep tar find; do
 done
 for place in /var/tmp /dev/shm; do
   folder=$place/agentrl
-  [ ! -d "$place" ] || { mkdir -p "$folder" && chmod 1777 "$folder" && echo "<$folder>" && exit; }
+  [ -d "$place" ] && mkdir -p "$folder" && chmod 1777 "$folder" || continue
+  for old in "$folder"/c*; do
+    case $old in "$folder/c$own"*) ;; *) rm -rf -- "$old" ;; esac
+  done
+  echo "<$folder>"
+  exit
 done
 exit 6
 """
 )
-"""Arguments: user, work folder. It prints the folder in which the commands' folders are. No snapshot holds that one."""
+"""Arguments: user, work folder, a word. It prints the folder in which the commands' folders are, whose names begin with
+a `c` and the word. Others are of the machine that this one is a copy of: without its folder, a background process that
+nobody listens to can write on. No snapshot of files holds the folder."""
 
 _DRAIN = r"""
 n=0

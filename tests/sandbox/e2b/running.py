@@ -12,7 +12,10 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from agentrl_sandbox.spec import SandboxSpec
+
 KEY = "e2b_0123456789"
+SPEC = SandboxSpec(image="a-template", read_only=False)
 _shared: list[Running] = []
 
 

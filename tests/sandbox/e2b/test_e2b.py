@@ -18,31 +18,15 @@ from agentrl.errors import ConfigError, SandboxError
 from agentrl.testing import rollout
 from agentrl_envs.coding import CodingEnv, gold
 from agentrl_envs.coding.players import attack
-from agentrl_sandbox import SandboxSpec, open_backend
+from agentrl_sandbox import open_backend
 from agentrl_sandbox.e2b import backend as backend_module
 from agentrl_sandbox.e2b import machine as machine_module
 from agentrl_sandbox.survey import found
 from tests.sandbox.attacks.test_rewards import TASK
-from tests.sandbox.e2b.running import service
+from tests.sandbox.e2b.running import SPEC
 
 COUNT = 16
 EPISODES = int(os.environ.get("AGENTRL_SOAK_EPISODES", "16"))
-SPEC = SandboxSpec(image="a-template", read_only=False)
-
-
-@pytest.fixture
-def server(monkeypatch):
-    if "AGENTRL_ENVD" not in os.environ:
-        pytest.skip("AGENTRL_ENVD names no program; docs/evidence.md says how E2B's envd is built")
-    with service() as running:
-        yield running
-
-
-@pytest.fixture
-async def backend(server):
-    async with open_backend("e2b") as entered:
-        yield entered
-    assert server.test()["machines"] == []
 
 
 async def test_a_machine_carries_its_owner_and_ends_unless_it_is_refreshed(backend, server, monkeypatch):
@@ -92,6 +76,15 @@ async def test_a_pool_of_them_plays_and_grades(server):
         done = await rollout(envs.make(), TASK, gold(TASK))
     assert (done.reward, done.failure) == (1.0, None)
     assert server.test()["machines"] == []
+
+
+async def test_attacks_on_the_reward_score_nothing(server):
+    """One of each kind; AGENTRL_REQUIRE=e2b plays all, in tests/sandbox/attacks."""
+    attacks = ("reads_the_secret", "a_pipe", "steals_descriptors")
+    config = {"backend": "e2b", "size": 3, "spec": SPEC.model_dump(), "command_s": 15}
+    async with EnvFactory(CodingEnv, config) as envs:
+        done = await asyncio.gather(*(rollout(envs.make(), TASK, attack(name)) for name in attacks))
+    assert [(one.reward, one.failure) for one in done] == [(0.0, None)] * 3, done
 
 
 async def test_requests_wait_while_the_service_limits_them(backend, server):
