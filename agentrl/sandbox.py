@@ -6,6 +6,7 @@ code written for slime's sandbox works with ours.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,29 @@ class HasAllowedHosts(Protocol):
     def refused(self) -> Mapping[str, int]:
         """How often commands asked for an address that they may not reach, by `host:port`; readable after its end."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSnapshot(abc.ABC):
+    """A running machine as it was, with processes, memory and files. Its service keeps it. It can be pickled.
+
+    Each sandbox that is made from it is a machine of its own, and continues there.
+    """
+
+    backend: str
+    """The back end that made it."""
+    image: str
+    """The service's name for it."""
+    until: float
+    """Unix time after which it may be removed."""
+
+    @abc.abstractmethod
+    async def release(self) -> None:
+        """Remove it, now or once nothing runs that was made from it. Safe to call twice. Raises SandboxError."""
+
+
+SandboxState: TypeAlias = Snapshot | MachineSnapshot
+"""What a sandbox continues from, as `SandboxPool.snapshot` returns it."""
 
 
 class Process(Protocol):

@@ -22,6 +22,7 @@ from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, runtime
 from agentrl.env.factory import EnvFactory, load_env
 from agentrl.episode.bad_calls import messages_of, observed
+from agentrl.episode.machines import release
 from agentrl.episode.parking import resume_method
 from agentrl.episode.state import Parked
 from agentrl.errors import one_line
@@ -70,6 +71,8 @@ async def fresh_process(subject: EnvUnderTest, task: Task, script: Sequence[Turn
     except Exception as exc:  # noqa: BLE001 - the boundary of another process: pickle, the Env and Python may refuse
         subject.report.skipped["in a separate process"] = one_line(exc)
         return
+    finally:
+        await release(parked.machines if parked else ())
     _compare(subject, here, there)
     subject.report.checked["in a separate process"] = f"reset, {len(actions)} turns" + (", restore" if parked else "")
 

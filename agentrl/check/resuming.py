@@ -11,6 +11,7 @@ from agentrl.check.playing import EnvUnderTest, PlayedEpisode, go_on, play, sayi
 from agentrl.check.repeating import difference, global_random
 from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, runtime
+from agentrl.episode.machines import release
 from agentrl.episode.parking import resume_method
 from agentrl.episode.state import Parked
 from agentrl.errors import ResumeError, one_line
@@ -57,6 +58,8 @@ async def _resumed(subject: EnvUnderTest, task: Task, script: Sequence[Turn], wh
                 subject, place, f"an episode cannot be resumed after turn {after}: {one_line(exc)}", _remedy(subject)
             )
         return False
+    finally:
+        await release(parked.machines)
     said = difference(whole.answers(), second.answers())
     if said and subject.steady:
         place = _where(subject, second)

@@ -2,7 +2,8 @@
 
 How it is kept depends on what the Env class declares:
 
-- "snapshot", if it has `snapshot` and `restore`: its state is written to a file, and the Env is closed
+- "snapshot", if it has `snapshot` and `restore`: its state is written to a file, and the Env is closed. A running
+  machine in the state (`MachineSnapshot`) is removed when no file needs it any more
 - "replay", if it is `deterministic`: the Env is closed, and the recorded actions are executed again on return
 - "alive" otherwise: the Env stays open, in this process and event loop, for a bounded time
 """
@@ -19,7 +20,8 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -27,10 +29,12 @@ from uuid import UUID, uuid4, uuid5
 
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl.env.env import Env, close_env, is_agent, runtime
+from agentrl.episode.machines import machines_in, release
 from agentrl.episode.options import ParkFn
 from agentrl.episode.saved import OwnedEpisodeError, SavedEpisodes, SavedState
 from agentrl.episode.state import EpisodeState, Parked, ResumeMethod
 from agentrl.errors import ConfigError, Failure, InfraError, ResumeError
+from agentrl.sandbox import MachineSnapshot
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
@@ -39,7 +43,7 @@ log = logging.getLogger("agentrl")
 _unparked: set[tuple[type[Env], type[Exception]]] = set()
 """Env classes and errors for which a warning was logged."""
 
-VERSION = 8
+VERSION = 9
 """Version of tickets and files. An episode of another version restarts."""
 
 _HEADER = b"agentrl parked %d\n" % VERSION
@@ -88,7 +92,8 @@ async def save_state(save: ParkFn | None, env: Env, state: EpisodeState, *, time
 async def _pack(env: Env, state: EpisodeState, timeout: float) -> Parked:
     how = resume_method(type(env))
     saved = await runtime(env).hook(env.snapshot, timeout=timeout) if how == "snapshot" else None
-    return Parked(how, state, runtime(env).rng.getstate(), env if how == "alive" else None, saved)
+    rng, kept_open = runtime(env).rng.getstate(), env if how == "alive" else None
+    return Parked(how, state, rng, kept_open, saved, machines_in(saved))
 
 
 def _note_unparked(env: Env, trajectory: Trajectory, exc: Exception) -> None:
@@ -116,6 +121,8 @@ class Parking:
         self._closing: set[asyncio.Task[Any]] = set()
         self._noted: dict[str, Mapping[str, JSON]] = {}
         self._ended: dict[str, asyncio.TimerHandle] = {}
+        self._machines: dict[str, tuple[MachineSnapshot, ...]] = {}
+        """Those in the files of this object's episodes, by key."""
 
     @property
     def shared(self) -> bool:
@@ -142,7 +149,7 @@ class Parking:
             timer = asyncio.get_running_loop().call_later(seconds, self._expire, key)
             self._alive[key] = (parked, timer)
         else:
-            await asyncio.to_thread(self._write, key, parked, until, "parked")
+            await asyncio.to_thread(self._write, key, parked, until, "parked", asyncio.get_running_loop())
         return {"version": VERSION, "how": parked.how, "key": key, "until": until}
 
     async def save(self, key: str, parked: Parked, seconds: float, state: SavedState = "taken") -> None:
@@ -150,7 +157,8 @@ class Parking:
 
         Raises the errors of pickle and of the disk, and ResumeError if another process has taken the episode.
         """
-        writing = asyncio.ensure_future(asyncio.to_thread(self._write, key, parked, time.time() + seconds, state))
+        until, loop = time.time() + seconds, asyncio.get_running_loop()
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, key, parked, until, state, loop))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -192,7 +200,8 @@ class Parking:
         its host has the result.
         """
         if parked is None:
-            await asyncio.to_thread(self._saved.remove, key)
+            removed = await asyncio.to_thread(self._saved.remove, key)
+            self._forget(key, needed=self._saved.shared and not removed)
             return
         await self.save(key, parked, seconds, "ended")
         self._ended[key] = asyncio.get_running_loop().call_later(seconds, self._forget_ended, key)
@@ -200,6 +209,7 @@ class Parking:
     async def give_back(self, key: str) -> None:
         """Leave an episode that was taken here to any process, in the state in which it was taken or saved."""
         await asyncio.to_thread(self._saved.give_back, key)
+        self._forget(key, needed=self._saved.shared)  # else no file has it any more
 
     def note(self, name: str, ticket: Mapping[str, JSON], seconds: float) -> None:
         """Remember the ticket of `name` for some seconds, in case it does not come back with its owner."""
@@ -231,17 +241,48 @@ class Parking:
     def _expire(self, key: str) -> None:
         parked, _ = self._alive.pop(key)
         if parked.env is not None:
-            closing = asyncio.get_running_loop().create_task(close_env(parked.env))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._begin(close_env(parked.env))
+
+    def _forget(self, key: str, *, needed: bool) -> None:
+        """Forget the machines of an episode, and remove them unless somebody else needs them."""
+        machines = self._machines.pop(key, ())
+        if not needed:
+            self._release(machines)
+
+    def _release(self, machines: Sequence[MachineSnapshot]) -> None:
+        if machines:
+            self._begin(release(machines))
+
+    def _begin(self, closing: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(closing)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _forget_ended(self, key: str) -> None:
         if timer := self._ended.pop(key, None):
             timer.cancel()
             self._saved.remove(key, "ended")
 
-    def _write(self, key: str, parked: Parked, until: float, state: SavedState) -> None:
-        self._saved.write(key, _HEADER + pickle.dumps(parked), until, state)
+    def _write(
+        self, key: str, parked: Parked, until: float, state: SavedState, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Called in a thread, which ends its work even if the caller is cancelled."""
+        before, needed = self._machines.get(key, ()), parked.machines
+        try:
+            self._saved.write(key, _HEADER + pickle.dumps(parked), until, state)
+        except BaseException as exc:
+            needed = before
+            if isinstance(exc, ResumeError):  # they are in the file that another process has taken
+                self._machines.pop(key, None)
+            raise
+        else:
+            self._machines[key] = needed
+            if state == "parked":
+                del self._machines[key]
+        finally:
+            unneeded = [one for one in (*before, *parked.machines) if one not in needed]
+            with suppress(RuntimeError):  # the loop is closed: they are removed at their own time
+                loop.call_soon_threadsafe(self._release, unneeded)
 
     def _read(self, key: str, until: float) -> Parked:
         saved = self._saved
@@ -252,10 +293,12 @@ class Parking:
         except OSError as exc:
             raise ResumeError(f"its saved state cannot be read: {exc}") from exc
         try:
-            return _unpickled(written)
+            parked = _unpickled(written)
         except BaseException:
             saved.remove(key)
             raise
+        self._machines[key] = parked.machines
+        return parked
 
     @property
     def _saved(self) -> SavedEpisodes:

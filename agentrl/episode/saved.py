@@ -115,11 +115,16 @@ class SavedEpisodes:
             raise
         return data
 
-    def remove(self, key: str, state: SavedState = "taken") -> None:
-        """Delete the file of an episode that is in this state here, if this process still owns it."""
-        if self._own.get(key) == state:
-            self._path(key, state).unlink(missing_ok=True)
-            del self._own[key]
+    def remove(self, key: str, state: SavedState = "taken") -> bool:
+        """Delete the file of an episode that is in this state here. False if this process does not own it any more."""
+        if self._own.get(key) != state:
+            return False
+        del self._own[key]
+        try:
+            self._path(key, state).unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     def give_back(self, key: str) -> None:
         """Let any process take the file of an episode that this process plays, if it still does."""

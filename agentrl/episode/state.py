@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from agentrl.env.env import Env
 from agentrl.episode.reasoning import ReasoningStripper
+from agentrl.sandbox import MachineSnapshot
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Observed, StopReason, Task, TurnOptions
 
@@ -69,3 +70,5 @@ class Parked:
     """The open Env if it is "alive", else None. The owner of this object must close it."""
     saved: Any = None
     """The result of `Env.snapshot`."""
+    machines: tuple[MachineSnapshot, ...] = ()
+    """The machines in it, which are removed when the state is no longer needed."""

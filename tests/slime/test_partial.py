@@ -309,7 +309,7 @@ async def test_a_ticket_is_good_for_one_use(slime, world, env):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda s: account(s)["resume"].update(version=9), "its ticket has version 9; this agentrl reads 8"),
+        (lambda s: account(s)["resume"].update(version=8), "its ticket has version 8; this agentrl reads 9"),
         (lambda s: account(s)["resume"].update(key="../../etc/passwd"), "its ticket names nothing"),
         (lambda s: s.tokens.__setitem__(3, 7), "its tokens are not those that were parked"),
         (lambda s: s.loss_mask.pop(), "its tokens are not those that were parked"),

@@ -1,0 +1,60 @@
+"""Running machines in the state of an Env: found in it, and removed once nothing needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from agentrl.errors import one_line
+from agentrl.sandbox import MachineSnapshot
+
+log = logging.getLogger("agentrl")
+
+_releasing: set[asyncio.Task[None]] = set()
+"""So that none is forgotten."""
+
+
+class _Nowhere:
+    def write(self, data: Any, /) -> int:
+        return len(data)
+
+
+class _MachineFinder(pickle.Pickler):
+    """Looks at every object that pickle would write."""
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere())
+        self.found: list[MachineSnapshot] = []
+
+    def reducer_override(self, obj: Any, /) -> Any:
+        if isinstance(obj, MachineSnapshot):
+            self.found.append(obj)
+        return NotImplemented
+
+
+def machines_in(saved: Any) -> tuple[MachineSnapshot, ...]:
+    """The machines in the result of `Env.snapshot`, wherever they are in it."""
+    finder = _MachineFinder()
+    with suppress(Exception):  # whoever writes the state reports it
+        finder.dump(saved)
+    return tuple(dict.fromkeys(finder.found))
+
+
+async def release(machines: Iterable[MachineSnapshot]) -> None:
+    """Remove machines, even if this call is cancelled. Errors are logged: each has its own time, too."""
+    tasks = [asyncio.create_task(_released(one)) for one in machines]
+    _releasing.update(tasks)
+    for task in tasks:
+        task.add_done_callback(_releasing.discard)
+    await asyncio.shield(asyncio.gather(*tasks))
+
+
+async def _released(machine: MachineSnapshot) -> None:
+    try:
+        await machine.release()
+    except Exception as exc:  # noqa: BLE001 - the back end's boundary
+        log.warning("machine %s could not be removed yet: %s", machine.image, one_line(exc))
