@@ -6,7 +6,8 @@
 
 The leaves of a turn are a group: equal beginnings, each with its own reward, and their mean is the baseline. The tokens
 before the turn are a leaf's prompt, so the root alone trains them, and each sampled token of the tree counts once. The
-Env is forked by its snapshot, or else by playing the recorded actions to a fresh one; every token must be the same.
+Env is forked by its snapshot, or else by playing the recorded actions to a fresh one; every token must be the same. If
+a snapshot holds a running machine, each leaf goes on in a copy of it.
 
 Tree search over turns for credit: VinePPO (arXiv 2410.01679), TreeRL (arXiv 2506.11902).
 """
@@ -14,20 +15,22 @@ Tree search over turns for credit: VinePPO (arXiv 2410.01679), TreeRL (arXiv 250
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from agentrl._util.boundary import at_boundary
 from agentrl._util.concurrency import gather
 from agentrl.env.env import begin_env, runtime
 from agentrl.env.tools import tool_name
+from agentrl.episode.machines import release
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.episode.parking import resume_method
 from agentrl.episode.run import Episode, run_episode
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ConfigError, ResumeError
 from agentrl.rollout.groups import Rollout, raise_bug, sampling_seed, settle_rewards
+from agentrl.sandbox import MachineSnapshot
 from agentrl.trajectory.trajectory import Ledger, Trajectory, total_ledger
 from agentrl.types import Generation, Rendered, SamplingParams, Task, TurnOptions
 
@@ -63,11 +66,13 @@ class _Fork:
     turn_options: TurnOptions
     thinking: bool
     """Whether the generation prompt left a thinking block open."""
+    machines: tuple[MachineSnapshot, ...]
 
 
 @dataclass(slots=True)
 class EpisodeTree:
-    """An episode and its branches."""
+    """An episode and its branches. Leave it (`async with`) or `close` it if snapshots of its Env hold running machines,
+    which are kept until then."""
 
     rollout: Rollout
     root: Trajectory
@@ -99,21 +104,39 @@ class EpisodeTree:
         forks: dict[int, _Fork] = {}
 
         async def keep(parked: Parked) -> None:
-            state, saved = parked.episode, copy.deepcopy(parked.saved)
-            forks[len(state.trajectory.turns)] = _Fork(saved, parked.rng, state.turn_options, state.trajectory.thinking)
+            state, played = parked.episode, parked.episode.trajectory
+            if state.stop is not None:  # no turn follows
+                await release(parked.machines)
+                return
+            saved = copy.deepcopy(parked.saved)
+            forks[len(played.turns)] = _Fork(saved, parked.rng, state.turn_options, played.thinking, parked.machines)
 
         forked_by_snapshot = resume_method(rollout.envs.cls) == "snapshot"
-        root = await run_episode(
-            rollout.envs.make(),
-            task,
-            engine=rollout.engine,
-            renderer=rollout.renderer,
-            options=replace(rollout.options, sampling_params=params),
-            reward=rollout.reward,
-            session_id=session_id,
-            hooks=EpisodeHooks(save=keep if forked_by_snapshot else None),
-        )
-        return cls(rollout, raise_bug(root), task, budget, params, _forks=forks)
+        try:
+            root = await run_episode(
+                rollout.envs.make(),
+                task,
+                engine=rollout.engine,
+                renderer=rollout.renderer,
+                options=replace(rollout.options, sampling_params=params),
+                reward=rollout.reward,
+                session_id=session_id,
+                hooks=EpisodeHooks(save=keep if forked_by_snapshot else None),
+            )
+            return cls(rollout, raise_bug(root), task, budget, params, _forks=forks)
+        except BaseException:
+            await _drop(forks)
+            raise
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Remove the machines in its snapshots. Then it cannot branch at turns that need them. Safe to call twice."""
+        await _drop(self._forks)
 
     @property
     def ledger(self) -> Ledger:
@@ -190,6 +213,10 @@ class EpisodeTree:
         leaf.task, episode.state.given = again.trajectory.task, self.given
         episode.state.turn_options = again.turn_options
         return again.trajectory.thinking
+
+
+async def _drop(forks: Mapping[int, _Fork]) -> None:
+    await release(machine for fork in forks.values() for machine in fork.machines)
 
 
 async def _restore(episode: Episode, root: Trajectory, fork: _Fork) -> None:

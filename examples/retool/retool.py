@@ -15,7 +15,7 @@ from agentrl.engine.scripted import Turn
 from agentrl.errors import leaves
 from agentrl.rewards import dapo
 from agentrl.rewards.grader import as_reward
-from agentrl.sandbox import Sandbox, SandboxKilledError, Snapshot
+from agentrl.sandbox import Sandbox, SandboxKilledError, SandboxState
 from agentrl.testing import call
 from agentrl_sandbox import SandboxPool, SandboxSpec
 from agentrl_sandbox.needs import needs
@@ -90,10 +90,10 @@ class ReTool(Env):
         value = graded.value if graded.value > 0 else min(-0.6, graded.value + (calls - 2) / 2 * 0.1)
         return Reward(value, {**graded.parts, "calls": float(calls)})
 
-    async def snapshot(self) -> Snapshot:
-        return await self.box.snapshot()
+    async def snapshot(self) -> SandboxState:
+        return await self.shared.snapshot(self.box)
 
-    async def restore(self, state: Snapshot) -> None:
+    async def restore(self, state: SandboxState) -> None:
         self.box = await self.enter(self.shared.acquire(restore=state))
 
 

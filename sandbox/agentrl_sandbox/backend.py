@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
 
 from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError, SandboxError, did_you_mean
-from agentrl.sandbox import Sandbox
+from agentrl.sandbox import MachineSnapshot, Sandbox
 from agentrl_sandbox import machine
 from agentrl_sandbox.machine import Machine
 from agentrl_sandbox.spec import SandboxSpec
@@ -91,6 +91,23 @@ class HasMachine(Protocol):
 
     @property
     def machine(self) -> Machine: ...
+
+
+@runtime_checkable
+class KeepsMachines(Protocol):
+    """A back end that can keep a running machine as it is, if its service offers that."""
+
+    @property
+    def keeps_machines(self) -> bool:
+        """Whether the service offers it: known once the back end is entered."""
+        ...
+
+    async def keep(self, sandbox: Sandbox) -> MachineSnapshot:
+        """Keep the machine of an open sandbox, which runs on. No command may be awaited meanwhile. Raises SandboxError.
+
+        A sandbox whose spec has its `image` continues from it.
+        """
+        ...
 
 
 def machine_of(backend: Backend) -> Machine:

@@ -75,9 +75,9 @@ class Lane:
     def room(self) -> int:
         return self.capacity - len(self.ready) - len(self.in_use) - self.making.total() - self.removing
 
-    def ask(self, spec: SandboxSpec) -> SandboxRequest:
-        """Queue up for a sandbox."""
-        if self.recent.maxlen:
+    def ask(self, spec: SandboxSpec, *, once: bool = False) -> SandboxRequest:
+        """Queue up for a sandbox. `once`: none is kept ready for later requests."""
+        if self.recent.maxlen and not once:
             self.recent.append(spec)
         request = SandboxRequest(spec, asyncio.get_running_loop().create_future())
         self.waiting.append(request)

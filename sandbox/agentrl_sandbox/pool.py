@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,9 +12,9 @@ from typing import Any, Self
 
 from agentrl import uncounted
 from agentrl.errors import AgentRLError, ConfigError, SandboxError
-from agentrl.sandbox import Sandbox, Snapshot
+from agentrl.sandbox import MachineSnapshot, Sandbox, SandboxState, Snapshot
 from agentrl_sandbox import machine
-from agentrl_sandbox.backend import Backend, machine_of, open_backend
+from agentrl_sandbox.backend import Backend, KeepsMachines, machine_of, open_backend
 from agentrl_sandbox.figures import LaneName, PoolFigures, Tally
 from agentrl_sandbox.lanes import Lane, PooledSandbox, SandboxRequest, Trouble
 from agentrl_sandbox.machine import Machine
@@ -121,26 +122,40 @@ class SandboxPool:
 
     @asynccontextmanager
     async def acquire(
-        self, spec: SandboxSpec | None = None, *, lane: LaneName = "episode", restore: Snapshot | None = None
+        self, spec: SandboxSpec | None = None, *, lane: LaneName = "episode", restore: SandboxState | None = None
     ) -> AsyncIterator[Sandbox]:
-        """A sandbox for this caller alone, with the files of the snapshot `restore`.
+        """A sandbox for this caller alone, which continues from `restore`: with its files, or as a copy of its machine.
 
         Raises SandboxError if none can be made, or if none has become free for `wait_s` seconds, and ConfigError if the
-        back end cannot enforce `spec`.
+        back end cannot enforce `spec`, or did not make `restore`.
         """
         wanted = spec or self._spec
         if wanted is None:
             raise ConfigError("this sandbox pool has no default spec; name one: pool.acquire(spec)")
         if self._open and asyncio.get_running_loop() is not self._loop:
             raise ConfigError("a sandbox pool belongs to the event loop in which it was entered; make one in each loop")
+        if once := isinstance(restore, MachineSnapshot):
+            wanted = self._copy(restore, wanted)
         with uncounted():
-            box = await self._take(self._lanes[lane], wanted)
+            box = await self._take(self._lanes[lane], wanted, once=once)
         try:
-            if restore is not None:
+            if isinstance(restore, Snapshot):
                 await box.sandbox.restore(restore)
             yield box.sandbox
         finally:
             self._retire(self._lanes[lane], box)
+
+    async def snapshot(self, box: Sandbox) -> SandboxState:
+        """The state of a sandbox of this pool, for `acquire(restore=...)`: its running machine if the back end can keep
+        it, else its files.
+
+        A machine is kept until the spec's `lifetime_s`, or its `release`. No command may run meanwhile. Raises
+        SandboxError.
+        """
+        backend = self._backend
+        if isinstance(backend, KeepsMachines) and backend.keeps_machines:
+            return await backend.keep(box)
+        return await box.snapshot()
 
     def prefetch(self, images: Iterable[str]) -> None:
         """Get images ready for later, in the background. A failure is logged; `acquire` raises it again."""
@@ -180,13 +195,24 @@ class SandboxPool:
 
     # Handing out
 
-    async def _take(self, lane: Lane, spec: SandboxSpec) -> PooledSandbox:
+    def _copy(self, kept: MachineSnapshot, spec: SandboxSpec) -> SandboxSpec:
+        """The spec of a copy of a machine."""
+        name = self._backend.name
+        if kept.backend != name:
+            raise ConfigError(f"the machine was kept by back end {kept.backend}, and this is {name}; use that one")
+        if kept.until < time.time():
+            raise SandboxError(
+                "the machine is not kept any more: it is older than spec.lifetime_s, which may be raised"
+            )
+        return spec.model_copy(update={"image": kept.image})
+
+    async def _take(self, lane: Lane, spec: SandboxSpec, *, once: bool = False) -> PooledSandbox:
         """A living sandbox, which is counted as in use. After an error or a cancellation, none is left."""
         since = self._now()
         while True:
             if not self._open:
                 raise SandboxError("the sandbox pool is not open; use it within `async with`")
-            request = lane.ask(spec)
+            request = lane.ask(spec, once=once)
             self._schedule()
             at_once = request.given.done()
             try:

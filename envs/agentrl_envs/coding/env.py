@@ -12,7 +12,7 @@ from agentrl import Action, StepResult, Task, ToolResult, tool
 from agentrl.env.env import tools_of
 from agentrl.env.tool_calls import exec_own_tool
 from agentrl.errors import CallError, leaves
-from agentrl.sandbox import SandboxKilledError, Snapshot
+from agentrl.sandbox import SandboxKilledError, SandboxState
 from agentrl.types import JSON, ToolCall, ToolSpec
 from agentrl_envs.coding.graded import GradedConfig, GradedWork
 from agentrl_envs.coding.problem import Grade
@@ -122,14 +122,14 @@ class CodingEnv(GradedWork):
         result = await self._submitted()
         return ToolResult(result.observation or "Submitted.", done=result.done)
 
-    async def snapshot(self) -> tuple[Snapshot, ShellState, list[Grade], float]:
-        """Files, working directory and environment; no processes."""
-        return await self.box.snapshot(), self.shell.state, self.grades, time.monotonic() - self.began
+    async def snapshot(self) -> tuple[SandboxState, ShellState, list[Grade], float]:
+        """The running machine if the back end can keep it, else its files; working directory and environment."""
+        return await self.shared.snapshot(self.box), self.shell.state, self.grades, time.monotonic() - self.began
 
-    async def restore(self, state: tuple[Snapshot, ShellState, list[Grade], float]) -> None:
-        files, shell, grades, spent = state
+    async def restore(self, state: tuple[SandboxState, ShellState, list[Grade], float]) -> None:
+        box, shell, grades, spent = state
         await self.load(grades)
-        self.box = await self.enter(self.shared.acquire(self.spec, restore=files))
+        self.box = await self.enter(self.shared.acquire(self.spec, restore=box))
         self._begin(shell)
         self.began -= spent
 

@@ -9,9 +9,11 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any, Self
 
 from agentrl.errors import ConfigError, SandboxError, one_line
+from agentrl.sandbox import MachineSnapshot, Sandbox
 from agentrl_sandbox.backend import FoundSandbox
 from agentrl_sandbox.hosted.sandbox import HostedSandbox
 from agentrl_sandbox.owners import current, is_gone, run_name
@@ -21,7 +23,7 @@ from agentrl_sandbox.spec import SandboxSpec
 try:
     import e2b
 
-    from agentrl_sandbox.e2b.machine import KEEP_S, NAME, E2BMachine, listed, patiently
+    from agentrl_sandbox.e2b.machine import KEEP_S, KEPT, NAME, E2BMachine, forget, kept, listed, patiently, unwanted
 except ImportError as exc:
     raise ConfigError(f'e2b needs the package e2b: pip install "agentrl-sdk[e2b]" ({exc})') from exc
 
@@ -38,10 +40,23 @@ _AT_ONCE = 16
 _REFRESH_S = KEEP_S / 4
 
 
-class E2BSandbox(HostedSandbox):
-    """A machine of a service with E2B's protocol. Where the service can, it is paused and forked with its processes.
+@dataclass(frozen=True, slots=True)
+class E2BSnapshot(MachineSnapshot):
+    """A running machine that the service keeps under the name `image`, which is a template there."""
 
-    No command may be awaited while it is paused or forked. A service that cannot answers with SandboxError.
+    async def release(self) -> None:
+        """See `MachineSnapshot.release`."""
+        try:
+            await forget(self.image)
+        except SandboxError as exc:  # a back end's sweep tries again
+            log.debug("machine %s is not removed yet: %s", self.image, exc)
+
+
+class E2BSandbox(HostedSandbox):
+    """A machine of a service with E2B's protocol. Where the service can, it is paused, forked and kept with its
+    processes.
+
+    No command may be awaited meanwhile. A service that cannot answers with SandboxError.
     """
 
     kind = "e2b"
@@ -73,13 +88,22 @@ class E2BSandbox(HostedSandbox):
             raise
         return boxes
 
+    async def keep(self) -> E2BSnapshot:
+        """See `KeepsMachines.keep`."""
+        self._admit(None)
+        until = time.time() + self.spec.lifetime_s
+        name = f"agentrl-{until:.0f}-{secrets.token_hex(8)}"
+        await self._asked(self.machine.keep(name), "snapshot")
+        return E2BSnapshot("e2b", name, until)
+
 
 class E2BBackend:
     """A `Backend` at the service that the client's own variables name: E2B_API_KEY; for another server than E2B's also
     E2B_DOMAIN, or E2B_API_URL and E2B_SANDBOX_URL.
 
     A machine carries its owner, run and deadline as metadata, so each process sees those of all. It ends by itself
-    some minutes after its owner's last sign of life, whether or not a reaper comes.
+    some minutes after its owner's last sign of life, whether or not a reaper comes. A kept machine has its deadline in
+    its name, and stays until a reaper comes.
     """
 
     name = "e2b"
@@ -87,13 +111,16 @@ class E2BBackend:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._open: list[E2BSandbox] = []
+        self._keeps = False
 
     async def __aenter__(self) -> Self:
         """See `Backend`. Raises SandboxError, with the remedy, without a key or a service that accepts it."""
         if not os.environ.get(_KEY):
             raise SandboxError(f"e2b: {_KEY} is not set; a key of E2B is at e2b.dev/dashboard, else ask your server")
         await self.list()
+        self._keeps = await kept() is not None
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._remove_unwanted)
             await stack.enter_async_context(reaping(self))
             refreshing = asyncio.create_task(self._keep_refreshing(), name="e2b-refresh")
             stack.callback(refreshing.cancel)
@@ -120,9 +147,24 @@ class E2BBackend:
     async def prepare(self, image: str) -> None:
         """Nothing: the service has its templates, and `sandbox` reports a missing one."""
 
+    @property
+    def keeps_machines(self) -> bool:
+        """See `KeepsMachines.keeps_machines`. A service that lists its snapshots offers them."""
+        return self._keeps
+
+    async def keep(self, sandbox: Sandbox) -> E2BSnapshot:
+        """See `KeepsMachines.keep`."""
+        if not isinstance(sandbox, E2BSandbox):
+            raise ConfigError(f"sandbox {sandbox.sandbox_id} is not one of back end e2b")
+        return await sandbox.keep()
+
     async def list(self) -> Sequence[FoundSandbox]:
-        """See `Backend.list`. Raises SandboxError if the service does not answer."""
-        return [_found(one) for one in await patiently(lambda: listed({SANDBOX: "1"}))]
+        """See `Backend.list`: machines, and those that are kept. Raises SandboxError if the service does not answer."""
+        found = [_found(one) for one in await patiently(lambda: listed({SANDBOX: "1"}))]
+        for name, until in (await kept() or {}).items():
+            gone = time.time() > until or name in unwanted
+            found.append(FoundSandbox(f"e2b-{name}", name, "", "", until, gone))
+        return found
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
         """See `Backend.remove`. Raises SandboxError for the first that could not be removed, after all were tried."""
@@ -130,9 +172,15 @@ class E2BBackend:
             if box.sandbox_id in sandbox_ids:
                 await box.close()
         ids = [one.removeprefix("e2b-") for one in sandbox_ids]
-        for result in await _each(ids, lambda one: patiently(lambda: e2b.AsyncSandbox.kill(one))):
+        for result in await _each(ids, lambda one: forget(one) if KEPT.match(one) else _end(one)):
             if isinstance(result, BaseException):
                 raise result
+
+    async def _remove_unwanted(self) -> None:
+        """The machines that were made from them are closed by now, unless other processes have some."""
+        for result in await _each(list(unwanted), forget):
+            if isinstance(result, SandboxError):
+                log.warning("a kept machine stays until its time is over, or `agentrl sandbox gc`: %s", result)
 
     async def _keep_refreshing(self) -> None:
         while True:
@@ -145,6 +193,10 @@ class E2BBackend:
         for box, result in zip(boxes, await _each(boxes, lambda one: one.machine.refresh()), strict=True):
             if isinstance(result, BaseException) and box.is_open:
                 log.warning("sandbox %s may end early: %s", box.sandbox_id, one_line(result))
+
+
+async def _end(machine: str) -> None:
+    await patiently(lambda: e2b.AsyncSandbox.kill(machine))
 
 
 def _found(info: Any) -> FoundSandbox:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +39,12 @@ _BUSY = (e2b.RateLimitException, e2b.ServiceBusyException)
 _GONE = (e2b.NotFoundException, getattr(e2b, "SandboxNotRunningException", e2b.NotFoundException))
 _LOST = (httpx.TransportError, ConnectError, OSError, getattr(e2b, "SandboxUnreachableException", ConnectError))
 
+KEPT = re.compile(r"(?:^|/)(agentrl-(\d+)-[0-9a-f]{16})(?=:|$)")
+"""The name of a kept machine, as the service shows it; it holds the Unix time until which it is kept."""
+_NOT_OFFERED = re.compile(r"(404|405|501)\b")
+unwanted: set[str] = set()
+"""Names of kept machines that are to be removed: a service refuses it while machines run that were made from them."""
+
 _asked: set[asyncio.Task[Any]] = set()
 """Requests under way, so that they are not forgotten."""
 
@@ -52,6 +60,7 @@ async def patiently(ask: Callable[[], Awaitable[T]], asked: set[asyncio.Task[Any
     task = asyncio.ensure_future(_tried(ask))
     asked.add(task)
     task.add_done_callback(asked.discard)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone by then
     return await asyncio.shield(task)
 
 
@@ -187,6 +196,26 @@ class E2BMachine:
             raise SandboxError(f"the service made {len(machines)} of {count} forks: {_reason(errors[0])}")
         return machines
 
+    async def keep(self, name: str) -> None:
+        """Have the service keep it as it is now under a name, with its processes; it runs on.
+
+        Raises SandboxError. After an error or a cancellation nothing is kept, unless the service does not answer.
+        """
+        asking = asyncio.ensure_future(patiently(lambda: self._keep(name)))
+        try:
+            await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(lambda _: _in_background(forget(name)))
+            raise
+
+    async def _keep(self, name: str) -> None:
+        try:
+            await self._box.create_snapshot(name=name)
+        except Exception:  # it may be there all the same: the answer may be what was lost
+            with contextlib.suppress(Exception):
+                await e2b.AsyncSandbox.delete_snapshot(name)
+            raise
+
     async def _request(self, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer of the machine. A request that a pause interrupted is sent again."""
         while True:
@@ -218,6 +247,41 @@ class E2BMachine:
         """Remove the machine of a creation whose answer was lost."""
         for found in await listed({NAME: self._metadata[NAME]}):
             await e2b.AsyncSandbox.kill(found.sandbox_id)
+
+
+async def forget(name: str) -> None:
+    """Remove a kept machine. If the service cannot remove it yet, its name stays in `unwanted`. Raises SandboxError."""
+    unwanted.add(name)
+    await patiently(lambda: e2b.AsyncSandbox.delete_snapshot(name))
+    unwanted.discard(name)
+
+
+def _in_background(work: Coroutine[Any, Any, None]) -> None:
+    async def done() -> None:
+        with contextlib.suppress(SandboxError):  # the next sweep tries again
+            await work
+
+    task = asyncio.ensure_future(done())
+    _asked.add(task)
+    task.add_done_callback(_asked.discard)
+
+
+async def kept() -> dict[str, float] | None:
+    """Until when the service keeps machines for agentrl, by their names. None: it does not offer that.
+
+    Raises SandboxError.
+    """
+    pages, found = e2b.AsyncSandbox.list_snapshots(limit=100), dict[str, float]()
+    try:
+        while pages.has_next:
+            for one in await patiently(pages.next_items):
+                names = [KEPT.search(name) for name in (one.snapshot_id, *one.names)]
+                found.update((name[1], float(name[2])) for name in names if name)
+    except SandboxError as exc:
+        if _NOT_OFFERED.match(str(exc.__cause__)):
+            return None
+        raise
+    return found
 
 
 async def listed(metadata: Mapping[str, str]) -> list[e2b.SandboxInfo]:

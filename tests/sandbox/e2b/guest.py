@@ -44,6 +44,13 @@ exec chroot . env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbi
 """.replace("CAPABILITIES", _CAPABILITIES.replace(",", ",+"))
 """The first process inside is a shell, which reaps orphans. The service's death ends it."""
 
+_KEPT = ("work", "tmp", "var/tmp")
+
+
+async def _copy(source: Path, target: Path) -> None:
+    copying = await asyncio.create_subprocess_exec("cp", "-a", f"{source}/.", f"{target}/")
+    assert await copying.wait() == 0
+
 
 class Guest:
     def __init__(self, base: Path, uid: int, token: str) -> None:
@@ -92,12 +99,16 @@ class Guest:
                 if os.readlink(f"/proc/{int(name)}/ns/pid") == own:
                     os.kill(int(name), number)
 
-    async def copy_work(self, other: Guest) -> None:
-        """Give another machine the files of the work folder: a fork without the memory."""
-        copied = await asyncio.create_subprocess_exec(
-            *("cp", "-a", f"/proc/{self._init()}/root/work/.", f"/proc/{other._init()}/root/work/")
-        )
-        assert await copied.wait() == 0
+    async def copy_files(self, folder: Path) -> None:
+        """Its writable folders into a folder: what a snapshot holds, without the memory."""
+        for name in _KEPT:
+            (folder / name).mkdir(parents=True)
+            await _copy(Path(f"/proc/{self._init()}/root/{name}"), folder / name)
+
+    async def fill(self, folder: Path) -> None:
+        """The reverse of `copy_files`."""
+        for name in _KEPT:
+            await _copy(folder / name, Path(f"/proc/{self._init()}/root/{name}"))
 
     def _init(self) -> int:
         """The process id of its first process, on this machine."""

@@ -1,14 +1,16 @@
 """A stand-in for the service around E2B's machines: python -m tests.sandbox.e2b.service. It prints its address.
 
 The requests come from the official client, which also reads the answers; what runs in a machine is E2B's own `envd`
-(`guest.py`). Ours are only the life of machines (create, list, remove, extend, pause, resume, fork), as E2B's OpenAPI
-document and AgentENV's describe it, and the proxy by the headers `E2b-Sandbox-*`. POST /test makes it misbehave.
+(`guest.py`). Ours are only the life of machines (create, list, remove, extend, pause, resume, fork, snapshot), as E2B's
+OpenAPI document and AgentENV's describe it, and the proxy by the headers `E2b-Sandbox-*`. POST /test makes it
+misbehave.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import secrets
 import signal
 import tempfile
@@ -50,8 +52,9 @@ class Machine:
 
 class Service:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.machines, self.keys = folder, {}, {}
-        self.busy = self.lost = self.broken = 0
+        self.folder, self.machines, self.snapshots = folder, {}, {}
+        self.busy = self.lost = self.broken = self.dies = self.slow = 0
+        self.snapshotting = 1
         self.extended, self.bodies = [], []
 
     def app(self) -> web.Application:
@@ -62,8 +65,10 @@ class Service:
             app.router.add_post(f"{version}/sandboxes/{{id}}/connect", self.resume)
         app.router.add_get("/sandboxes/{id}", self.about)
         app.router.add_delete("/sandboxes/{id}", self.remove)
-        for name in ("timeout", "pause", "fork"):
-            app.router.add_post(f"/sandboxes/{{id}}/{name}", getattr(self, name))
+        for name in ("timeout", "pause", "fork", "snapshots"):
+            app.router.add_post(f"/sandboxes/{{id}}/{name}", getattr(self, name.replace("snapshots", "snapshot")))
+        app.router.add_get("/snapshots", self.list_snapshots)
+        app.router.add_delete("/templates/{id:.*}", self.remove_snapshot)
         app.router.add_post("/test", self.test)
         app.router.add_route("*", "/{path:.*}", self.proxy)
         return app
@@ -73,6 +78,8 @@ class Service:
         if "E2b-Sandbox-Id" in request.headers:
             return await self.proxy(request)
         if request.path != "/test":
+            if "snapshots" in request.path and not self.snapshotting:
+                return _error(404, "no such route")
             if request.headers.get("X-API-Key") != KEY:
                 return _error(401, "no such key")
             if self.busy:
@@ -82,9 +89,13 @@ class Service:
 
     async def create(self, request):
         body = await request.json()
-        if body["templateID"] == "no-such-template":
+        name = _bare(body["templateID"])
+        if name == "no-such-template" or (name.startswith("agentrl-") and name not in self.snapshots):
             return _error(404, f"template {body['templateID']!r} not found")
-        machine = await self._made(body["templateID"], body.get("metadata") or {}, body)
+        kept = self.snapshots.get(name)
+        machine = await self._made(name, body.get("metadata") or {}, body, kept and kept[1])
+        if kept:
+            await machine.guest.fill(kept[0])
         if self.lost:
             self.lost -= 1
             request.transport.abort()
@@ -155,17 +166,44 @@ class Service:
                 continue
             asked = {**parent.body, "timeout": body["timeout"]}
             child = await self._made(parent.template, parent.metadata, asked, parent.guest.uid)
-            await parent.guest.copy_work(child.guest)
+            files = self.folder / f"fork-{child.id}"
+            await parent.guest.copy_files(files)
+            await child.guest.fill(files)
             results.append({"sandbox": child.made()})
         return web.json_response(results, status=201)
 
+    async def snapshot(self, request):
+        """A name twice is a new build of the same template, as in E2B."""
+        machine, name = self._named(request), (await request.json())["name"]
+        files = self.folder / f"snapshot-{secrets.token_hex(8)}"
+        await machine.guest.copy_files(files)
+        if self.dies:
+            os._exit(1)
+        await asyncio.sleep(self.slow / 10)
+        self.snapshots[name] = (files, machine.guest.uid)
+        if self.lost:
+            self.lost -= 1
+            request.transport.abort()
+        return web.json_response(_shown(name), status=201)
+
+    async def list_snapshots(self, request):
+        return web.json_response([_shown(name) for name in self.snapshots])
+
+    async def remove_snapshot(self, request):
+        name = _bare(request.match_info["id"])
+        if any(one.template == name for one in self.machines.values()):
+            return _error(400, f"cannot delete template '{name}' because there are running sandboxes using it")
+        return web.Response(status=204) if self.snapshots.pop(name, None) else _error(404, "not found")
+
     async def test(self, request):
-        """`busy`: so many requests answered with 429; `lost`: so many creations without an answer; `broken`: the
-        number of the fork that fails. The answer: what it has, and what it was asked."""
+        """`busy`: so many requests answered with 429; `lost`: so many creations and snapshots without an answer;
+        `broken`: the number of the fork that fails; `snapshotting`: whether it offers that; `dies`: in the middle of
+        it; `slow`: tenths of a second that it takes. The answer: what it has, and what it was asked."""
         for name, value in (await request.json()).items():
             setattr(self, name, value)
         machines = [{**one.listed(), "body": one.body} for one in self.machines.values()]
-        return web.json_response({"machines": machines, "extended": self.extended, "busy": self.busy})
+        said = {"machines": machines, "extended": self.extended, "busy": self.busy}
+        return web.json_response({**said, "snapshots": list(self.snapshots)})
 
     async def proxy(self, request):
         machine = self.machines.get(request.headers.get("E2b-Sandbox-Id", ""))
@@ -193,6 +231,15 @@ class Service:
         if (machine := self.machines.get(request.match_info["id"])) is None:
             raise web.HTTPNotFound(text='{"code": 404, "message": "sandbox not found"}')
         return machine
+
+
+def _shown(name) -> dict:
+    return {"snapshotID": f"team/{name}:default", "names": [f"team/{name}"]}
+
+
+def _bare(name) -> str:
+    """A template's own name: clients may write `team/name:tag`."""
+    return unquote(name).rpartition("/")[2].partition(":")[0]
 
 
 def _error(status, message) -> web.Response:
