@@ -99,7 +99,15 @@ CONFIGS = {
         "agentrl.episode.gateway_config:GatewayConfig",
     ),
     "Simulated users and judges": ("agentrl.chat.client:SpeakerConfig", "agentrl.chat.simulation:UserConfig"),
-    "Sandboxes": ("agentrl_sandbox.spec:SandboxSpec",),
+    "Sandboxes": (
+        "agentrl_sandbox.spec:SandboxSpec",
+        *(
+            "agentrl_sandbox.services:ServiceGroup",
+            "agentrl_sandbox.services:Service",
+            "agentrl_sandbox.services:Placed",
+        ),
+        *("agentrl_sandbox.services:Mount", "agentrl_sandbox.services:HealthCheck"),
+    ),
     "Environments": (
         "agentrl_envs.fact_search.env:FactSearchConfig",
         "agentrl_envs.search_r1.env:SearchR1Config",

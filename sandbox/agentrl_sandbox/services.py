@@ -33,9 +33,11 @@ class Mount(_GroupPart):
     """A folder of a container that its image does not provide."""
 
     path: str
+    """Where it is in the container."""
     volume: str = ""
     """One of `ServiceGroup.volumes`; empty: an empty folder in memory, of this container alone."""
     read_only: bool = False
+    """The container may not write there."""
 
 
 class HealthCheck(_GroupPart):
@@ -44,9 +46,13 @@ class HealthCheck(_GroupPart):
     test: tuple[str, ...]
     """As the engine takes it: ("CMD", program, argument ...), ("CMD-SHELL", line), or ("NONE",) for no check."""
     interval_s: float = Field(default=30.0, gt=0, le=_DAY_S)
+    """Seconds from the end of one check to the next one."""
     timeout_s: float = Field(default=30.0, gt=0, le=_DAY_S)
+    """After this long a check has failed."""
     start_period_s: float = Field(default=0.0, ge=0, le=_DAY_S)
+    """Failures during the first seconds do not count."""
     retries: int = Field(default=3, gt=0, le=100_000)
+    """So many failures in a row make it unhealthy."""
 
 
 class Placed(_GroupPart):
@@ -55,6 +61,7 @@ class Placed(_GroupPart):
     networks: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     """Network -> other names that the container has there, beside the service's own. Empty: no network."""
     mounts: tuple[Mount, ...] = ()
+    """Folders that its image does not provide."""
     files: Mapping[str, str] = Field(default_factory=dict)
     """Path in the container -> file of this machine, which is copied there before the container starts."""
     hosts: tuple[str, ...] = ()
@@ -67,23 +74,35 @@ class Service(Placed):
     """A container beside the sandbox. What is not set is as in its image."""
 
     image: str
+    """The image that it runs."""
     entrypoint: tuple[str, ...] | None = None
+    """The program, before `command`."""
     command: tuple[str, ...] | None = None
+    """The arguments of `entrypoint`, or the program where there is none."""
     env: Mapping[str, str] = Field(default_factory=dict)
+    """Environment variables."""
     user: str = ""
+    """Who runs it; empty: the user of its image."""
     workdir: str = ""
+    """Its working folder."""
     hostname: str = ""
+    """Its host name; empty: an id."""
     within: str = ""
     """Another service whose network it shares, with its addresses and ports, instead of `networks`."""
     health: HealthCheck | None = None
+    """How the engine finds out whether it works; None: as its image says."""
     restart: str = Field(default="no", pattern=r"^(no|always|unless-stopped|on-failure(:\d{1,3})?)$")
     """When the engine starts it again: no, always, unless-stopped, on-failure or on-failure:COUNT."""
     memory_mb: int = Field(default=1024, gt=0)
+    """MiB of memory."""
     cpus: float = Field(default=1.0, gt=0)
+    """Cores."""
     pids: int = Field(default=256, gt=0)
+    """Processes and threads."""
     disk_mb: int = Field(default=2048, gt=0)
     """What it may write outside of its mounts. Beyond it, the whole sandbox is ended."""
     shm_mb: int = Field(default=64, gt=0)
+    """MiB of /dev/shm."""
     ulimits: Mapping[str, tuple[int, int]] = Field(default_factory=dict)
     """Name -> soft and hard limit; -1 is none."""
     init: bool = False
@@ -101,6 +120,7 @@ class ServiceGroup(_GroupPart):
     services: Mapping[str, Service]
     """By the name under which the others reach it. `main` is the sandbox itself."""
     main: Placed = Placed(networks={"default": ()})
+    """What the sandbox itself needs from its services."""
     volumes: Mapping[str, str] = Field(default_factory=dict)
     """Name -> folder of this machine whose content it has at first; empty: what the first image has at its place. Each
     sandbox has its own, in memory: what is in it counts towards the `memory_mb` of the service that wrote it. Its size
