@@ -170,12 +170,12 @@ def leaves(exc: BaseException) -> list[BaseException]:
 def one_line(exc: BaseException) -> str:
     """Type and text of an exception in one line. A group lists its exceptions too. Never raises."""
     try:
-        said = text(" ".join(str(exc).split()))
+        words = text(" ".join(str(exc).split()))
     except Exception:  # noqa: BLE001 - the boundary of a foreign __str__: the exception itself is reported
-        said = ""
+        words = ""
     if isinstance(exc, BaseExceptionGroup):
-        said = f"{text(exc.message)} ({'; '.join(map(one_line, exc.exceptions))})"
-    return f"{type(exc).__name__}: {said}" if said else type(exc).__name__
+        words = f"{text(exc.message)} ({'; '.join(map(one_line, exc.exceptions))})"
+    return f"{type(exc).__name__}: {words}" if words else type(exc).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, most: int = 1, cutoff: float = 0.6) -> str:

@@ -346,7 +346,7 @@ async def measured(tree: Path, agents: int, workers: int, *, stream: bool, fault
     )
     try:
         async with asyncio.timeout(GIVE_UP_S):
-            said, _ = await program.communicate()
+            output, _ = await program.communicate()
     finally:
         if program.returncode is None:
             program.kill()
@@ -355,7 +355,7 @@ async def measured(tree: Path, agents: int, workers: int, *, stream: bool, fault
         await runner.cleanup()
     if program.returncode:
         raise SystemExit(f"the gateway's process ended with status {program.returncode}")
-    row, ended = summary(fleet), json.loads(said.splitlines()[-1])
+    row, ended = summary(fleet), json.loads(output.splitlines()[-1])
     row["left"]["files"] = ended["files"]
     return {**row, "episodes": ended["episodes"], "lost": fleet.lost[:3]}
 

@@ -39,7 +39,7 @@ class EngineSpeaker:
         room = await self._engine.context_length() - len(prompt.tokens)
         if room < 1:
             raise ContextFullError(f"the conversation has {len(prompt.tokens)} tokens, too many for this model")
-        said = await self._engine.generate(
+        reply = await self._engine.generate(
             list(prompt.tokens),
             {
                 "temperature": 0.0,
@@ -47,10 +47,10 @@ class EngineSpeaker:
                 "stop_token_ids": sorted(renderer.stop_token_ids),
             },
         )
-        action = renderer.parse(said.tokens, said.finish_reason, said.matched, thinking=prompt.thinking)
+        action = renderer.parse(reply.tokens, reply.finish_reason, reply.matched, thinking=prompt.thinking)
         message: Message = {"role": "assistant", "content": action.content}
-        usage = {"prompt_tokens": float(len(prompt.tokens)), "completion_tokens": float(len(said.tokens))}
-        return Completion(message, message, "length" if said.finish_reason == "length" else "stop", usage)
+        usage = {"prompt_tokens": float(len(prompt.tokens)), "completion_tokens": float(len(reply.tokens))}
+        return Completion(message, message, "length" if reply.finish_reason == "length" else "stop", usage)
 
     async def prefer(self, questions: Sequence[Sequence[Message]], first: str, second: str) -> list[Preference]:
         """See `PrefersAnswers`. For each question one token is sampled, under a grammar that allows the two answers.
@@ -85,12 +85,12 @@ class EngineSpeaker:
         """The log-odds of the first of two tokens after a prompt."""
         if await self._engine.context_length() <= len(prompt):
             return Preference(None, refusal=f"the question has {len(prompt)} tokens, too many for this model")
-        said = await self._engine.generate(prompt, params, session_id=session_id)
-        usage = {"prompt_tokens": float(len(prompt)), "completion_tokens": float(len(said.tokens))}
-        if not said.tokens or said.tokens[0] not in tokens:
-            return Preference(None, usage, f"the engine answered with {said.finish_reason}, not with one of the two")
-        log_odds = _against_the_rest(said.log_probs[0])
-        return Preference(log_odds if said.tokens[0] == tokens[0] else -log_odds, usage)
+        reply = await self._engine.generate(prompt, params, session_id=session_id)
+        usage = {"prompt_tokens": float(len(prompt)), "completion_tokens": float(len(reply.tokens))}
+        if not reply.tokens or reply.tokens[0] not in tokens:
+            return Preference(None, usage, f"the engine answered with {reply.finish_reason}, not with one of the two")
+        log_odds = _against_the_rest(reply.log_probs[0])
+        return Preference(log_odds if reply.tokens[0] == tokens[0] else -log_odds, usage)
 
 
 def _apart(answers: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:

@@ -49,8 +49,8 @@ def _answer(request: Mapping[str, Any], connection: Connection) -> dict[str, Any
             signal.setitimer(signal.ITIMER_REAL, 0)
     except (Exception, SystemExit) as exc:  # noqa: BLE001 - the boundary of foreign graders: the parent reports it
         world = isinstance(exc, MemoryError) or _is_the_worlds()(exc)
-        said = " ".join(str(exc).split())[:1000]
-        return {"error": f"{type(exc).__name__}: {said}" if said else type(exc).__name__, "world": world}
+        words = " ".join(str(exc).split())[:1000]
+        return {"error": f"{type(exc).__name__}: {words}" if words else type(exc).__name__, "world": world}
 
 
 @cache

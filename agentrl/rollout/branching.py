@@ -260,6 +260,6 @@ def _tokens_before(root: Trajectory, turn: int) -> list[int]:
 
 def _messages_before(root: Trajectory, turn: int) -> list[Any]:
     """The messages that precede the model's message number `turn`."""
-    said = [place for place, message in enumerate(root.messages) if message.get("role") == "assistant"]
-    own = said[len(said) - len(root.actions) :]  # the prompt may hold earlier ones
+    replies = [place for place, message in enumerate(root.messages) if message.get("role") == "assistant"]
+    own = replies[len(replies) - len(root.actions) :]  # the prompt may hold earlier ones
     return list(root.messages[: own[turn]])

@@ -119,9 +119,9 @@ class _Chat:
             raise SkippedError("it is not a readable chat", str(exc)) from exc
         if left_out := request.asked.get("tools_left_out"):
             raise SkippedError("it is not a readable chat", f"tools of the type {', '.join(left_out)}")
-        said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         places = [i for i, entry in enumerate(request.entries) if entry.role == "assistant"]
-        untrained = {place for i, place in zip(said, places, strict=True) if i < given or not _weight(messages[i])}
+        untrained = {place for i, place in zip(replies, places, strict=True) if i < given or not _weight(messages[i])}
         entries = _identified(request.entries)
         remarks = _odd_calls(entries, request.tools, untrained)
         return cls(entries, request.tools, frozenset(untrained), remarks)

@@ -73,8 +73,8 @@ class FixedPlayer:
 
         async def say(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str | Message:
             try:
-                said = self.play(messages, tools, *given)
-                found: str | Message = await said if inspect.isawaitable(said) else said
+                answer = self.play(messages, tools, *given)
+                found: str | Message = await answer if inspect.isawaitable(answer) else answer
             except Exception as exc:  # the player's boundary
                 raise ConfigError(f"opponent {self.name} failed: {cause(exc)}") from exc
             return found

@@ -92,29 +92,29 @@ class PairArguments:
         self, schema: Any, root: Any, seen: frozenset[str] = frozenset()
     ) -> Iterator[tuple[str, Format | None]]:
         """What a value may be, each with the text before it. None: nothing."""
-        said = schema if isinstance(schema, Mapping) else {}
+        keywords = schema if isinstance(schema, Mapping) else {}
         parts = [
-            *_list(said, "anyOf"),
-            *_list(said, "oneOf"),
-            *(said["allOf"] if len(_list(said, "allOf")) == 1 else ()),
+            *_list(keywords, "anyOf"),
+            *_list(keywords, "oneOf"),
+            *(keywords["allOf"] if len(_list(keywords, "allOf")) == 1 else ()),
         ]
-        if (target := said.get("$ref")) is not None and target not in seen:
-            yield from self._values(_referred(said, root), root, seen | {target})
+        if (target := keywords.get("$ref")) is not None and target not in seen:
+            yield from self._values(_referred(keywords, root), root, seen | {target})
         elif parts:
             for part in parts:
                 yield from self._values(part, root, seen)
-        elif "const" in said or _list(said, "enum"):
-            for value in [said["const"]] if "const" in said else said["enum"]:
+        elif "const" in keywords or _list(keywords, "enum"):
+            for value in [keywords["const"]] if "const" in keywords else keywords["enum"]:
                 text, between = (value, self.between) if isinstance(value, str) else (_json(value), self.between_other)
                 yield between, {"type": "const_string", "value": text} if text else None
-        elif (kinds := Schema(said, root).kinds) is None or "string" in kinds:
-            yield self.between, self._text(said)
+        elif (kinds := Schema(keywords, root).kinds) is None or "string" in kinds:
+            yield self.between, self._text(keywords)
         else:
             definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
-            yield self.between_other, {"type": "json_schema", "json_schema": {**definitions, **said}}
+            yield self.between_other, {"type": "json_schema", "json_schema": {**definitions, **keywords}}
 
-    def _text(self, said: Mapping[str, Any]) -> Format:
-        longest = said.get("maxLength")
+    def _text(self, keywords: Mapping[str, Any]) -> Format:
+        longest = keywords.get("maxLength")
         bounded = self.text["type"] == "any_text" and isinstance(longest, int) and longest >= 0
         return {**self.text, "max_chars": longest} if bounded else self.text
 
@@ -178,8 +178,8 @@ def _referred(schema: Any, root: Any) -> Any:
     return root
 
 
-def _list(said: Mapping[str, Any], name: str) -> list[Any]:
-    found = said.get(name)
+def _list(keywords: Mapping[str, Any], name: str) -> list[Any]:
+    found = keywords.get(name)
     return found if isinstance(found, list) else []
 
 

@@ -53,11 +53,11 @@ def read_generation(answer: bytes, where: str, vocab_size: int | None = None) ->
 def error_message(answer: bytes) -> str:
     """An error response's message: SGLang's {"error": {"message"}} or {"message"}, FastAPI's {"detail"}, or text."""
     try:
-        said = json.loads(answer)
+        content = json.loads(answer)
         for key in ("error", "message", "detail"):
-            if isinstance(said, dict) and key in said:
-                said = said[key]
-        text = str(said)
+            if isinstance(content, dict) and key in content:
+                content = content[key]
+        text = str(content)
     except (ValueError, RecursionError):
         text = answer.decode(errors="replace")
     return " ".join(text.split())[:1000]

@@ -39,8 +39,8 @@ class Opening:
     @property
     def size(self) -> int:
         """About the characters of its entries and tools, and the bytes of its tokens."""
-        said = sum(len(entry.text) for entry in self.entries)
-        return said + len(str(self.tools)) + 4 * len(self.rendered.tokens)
+        length = sum(len(entry.text) for entry in self.entries)
+        return length + len(str(self.tools)) + 4 * len(self.rendered.tokens)
 
 
 class Openings:
@@ -96,8 +96,8 @@ def opening_key(renderer: Renderer, request: ChatRequest, entries: Sequence[Entr
     if any(entry.parts for entry in entries):
         return None
     # On Anthropic's wire, a last assistant message is continued. Some templates write the date.
-    said: tuple[Any, ...] = (id(renderer), request.wire == "messages", request.deferred, time.strftime("%F"))
-    return blake2b(repr((said, tuple(entries))).encode("utf-8", "surrogatepass"), digest_size=32).digest()
+    context: tuple[Any, ...] = (id(renderer), request.wire == "messages", request.deferred, time.strftime("%F"))
+    return blake2b(repr((context, tuple(entries))).encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 
 async def _run(make: Callable[[], Awaitable[Opening]]) -> Opening:

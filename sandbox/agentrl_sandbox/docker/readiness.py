@@ -138,12 +138,12 @@ class ServiceStart:
 
     async def _failure(self, name: str, what: str) -> SandboxError:
         """An error about a service, with the end of its log."""
-        said = ""
+        output = ""
         with contextlib.suppress(DockerError, TimeoutError):
             async with asyncio.timeout(10.0):
                 container = self._docker.containers.container(self._siblings.name(name))
-                said = "".join(await container.log(stdout=True, stderr=True, tail=_SHOWN))
-        lines = " | ".join(line.strip() for line in said.splitlines() if line.strip())[-1500:]
+                output = "".join(await container.log(stdout=True, stderr=True, tail=_SHOWN))
+        lines = " | ".join(line.strip() for line in output.splitlines() if line.strip())[-1500:]
         return SandboxError(
             f"sandbox {self._id}: its service {name} {what}; "
             + (f"the end of its log: {lines}" if lines else "it wrote nothing")
@@ -152,8 +152,8 @@ class ServiceStart:
 
 def _last_check(state: Mapping[str, Any]) -> str:
     checks = (state.get("Health") or {}).get("Log") or [{}]
-    said = " ".join(str(checks[-1].get("Output", "")).split())[-300:]
-    return f"its last check ended with {checks[-1].get('ExitCode')}, {said or 'and wrote nothing'}"
+    output = " ".join(str(checks[-1].get("Output", "")).split())[-300:]
+    return f"its last check ended with {checks[-1].get('ExitCode')}, {output or 'and wrote nothing'}"
 
 
 def _line(exc: DockerError) -> str:

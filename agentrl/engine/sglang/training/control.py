@@ -116,8 +116,8 @@ class ServerControl:
         except TimeoutError as exc:
             raise UnavailableError(f"{url}: no answer within {_LOAD_S:g} s") from exc
         try:
-            said = json.loads(answer)
+            content = json.loads(answer)
         except ValueError:
             return
-        if isinstance(said, dict) and said.get("success") is False:
-            raise EngineError(f"{url}: {said.get('error_message') or error_message(answer)}")
+        if isinstance(content, dict) and content.get("success") is False:
+            raise EngineError(f"{url}: {content.get('error_message') or error_message(answer)}")
