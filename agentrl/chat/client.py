@@ -80,7 +80,7 @@ MOST_ODDS = 30.0
 
 
 class PrefersAnswers(Protocol):
-    """A model that says which of two answers it would give: a ChatModel, or an engine's `EngineSpeaker`."""
+    """A model that reports which of two answers it would give: a ChatModel, or an engine's `EngineSpeaker`."""
 
     async def prefer(self, questions: Sequence[Sequence[Message]], first: str, second: str) -> list[Preference]:
         """The log-odds of two short answers to each question. They begin differently, such as "A" and "B".

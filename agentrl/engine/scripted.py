@@ -104,12 +104,12 @@ class ScriptedEngine(AsyncClosing):
     async def _generate_next(
         self, session: _ScriptPosition, input_ids: Sequence[int], sampling_params: SamplingParams, rid: str
     ) -> Generation:
-        said = self._resumed(session, len(input_ids)) or self._generation(self._next_turn(session, input_ids))
+        reply = self._resumed(session, len(input_ids)) or self._generation(self._next_turn(session, input_ids))
         # The turn is open until its end. After an abort or a cancellation it stays open.
-        session.open = (len(input_ids), said)
-        played = await self._play(self._limit(said, sampling_params), rid)
+        session.open = (len(input_ids), reply)
+        played = await self._play(self._limit(reply, sampling_params), rid)
         session.seen = len(input_ids) + len(played.tokens)
-        if played.finish_reason != "abort" or said.finish_reason == "abort":
+        if played.finish_reason != "abort" or reply.finish_reason == "abort":
             session.open = None
         return played
 
@@ -127,11 +127,11 @@ class ScriptedEngine(AsyncClosing):
         """The rest of an open turn, if a prompt of `length` tokens ends inside it."""
         if session.open is None:
             return None
-        start, said = session.open
+        start, reply = session.open
         given = length - start
-        if not 0 <= given < len(said.tokens):
+        if not 0 <= given < len(reply.tokens):
             return None
-        return replace(said, tokens=said.tokens[given:], log_probs=said.log_probs[given:])
+        return replace(reply, tokens=reply.tokens[given:], log_probs=reply.log_probs[given:])
 
     def _next_turn(self, session: _ScriptPosition, input_ids: Sequence[int]) -> Turn:
         session.turns += 1
@@ -169,10 +169,10 @@ class ScriptedEngine(AsyncClosing):
                 )
         return Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop")
 
-    def _limit(self, said: Generation, sampling_params: SamplingParams) -> Generation:
+    def _limit(self, reply: Generation, sampling_params: SamplingParams) -> Generation:
         """Cut as SGLang would. At the same token a stop string has priority over a stop token, and that over length."""
-        tokens = said.tokens
-        ends = [(len(tokens), 3, said.finish_reason, said.matched)]
+        tokens = reply.tokens
+        ends = [(len(tokens), 3, reply.finish_reason, reply.matched)]
         if (budget := sampling_params.get("max_new_tokens")) is not None and budget <= len(tokens):
             ends.append((budget, 2, "length", None))
         stop_ids = self._renderer.stop_token_ids.union(sampling_params.get("stop_token_ids") or ())
@@ -180,9 +180,9 @@ class ScriptedEngine(AsyncClosing):
         ends.extend((self._end_of(stop, tokens), 0, "stop", stop) for stop in stop_strings(sampling_params))
         count, _, finish_reason, matched = min(ends, key=lambda end: end[:2])
         return replace(
-            said,
+            reply,
             tokens=list(tokens[:count]),
-            log_probs=list(said.log_probs[:count]),
+            log_probs=list(reply.log_probs[:count]),
             finish_reason=finish_reason,
             matched=matched,
         )
@@ -194,7 +194,7 @@ class ScriptedEngine(AsyncClosing):
             return len(tokens) + 1
         return bisect_left(range(len(tokens) + 1), True, key=lambda count: stop in decode(tokens[:count]))
 
-    async def _play(self, said: Generation, rid: str) -> Generation:
+    async def _play(self, reply: Generation, rid: str) -> Generation:
         rid = rid or uuid4().hex
         aborted = self._running[rid] = asyncio.Event()
         clock = asyncio.get_running_loop().time
@@ -203,12 +203,12 @@ class ScriptedEngine(AsyncClosing):
             async with asyncio.timeout(self._seconds):
                 await aborted.wait()
         except TimeoutError:
-            return said
+            return reply
         finally:
             self._running.pop(rid, None)
-        count = int(len(said.tokens) * min(1.0, (clock() - start) / self._seconds)) if self._seconds else 0
+        count = int(len(reply.tokens) * min(1.0, (clock() - start) / self._seconds)) if self._seconds else 0
         return replace(
-            said, tokens=said.tokens[:count], log_probs=said.log_probs[:count], finish_reason="abort", matched=None
+            reply, tokens=reply.tokens[:count], log_probs=reply.log_probs[:count], finish_reason="abort", matched=None
         )
 
     async def abort(self, rid: str | None = None) -> None:

@@ -68,7 +68,7 @@ class Runtime:
         return entered
 
     def told(self) -> dict[str, JSON]:
-        """What the episode's `info` says about tools and sandboxes: the counts that are not empty."""
+        """What the episode's `info` has about tools and sandboxes: the counts that are not empty."""
         refused: Counter[str] = Counter()
         for box in self._boxes:
             if isinstance(box.refused, Mapping):  # of the user's own resources it may be something else

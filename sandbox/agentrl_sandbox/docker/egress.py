@@ -63,7 +63,7 @@ def _configuration(spec: SandboxSpec, name: str, sandbox_id: str, image: str, so
 
 
 async def _last_words(container: DockerContainer) -> str:
-    """What a container said, when it has ended."""
+    """What a container wrote, when it has ended."""
     await container.wait()
     return "".join(await container.log(stdout=True, stderr=True))
 

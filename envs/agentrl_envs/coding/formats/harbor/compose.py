@@ -62,7 +62,7 @@ class Build:
 
 @dataclass(slots=True)
 class MainService:
-    """What the compose file says about the agent's own container. Empty: nothing."""
+    """What the compose file has about the agent's own container. Empty: nothing."""
 
     image: str | Build | None = None
     command: str = ""

@@ -48,7 +48,7 @@ class ImageSource:
     has_tests: bool = False
     """The image itself may have files in /tests."""
     main: MainService = field(default_factory=MainService)
-    """What a compose file says about the agent's container."""
+    """What a compose file has about the agent's container."""
     services: ServiceGroup | None = None
 
 
