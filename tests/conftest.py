@@ -39,7 +39,7 @@ SLOW = (
 """Folders whose tests load a model, start servers or processes, or wait for deadlines."""
 
 
-CASES = 6
+CASES = 3
 """How many cases of one test `make test` runs."""
 
 

@@ -87,6 +87,7 @@ async def test_a_budget_smaller_than_the_scaffolding_leaves_that_whole(renderer)
     assert renderer.decode(t.response).count("tokens cut]") == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("limit", ["tokens", "context"])
 async def test_every_budget_ends_within_bounds_and_at_a_boundary(renderer, limit):
     whole = await play(renderer, observation_tokens=40)

@@ -403,6 +403,7 @@ async def test_a_close_that_fails_or_hangs_leaves_the_result_standing(renderer, 
     assert t.info["close_error"].startswith("TimeoutError")
 
 
+@pytest.mark.thorough
 async def test_hundreds_of_episodes_at_once_on_one_engine(renderer):
     engine = ScriptedEngine(SEARCH_THEN_ANSWER, renderer, seconds=0.01)
     done = await asyncio.gather(*(play(renderer, [], engine=engine) for _ in range(300)))

@@ -23,6 +23,7 @@ print(changed, frozen, gc.get_threshold() == (7, 7, 7))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("claim", "expected"), [("garbage.claim_process()", "True True True"), ("", "False False True")]
 )

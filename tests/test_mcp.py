@@ -39,6 +39,7 @@ def children() -> set[int]:
     return found
 
 
+@pytest.mark.thorough
 async def test_the_example_with_the_packages_own_server():
     async with EnvFactory(ENV, PACKAGE) as envs:
         turns = [call("other"), *sys.modules[envs.cls.__module__].gold(FRANCE)]

@@ -122,6 +122,7 @@ def test_elsewhere_an_owner_is_dead_when_it_is_silent(place, process, elsewhere)
     assert time.monotonic() - begun < 5
 
 
+@pytest.mark.thorough
 async def test_who_waits_gets_it_when_the_owner_has_died(tmp_path, process, elsewhere):
     other = process(
         "import pickle; from tests.test_parking import parked; from agentrl.episode.parking import _HEADER\n"

@@ -135,6 +135,7 @@ def test_a_call_has_an_id_that_every_template_takes() -> None:
     assert all(len(made) == 9 and made.isalnum() for made in ids)
 
 
+@pytest.mark.thorough
 def test_needs_no_torch() -> None:
     code = (
         "import asyncio, sys\n"

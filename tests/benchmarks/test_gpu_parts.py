@@ -201,6 +201,7 @@ def test_the_demonstrations_mostly_guess(given, tmp_path):
     assert set(searched) == {1.0}, "a search that found nothing is imitated"
 
 
+@pytest.mark.thorough
 def test_no_question_is_both_shown_and_trained(tmp_path):
     """Of what the repository makes: a question may occur twice there."""
     data = search_data(tmp_path, None, plain=False)

@@ -28,6 +28,7 @@ def test_a_defect_ends_with_1_and_is_printed_with_its_line(tmp_path, monkeypatch
     assert [(one["check"], one["line"], one["severity"]) for one in found] == [("robustness", 18, "error")]
 
 
+@pytest.mark.thorough
 def test_a_warning_alone_ends_with_0(monkeypatch):
     monkeypatch.chdir(HERE)
     result = run("defects/no_description.py:Silent", "--limit", "1")
@@ -71,6 +72,7 @@ def gold(task):
 """
 
 
+@pytest.mark.thorough
 def test_an_endless_generator_is_not_said_to_be_counted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     endless = TWO_SPLITS.replace('range(6 if split == "eval" else 18)', "itertools.count()")

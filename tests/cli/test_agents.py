@@ -77,6 +77,7 @@ def test_a_player_in_the_models_place_reads_what_the_agent_says(folder, agentrl)
     assert "The capital of France is Paris." in agentrl.stdout
 
 
+@pytest.mark.thorough
 def test_an_agent_is_trained_and_evaluated(folder, agentrl):
     pytest.importorskip("torch", reason="the embedded engine needs torch: pip install -e '.[train]'")
     command = ("train", "my_agent.py:Capitals", "--data", "tasks.jsonl", "--out", "run", "--config", "small.yaml")

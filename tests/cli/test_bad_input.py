@@ -133,6 +133,7 @@ def test_bad_input(bad, agentrl, command, message):
     assert yaml.safe_load((bad / "old" / "config.yaml").read_text())["out"] == "old"
 
 
+@pytest.mark.thorough
 def test_it_is_one_line_in_a_process_of_its_own(start):
     process = start("eval", "missing.py:X", "--model", "tiny", "--data", "tasks.jsonl")
     stdout, stderr = process.communicate(timeout=60)

@@ -66,6 +66,7 @@ def test_a_template_without_calls_says_what_it_lacks(agentrl, model, tmp_path):
 UNREAD = CHATML_TOOLS.replace("c.function.arguments | tojson", "c.function.arguments.values() | join('#')")
 
 
+@pytest.mark.thorough
 def test_exit_codes_for_tools(agentrl, model, tmp_path):
     """0 for exact and keeps-history, 3 where tools are asked for and cannot be offered, 1 where nothing can be."""
     unread, counted = tmp_path / "unread.jinja", tmp_path / "counted.jinja"

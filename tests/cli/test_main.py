@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import agentrl as package
 
 
@@ -22,6 +24,7 @@ def test_an_unknown_option_is_a_usage_error(agentrl):
     assert "--nope" in agentrl.stderr
 
 
+@pytest.mark.thorough
 def test_help_imports_nothing_heavy():
     code = (
         "import sys\n"

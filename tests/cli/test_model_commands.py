@@ -109,6 +109,7 @@ def test_train_says_that_no_sglang_answers_and_leaves_no_folder(folder, agentrl)
     assert not (folder / "run").exists()
 
 
+@pytest.mark.thorough
 def test_a_run_that_a_canary_stops_says_so_in_one_line_and_can_go_on(folder, agentrl):
     (folder / "small.yaml").write_text(SMALL)
     command = ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "run", "--config", "small.yaml")
@@ -123,6 +124,7 @@ def test_a_run_that_a_canary_stops_says_so_in_one_line_and_can_go_on(folder, age
     assert len(metrics(folder / "run")) == 4
 
 
+@pytest.mark.thorough
 def test_eval_takes_the_runs_reward_for_its_own_env_only(run, agentrl):
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("reward: null", "reward: my_env.py:always_one"))
@@ -140,6 +142,7 @@ def test_flags_win_over_the_file_and_merge_into_it(folder):
     assert (str(config.warm_start.demonstrations), config.warm_start.steps) == ("b.jsonl", 7)
 
 
+@pytest.mark.thorough
 def test_interrupted_training_says_how_to_go_on(run, agentrl, monkeypatch):
     from agentrl.train import Trainer
 

@@ -124,6 +124,7 @@ async def test_a_seed_decides_the_tokens_whatever_else_runs(engine: LocalEngine)
     assert (await engine.generate(prompt(5), FREE)).tokens != (await engine.generate(prompt(5), FREE)).tokens
 
 
+@pytest.mark.thorough
 async def test_samples_follow_the_distribution(engine: LocalEngine) -> None:
     ids = prompt(6)
     one = {"ignore_eos": True, "max_new_tokens": 1, "temperature": 0.2}
@@ -273,6 +274,7 @@ async def test_close_ends_running_and_waiting_requests_with_an_error() -> None:
 # Concurrency
 
 
+@pytest.mark.thorough
 async def test_two_hundred_requests_share_a_small_batch() -> None:
     engine = LocalEngine(MODEL, TOKENIZER, max_batch=16)
     answers = await asyncio.gather(*(engine.generate(prompt(i), {**FREE, "sampling_seed": i}) for i in range(200)))
@@ -471,6 +473,7 @@ async def waves(engine: LocalEngine, jitter: int, episodes: int = 20) -> list[li
         return [answers for _, answers in sorted(await asyncio.gather(*map(live, order)), key=lambda pair: pair[0])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("max_batch", [64, 6])
 async def test_lockstep_is_bit_identical_whatever_the_timing(max_batch: int) -> None:
     def facts(runs: list[list[Generation]]) -> list[list[tuple[Any, ...]]]:

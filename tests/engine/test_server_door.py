@@ -203,6 +203,7 @@ parameter_names = st.sampled_from(
 field_names = st.sampled_from(["input_ids", "text", "rid", "return_logprob", "stream", "sampling_params", "lora_path"])
 
 
+@pytest.mark.thorough
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(
     st.dictionaries(field_names, json_values, max_size=4),

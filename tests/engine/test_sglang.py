@@ -472,6 +472,7 @@ async def test_the_session_of_a_loop_that_is_gone_is_dropped():
         await engine.close()
 
 
+@pytest.mark.thorough
 def test_import_is_light():
     import subprocess
     import sys

@@ -242,6 +242,7 @@ def can_be_trained_on(generation: Generation) -> bool:
     )
 
 
+@pytest.mark.thorough
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(st.data())
 def test_whatever_a_server_says_is_a_generation_or_an_engine_error(data):

@@ -35,6 +35,7 @@ def test_the_facts_are_the_worlds():
     assert len(facts.cities) > 5000
 
 
+@pytest.mark.thorough
 def test_training_and_held_out_questions_share_no_entity_asked_about(tasks):
     train, held_out = ({t.metadata["searches"][0] for t in split} for split in tasks)
     assert not train & held_out
@@ -44,12 +45,14 @@ def test_training_and_held_out_questions_share_no_entity_asked_about(tasks):
     assert re.fullmatch(r"What is the capital of the country that .+ is in\?", two_hops[0].prompt)
 
 
+@pytest.mark.thorough
 async def test_gold_scores_one_and_noop_zero(tasks):
     for split in tasks:
         assert set(await scores(gold, split[:40])) == {1.0}
         assert set(await scores(noop, split[:40])) == {0.0}
 
 
+@pytest.mark.thorough
 async def test_the_mediocre_player_mostly_guesses_and_then_wins_nothing(tasks):
     played = tasks[0][:150]
     won = await scores(mediocre, played)
@@ -80,6 +83,7 @@ async def test_search_says_when_it_finds_nothing_and_returns_as_many_as_configur
     assert not issubclass(ConfigError, ValidationError)
 
 
+@pytest.mark.thorough
 def test_written_tasks_are_rows_for_agentrl_and_slime(tmp_path):
     train, held_out = write_tasks(tmp_path / "data", train=5, held_out=3)
     rows = [json.loads(line) for line in train.read_text().splitlines()]
@@ -89,6 +93,7 @@ def test_written_tasks_are_rows_for_agentrl_and_slime(tmp_path):
     assert again.read_text() == train.read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("imported", [False, True], ids=["installed", "imported"])
 def test_the_index_does_not_start_jax(tmp_path, imported):
     """bm25s calls JAX where it is installed, and JAX takes 75 % of a GPU's memory at its first call."""

@@ -18,6 +18,7 @@ from agentrl_envs.fact_search import FactSearch, gold, make_tasks, noop
 ENV = f"{Path(__file__).parents[2] / 'examples' / 'agents_sdk' / 'env.py'}:Assistant"
 
 
+@pytest.mark.thorough
 async def test_its_tokens_are_those_of_the_env_written_turn_by_turn():
     tasks = make_tasks("train", 4)
     async with EnvFactory(ENV) as agents, EnvFactory(FactSearch) as envs:
@@ -30,6 +31,7 @@ async def test_its_tokens_are_those_of_the_env_written_turn_by_turn():
         assert guessed.reward == 0.0, "right, but not looked up"
 
 
+@pytest.mark.thorough
 async def test_mistakes_of_the_model_are_no_failures():
     task = make_tasks("train", 1)[0]
     wrong = [
@@ -46,6 +48,7 @@ async def test_mistakes_of_the_model_are_no_failures():
             assert played.ledger.sampled == played.ledger.trained > 0
 
 
+@pytest.mark.thorough
 async def test_the_same_seed_gives_the_same_tokens_and_log_probs():
     pytest.importorskip("torch", reason="the embedded engine needs torch: pip install -e '.[train]'")
     from agentrl.engine.local import LocalEngine

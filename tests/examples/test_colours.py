@@ -41,6 +41,7 @@ async def test_the_name_alone_is_rewarded():
         assert [vision.count(image) for image in t.segment.images] == [4]
 
 
+@pytest.mark.thorough
 def test_no_held_out_picture_is_trained():
     picture = load_object(f"{FOLDER / 'env.py'}:picture")
     shown = [{picture(task).uri for task in tasks(split)[:40]} for split in ("train", "eval")]
@@ -49,6 +50,7 @@ def test_no_held_out_picture_is_trained():
     assert len({task.label for task in tasks("eval")}) == 6
 
 
+@pytest.mark.thorough
 async def test_a_step_trains_on_pictures_and_saves_a_model_that_sees(tmp_path):
     short = {"steps": 1, "prompts_per_step": 2, "group_size": 2, "eval_tasks": 2, "eval_every": 0, "warm_start": None}
     given = yaml.safe_load((FOLDER / "train.yaml").read_text())

@@ -84,6 +84,7 @@ def judge(played: Sequence[Trajectory], count: int, *, at_random: bool = False) 
         json.dumps(t.to_json(), allow_nan=False, ensure_ascii=False).encode()
 
 
+@pytest.mark.thorough
 def test_run_groups(renderer, before):
     played = asyncio.run(play(Speaker(renderer), renderer, [*WORLD, *ODDITIES, *ONCE], count=EPISODES))
     judge(played, EPISODES)
@@ -91,6 +92,7 @@ def test_run_groups(renderer, before):
     before.nothing_left()
 
 
+@pytest.mark.thorough
 def test_run_groups_in_lockstep(tokenizer, renderer, before, monkeypatch):
     monkeypatch.setattr(lockstep, "QUIET_S", 0.5)
     torch.set_num_threads(1)
@@ -121,6 +123,7 @@ def run_training(out: Path, lines: list[dict[str, Any]], *, env: type[Env] = Hos
     train(TrainConfig.make(**config), console=Console(quiet=True))
 
 
+@pytest.mark.thorough
 def test_train(tmp_path, before):
     """As `agentrl train` does it, with updates."""
     names, group = [*WORLD, *ODDITIES], 2

@@ -81,6 +81,7 @@ def test_a_head_of_its_own_is_kept_though_config_json_ties_it(folder: Path) -> N
     assert torch.equal(weights[HEAD], weights[EMBEDDINGS] + 1)
 
 
+@pytest.mark.thorough
 def test_files_that_cannot_be_read_are_one_line(folder: Path) -> None:
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()

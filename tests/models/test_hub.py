@@ -222,6 +222,7 @@ def test_a_command_that_needs_no_weights_downloads_none(hub: FakeHub) -> None:
     assert result.output.startswith("error: no folder some-org/other is here, and http://127.0.0.1:")
 
 
+@pytest.mark.thorough
 def test_the_environment_says_where_the_hub_is(hub: FakeHub, cache: Path) -> None:
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": str(cache)}
     code = f"from agentrl.models import folder_of; print(folder_of('{NAME}', weights=True))"

@@ -97,6 +97,7 @@ def test_the_template_adds_nothing_to_a_plain_chat() -> None:
     assert text == "<|im_start|>user\nHi<|im_end|>\n"
 
 
+@pytest.mark.thorough
 def test_the_tokenizer_needs_no_torch() -> None:
     code = "import sys, agentrl.models; agentrl.models.load_tokenizer('tiny'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

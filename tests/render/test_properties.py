@@ -32,6 +32,7 @@ def called(count: int, arguments: list[dict[str, Any]]) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(question=TEXT, answer=SAID, results=st.lists(TEXT, min_size=1, max_size=2), arguments=ARGUMENTS, follow=TEXT)
 def test_continuation_is_the_full_render(

@@ -137,6 +137,7 @@ async def test_programs_read_stdin_and_write_stdout(tests):
     assert [grade.parts["passed"] for grade in found] == [share for *_, share in cases]
 
 
+@pytest.mark.thorough
 async def test_a_function_that_is_called_like_a_builtin_one(tests):
     label = "assert sum(10, 15) == 6"  # the divisors that both have
     right = "def sum(a, b):\n    return __builtins__['sum'](x for x in range(1, min(a, b)) if a % x == b % x == 0)"
@@ -348,6 +349,7 @@ async def test_slime_hands_over_a_label_as_json(tests):
     assert await tests(SimpleNamespace(hf_checkpoint="tiny"), sample) == 1.0
 
 
+@pytest.mark.thorough
 def test_the_sandboxes_end_with_the_event_loop_and_each_loop_has_its_own(tmp_path):
     code = f"open({str(tmp_path / 'where')!r}, 'a').write(__file__ + '\\n')\n{ADD}"
     tests = UnitTests("local", concurrency=2)

@@ -90,6 +90,7 @@ async def test_a_blocking_function_costs_one_episode_its_deadline():
         in_process("grade")
 
 
+@pytest.mark.thorough
 async def test_a_sympy_that_never_returns_costs_one_answer_its_deadline():
     """A power that no computer finishes, beside answers that are graded meanwhile."""
     await is_same("0.5", ["1/2"])  # sympy is imported

@@ -125,6 +125,7 @@ async def test_the_loss_of_a_served_engine_ends_the_run(setting, monkeypatch):
             await run_groups(rollout, adding(4), 2)
 
 
+@pytest.mark.thorough
 async def test_an_env_that_a_worker_cannot_import_is_named(setting, tmp_path):
     here = setting("Adder", remote_env.script)
     here.order = replace(here.order, env=f"{tmp_path}/gone.py:Gone")

@@ -66,6 +66,7 @@ async def test_without_cgroups_commands_answer_as_they_do(backend, no_cgroups):
         assert await box.exec("echo still here", check=True, timeout=20)
 
 
+@pytest.mark.thorough
 async def test_kill_9_of_the_owner_leaves_nothing(backend, tmp_path, monkeypatch):
     """The registry is the test's own: the reaper of another process would remove what this one is to find."""
     monkeypatch.setattr(registry, "folder", lambda: tmp_path)

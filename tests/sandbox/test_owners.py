@@ -50,6 +50,7 @@ def test_a_process_id_that_was_given_out_again(own):
     assert is_gone(str(replace(own, start="1")))
 
 
+@pytest.mark.thorough
 def test_a_child_that_was_forked_is_an_owner_of_its_own():
     code = (
         "import os; from agentrl_sandbox.owners import current; current(); child = os.fork(); "

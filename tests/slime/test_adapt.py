@@ -554,6 +554,7 @@ print(env.EVENTS, _loop_resources._loops)
 """
 
 
+@pytest.mark.thorough
 def test_the_loop_of_a_daemon_thread_is_closed_at_exit(env_path):
     command = [sys.executable, "-c", DAEMON, env_path("Lookup")]
     alone = {**os.environ, "AGENTRL_TEST_EVENTS": ""}
@@ -561,6 +562,7 @@ def test_the_loop_of_a_daemon_thread_is_closed_at_exit(env_path):
     assert done.stdout.strip() == "['share', 'unshare'] {}", done.stderr
 
 
+@pytest.mark.thorough
 def test_slime_is_not_imported():
     code = "import agentrl, agentrl.slime, agentrl.slime.adapt, sys, json; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

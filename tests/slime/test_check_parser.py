@@ -69,6 +69,7 @@ def words(*flags: object) -> list[str]:
     return ["python3", "checkout/train.py", *map(str, flags)]
 
 
+@pytest.mark.thorough
 def test_its_namespace_is_taken(folder):
     command = read_command(words("--rollout-batch-size", 4, "--eval-config", "e.yaml", "--sglang-mem-fraction", "0.7"))
     reading = read(command, {"mine": 1})
@@ -78,11 +79,13 @@ def test_its_namespace_is_taken(folder):
     assert reading.args.train_env.startswith(str(folder / "checkout"))
 
 
+@pytest.mark.thorough
 def test_its_eval_config_is_checked():
     found = check(read_command(words("--rollout-batch-size", 4, "--eval-config", "e.jsonl")))
     assert any(f.text.startswith("e.jsonl: no such data file") for f in found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("flag", "said"), [("--rollout-batch-sizes", "did you mean --rollout-batch-size?"), ("--mine", "remove it")]
 )
@@ -92,6 +95,7 @@ def test_a_flag_that_none_of_its_parsers_takes(flag, said):
     assert found.text == f"{flag} is no flag of slime's, which ignores it without a word; {said}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("flags", "level", "text"),
     [
@@ -113,6 +117,7 @@ def test_what_it_refuses_and_what_keeps_it_from_reading(flags, level, text):
     assert reading.args.n_samples_per_prompt == 1, "read plainly"
 
 
+@pytest.mark.thorough
 def test_its_last_checks_may_need_a_gpu():
     reading = read(read_command(words("--rollout-batch-size", 14, "--mine", 1)), {})
     assert (reading.exact, reading.args.rollout_batch_size, reading.args.router_policy) == (True, 14, "cache_aware")
@@ -134,6 +139,7 @@ def test_without_slime_the_verdict_is_incomplete(folder, monkeypatch):
     assert any("slime is not installed here, nor on PYTHONPATH" in finding.text for finding in found)
 
 
+@pytest.mark.thorough
 def test_ray_tells_where_slime_is(folder):
     variables = {"PYTHONPATH": f"/megatron{os.pathsep}{folder / 'checkout'}"}
     line = [

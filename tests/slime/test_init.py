@@ -386,6 +386,7 @@ def env(tmp_path: Path, monkeypatch) -> str:
     return "my_env.py:E"
 
 
+@pytest.mark.thorough
 def test_what_init_writes_passes_the_check(env, world):
     done = run("here", "--model", "Qwen/Qwen3-4B", "--env", env)
     assert done.exit_code == 0, done.output

@@ -199,6 +199,7 @@ async def test_storm(slime, world, tmp_path, env):
     )
 
 
+@pytest.mark.thorough
 async def test_storm_with_mask_offpolicy(slime, world):
     turns, chance = 8, random.Random(3)
     flags = {"mask_offpolicy_in_partial_rollout": True}

@@ -25,6 +25,7 @@ def _warn_anew():
     _warn_unscored.cache_clear()
 
 
+@pytest.mark.thorough
 def test_the_hooks_are_light_and_found_by_name():
     """slime loads a hook by importlib and getattr, in every process that names one."""
     code = (

@@ -161,6 +161,7 @@ def test_the_critic_has_settings_and_checkpoints_of_its_own(world):
     assert critic() == {**own, "load": f"{saved}/critic"}
 
 
+@pytest.mark.thorough
 def test_a_data_set_that_cannot_be_split_ends_the_script(world):
     (world / "test.parquet").unlink()
     done = subprocess.run(["bash", "run/run.sh"], capture_output=True, text=True, check=False)
@@ -168,6 +169,7 @@ def test_a_data_set_that_cannot_be_split_ends_the_script(world):
     assert "test.parquet: no such data file" in done.stderr
 
 
+@pytest.mark.thorough
 def test_an_unknown_estimator_ends_the_script(world):
     environment = {**os.environ, "ESTIMATOR": "gspo"}
     done = subprocess.run(["bash", "run/run.sh"], capture_output=True, text=True, check=False, env=environment)

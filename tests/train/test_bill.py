@@ -84,6 +84,7 @@ def test_a_gpu(clock, monkeypatch, tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_a_run_prints_and_keeps_its_bill(make_config, demonstrations, tmp_path):
     warm = {"demonstrations": demonstrations, "steps": 2, "batch_size": 4}
     config = make_config(warm_start=warm, eval_data=tmp_path / "tasks.jsonl", eval_tasks=2, usd_per_hour=36.0)

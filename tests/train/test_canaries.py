@@ -21,6 +21,7 @@ def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.thorough
 def test_a_run_without_tool_calls_stops_and_may_go_on_without_its_canary(make_config, tmp_path):
     silent = {"env": f"{TOY}:Tools", "steps": 5, "checkpoint_every": 2}
 
@@ -36,6 +37,7 @@ def test_a_run_without_tool_calls_stops_and_may_go_on_without_its_canary(make_co
     assert [line["step"] for line in lines(run)] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.thorough
 def test_a_run_that_cannot_train_a_token_stops_at_its_first_step(make_config, tmp_path):
     with pytest.raises(
         CanaryError, match=r"^step 1: no token can be trained: .* masked: env_failure \d+; .* failed 12"

@@ -147,6 +147,7 @@ def test_every_key_is_documented():
         assert not [name for name, key in cls.model_fields.items() if not key.description]
 
 
+@pytest.mark.thorough
 def test_reading_a_configuration_does_not_import_torch():
     program = "import sys, agentrl.train, agentrl.rollout; sys.exit('torch' in sys.modules)"
 

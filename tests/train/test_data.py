@@ -39,6 +39,7 @@ def tasks_of(folder):
     return [json.loads(line)["task"] for file in sorted(index) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.thorough
 def test_a_run_on_two_data_sets(two_sets, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "IN_MEMORY", 0)  # both stay on disk
     said = io.StringIO()

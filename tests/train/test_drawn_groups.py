@@ -91,6 +91,7 @@ def test_a_killed_run_draws_and_replaces_the_same_groups(chosen, tmp_path, last)
     assert state["data"]["source"]["pass_rates"]
 
 
+@pytest.mark.thorough
 def test_a_run_without_a_difference_says_what_to_do(chosen):
     console = quiet()
     train(chosen(reward=f"{TOY}:same", steps=2, pass_rates=None, curriculum=None), console=console)
@@ -106,6 +107,7 @@ def test_a_task_without_difficulty_ends_the_run_before_it_begins(make_config, tm
     assert not config.out.exists()
 
 
+@pytest.mark.thorough
 def test_filters_replace_groups_and_their_reasons_are_counted(chosen, tmp_path):
     """A function that drops the tasks of odd number, beside what teaches nothing: those of even number."""
     (tmp_path / "own.py").write_text("def even(group):\n    return int(group[0].task.id) % 2 == 0 or 'odd'\n")

@@ -110,6 +110,7 @@ def test_a_run_keeps_the_engine_it_began_with(gpu, chosen, with_sglang, begun):
     assert config.engine_config == ({} if begun == "local" else {"python": with_sglang})
 
 
+@pytest.mark.thorough
 def test_the_run_folder_holds_the_choice_and_a_resumed_run_keeps_it(make_config, monkeypatch):
     """The first half runs without a GPU; then the machine has one, and SGLang."""
     config = make_config(steps=1)

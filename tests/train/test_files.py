@@ -70,6 +70,7 @@ def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatc
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == ({"r.jsonl": before} if before else {})
 
 
+@pytest.mark.thorough
 def test_a_line_that_does_not_fit_is_not_appended(tmp_path):
     """A limit of the file's size cuts a write as a full disk does: the first part is written."""
     program = (

@@ -65,6 +65,7 @@ def test_a_run_trains_every_group_once_and_no_token_that_is_too_old(flowing, tmp
     assert {"episodes_per_second", "stragglers", "queues", "prefix_hit_rate", "generate_s", "env_s"} <= set(found[0])
 
 
+@pytest.mark.thorough
 def test_tokens_that_are_too_old_are_masked(flowing):
     config = flowing(steps=4, staleness=1, stale="mask", engine=f"{COPIED}:LateEngine")
     train(config, console=quiet())
@@ -89,6 +90,7 @@ class Watched(Trainer):
         self.left = [task for task in own_tasks() if "agentrl" in repr(task.get_coro())]
 
 
+@pytest.mark.thorough
 async def test_nothing_is_left_at_the_end(flowing):
     async with Watched(flowing(), console=quiet()) as trainer:
         await trainer.run()
@@ -97,6 +99,7 @@ async def test_nothing_is_left_at_the_end(flowing):
     assert trainer.engine.requests == 0
 
 
+@pytest.mark.thorough
 async def test_an_evaluation_is_played_beside_the_episodes(flowing, tmp_path):
     config = flowing(steps=5, eval_data=tmp_path / "tasks.jsonl", eval_every=2, eval_tasks=5)
     seen = []
@@ -205,6 +208,7 @@ async def test_ctrl_c_ends_every_episode(flowing):
     assert list((config.out / "checkpoints").glob("step_*"))
 
 
+@pytest.mark.thorough
 def test_groups_that_teach_nothing_are_replaced(flowing, tmp_path):
     train(flowing(env=f"{TOY}:Uneven", refill=3, steps=3), console=quiet())
     for line, step in zip(metrics(tmp_path / "run"), played(tmp_path / "run"), strict=True):
@@ -214,6 +218,7 @@ def test_groups_that_teach_nothing_are_replaced(flowing, tmp_path):
     assert sum(line["replaced_groups"] for line in metrics(tmp_path / "run")) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loop", [{}, {"fully_async": False, "over_sample": 2.0, "staleness": 0, "engine": "local"}])
 def test_filters_replace_groups_and_their_reasons_are_counted(flowing, tmp_path, loop):
     """A function that keeps the tasks whose number is a multiple of four."""
@@ -225,12 +230,14 @@ def test_filters_replace_groups_and_their_reasons_are_counted(flowing, tmp_path,
     assert sum(line.get("dropped_other", 0) for line in metrics(config.out)) > 0
 
 
+@pytest.mark.thorough
 def test_groups_with_too_few_valid_episodes_are_dropped(flowing, tmp_path):
     train(flowing(env=f"{TOY}:Flaky", failures={"again": 0, "least": 2}, steps=4), console=quiet())
     assert all(trajectory.task.id != "1" for step in played(tmp_path / "run") for trajectory in step)
     assert sum(line.get("dropped_env_failure", 0) for line in metrics(tmp_path / "run")) > 0
 
 
+@pytest.mark.thorough
 def test_a_sync_rollout_that_is_over_sampled_aborts_the_rest(make_config, tmp_path):
     summary = train(make_config(over_sample=2.0, steps=3, concurrency=6), console=quiet())
     assert summary.steps == 3

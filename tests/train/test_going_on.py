@@ -126,6 +126,7 @@ def test_an_interruption_loses_nothing(four_steps, straight, tmp_path, at, numbe
     assert (resumed.eval_start, resumed.eval_warm, resumed.eval_final) == straight["evals"]
 
 
+@pytest.mark.thorough
 def test_an_interrupted_evaluation_costs_its_figure_alone(four_steps, straight, tmp_path):
     config = four_steps("run", eval_data=tmp_path / "tasks.jsonl", eval_tasks=2, eval_every=2)
     with pytest.raises(Terminated):
@@ -146,6 +147,7 @@ def test_an_interruption_before_anything_is_learned_writes_none(four_steps, tmp_
     assert list((config.out / "checkpoints").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_demonstrations_are_needed_for_the_warm_start_only(four_steps, demonstrations):
     train(four_steps("run", steps=1), console=quiet())
     demonstrations.unlink()
@@ -155,6 +157,7 @@ def test_demonstrations_are_needed_for_the_warm_start_only(four_steps, demonstra
         train(four_steps("other"), console=quiet())
 
 
+@pytest.mark.thorough
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(make_config):
     config = make_config(steps=3, checkpoint_every=1)
     train(config, console=quiet())
@@ -200,6 +203,7 @@ def test_more_steps_after_the_last_change_neither_learning_rate_nor_weights_in_a
     assert model_folder(config.out).name == "model"
 
 
+@pytest.mark.thorough
 def test_changed_data_is_for_the_user_to_decide(make_config, tmp_path):
     train(make_config(), console=quiet())
     file = tmp_path / "tasks.jsonl"
@@ -213,6 +217,7 @@ def test_changed_data_is_for_the_user_to_decide(make_config, tmp_path):
     train(make_config(steps=5), resume=True, console=quiet())
 
 
+@pytest.mark.thorough
 async def test_a_second_resume_is_told_in_one_line(make_config):
     async with Trainer(make_config(), console=quiet()) as first:
         with pytest.raises(ConfigError, match="another process is training in this folder") as error:
@@ -224,6 +229,7 @@ async def test_a_second_resume_is_told_in_one_line(make_config):
         await again.run()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("env", "error"), [("Buggy", BugError), ("Unscored", ConfigError)])
 def test_a_start_that_fails_leaves_no_folder(make_config, tmp_path, env, error):
     (tmp_path / "empty").mkdir()

@@ -13,6 +13,7 @@ from agentrl.train import TrainConfig, train
 from tests.models.fake_hub import FakeHub, listen_at, nobody_listens
 
 
+@pytest.mark.thorough
 def test_a_run_downloads_its_model_once_and_goes_on_without_a_network(
     make_config: Callable[..., TrainConfig], small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

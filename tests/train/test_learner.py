@@ -206,6 +206,7 @@ def half(make_config, **values):
     return Learner(tiny_model(seed=0).bfloat16(), make_config(**{"lr_warmup_steps": 0, "dtype": "bfloat16", **values}))
 
 
+@pytest.mark.thorough
 def test_small_steps_add_up_in_bfloat16(make_config):
     """Ten steps of a size that rounding would swallow, every one of them."""
     learner = half(make_config, learning_rate=1e-6, minibatches=1, lr_final=1.0)

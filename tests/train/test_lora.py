@@ -296,6 +296,7 @@ def test_a_run_resumes_to_the_bit_and_can_be_read_everywhere(make_config, demons
         assert not list(whole.out.rglob("model.safetensors")), "the base is not copied"
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_from_the_adapter_of_another(make_config, tmp_path):
     lora = {"lora": {"rank": 2}, "learning_rate": 1e-2, **SMALL}
     train(make_config(**lora), console=quiet())
@@ -310,6 +311,7 @@ def test_a_run_goes_on_from_the_adapter_of_another(make_config, tmp_path):
             train(make_config(lora=lora, model=str(tmp_path / "run"), out=tmp_path / "third"), console=quiet())
 
 
+@pytest.mark.thorough
 def test_merge_makes_one_model_of_a_run(make_config, tmp_path):
     train(make_config(lora={"rank": 2}, learning_rate=1e-2, **SMALL), console=quiet())
     run, out = tmp_path / "run", tmp_path / "merged"

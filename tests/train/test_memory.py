@@ -243,6 +243,7 @@ def test_what_is_said(shapes: dict[str, Shape]) -> None:
     assert second == "warning: this model does not fit on this GPU: no option makes it fit; take a smaller one"
 
 
+@pytest.mark.thorough
 def test_nothing_is_said_about_little_or_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(Shape.of(small("llama")), 4) == []
     monkeypatch.setattr(memory_advice, "free_memory", lambda _: 0)

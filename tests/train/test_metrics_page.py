@@ -66,6 +66,7 @@ def lines(config: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.thorough
 def test_the_page_names_every_key_of_a_run(everything: Any, never_stops: Any) -> None:
     found = lines(everything) + lines(never_stops)
     written = {re.sub("^dropped_.*", "dropped_REASON", key) for line in found for key in line}

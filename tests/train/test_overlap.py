@@ -138,6 +138,7 @@ class Watched(Trainer):
         return super().update(groups, step)
 
 
+@pytest.mark.thorough
 async def test_rollouts_are_played_while_the_learner_learns(overlapped):
     async with Watched(overlapped(), console=quiet()) as trainer:
         await trainer.run()
@@ -169,6 +170,7 @@ def test_no_token_is_older_than_the_bound_whichever_half_is_longer(overlapped, t
     assert ages[0] == 0
 
 
+@pytest.mark.thorough
 def test_tokens_that_are_too_old_are_masked(overlapped, tmp_path):
     train(overlapped(engine="LateEngine"), console=quiet())
     masked = [line["masked_tokens"] for line in lines(tmp_path / "run")]
@@ -179,6 +181,7 @@ def test_tokens_that_are_too_old_are_masked(overlapped, tmp_path):
         assert line["token_age_max"] == 1
 
 
+@pytest.mark.thorough
 def test_evaluations_have_the_weights_of_their_step(overlapped, tmp_path):
     class Evaluated(Trainer):
         async def evaluate(self, name):

@@ -13,6 +13,7 @@ from agentrl.train import Trainer
 from tests.train.conftest import TOY
 
 
+@pytest.mark.thorough
 def test_a_trainers_own_branches_are_learned_from(make_config):
     """The example of docs/training.md: leaves join the groups of a step, whose sizes differ."""
 

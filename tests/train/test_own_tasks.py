@@ -20,6 +20,7 @@ def prompts(file):
     return {json.loads(line)["task"]["prompt"] for line in file.read_text().splitlines()}
 
 
+@pytest.mark.thorough
 def test_a_run_without_data_plays_the_envs_own_tasks_and_goes_on_with_the_same(make_config, tmp_path, monkeypatch):
     own = {"env": f"{TOY}:Own", "data": None, "episodes": 4, "eval_tasks": 2}
     train(make_config(**own), console=quiet())

@@ -85,6 +85,7 @@ async def test_an_update_that_is_skipped_shows(make_config, tmp_path):
     assert versions(tmp_path / "run", 3) == {"1"}
 
 
+@pytest.mark.thorough
 async def test_a_run_goes_on_at_another_server(make_config, tmp_path):
     async with server(make_config()) as url:
         await run(served_config(make_config, url, steps=2))
@@ -116,6 +117,7 @@ async def test_an_engine_with_other_weights_ends_the_run_before_anything_is_trai
             await run(served_config(make_config, url), Refuses)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dies", ["in a rollout", "before an update"])
 async def test_a_server_that_goes_away_ends_the_run_and_leaves_a_checkpoint(make_config, tmp_path, monkeypatch, dies):
     monkeypatch.setattr(served, "_END_S", 0.1)

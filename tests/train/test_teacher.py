@@ -85,6 +85,7 @@ async def one_step(config):
     return trainer
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("beside", [False, True])
 async def test_the_advantage_is_the_reverse_kl_of_each_token(make_config, teacher, beside):
     settings = {"model": str(teacher), "weight": 0.5, "beside_reward": beside}
@@ -148,6 +149,7 @@ def test_a_killed_run_learns_the_same_from_its_teacher(make_config, teacher, tmp
     assert played(tmp_path / "broken") == played(tmp_path / "whole")
 
 
+@pytest.mark.thorough
 async def test_a_served_teacher_teaches_what_a_loaded_one_does(make_config, teacher, tmp_path):
     loaded = await one_step(make_config(steps=1, teacher=str(teacher), out=tmp_path / "loaded"))
     async with serving(teacher) as (asked, url):
@@ -262,6 +264,7 @@ async def test_a_teacher_of_another_architecture_and_of_more_tokens_will_do(make
     assert found is not None
 
 
+@pytest.mark.thorough
 async def test_every_segment_of_an_episode_has_its_scores(make_config, teacher, renderer):
     """Rows of several lengths and episodes come back in order, whatever the micro-batches."""
     trainer = await one_step(make_config(steps=1))

@@ -56,6 +56,7 @@ def play(config, **options):
     return console.file.getvalue()
 
 
+@pytest.mark.thorough
 def test_a_run_that_goes_on_is_the_same_run_there(make_config, fake, tmp_path):
     play(make_config(**SMALL, steps=1))
     play(make_config(**{**SMALL, "wandb": "renamed"}, steps=3), resume=True)

@@ -38,6 +38,7 @@ def test_a_run_with_workers(make_config, staleness):
     assert gaps[0] < 1e-4, "the learner's own log-probs are those that the workers' tokens came with"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("own", [{"fully_async": True, "staleness": 2}, {"over_sample": 2.0, "staleness": 1}])
 def test_a_loop_with_workers(make_config, own, tmp_path):
     """The rollout loop hands its episodes to the workers; weights change while they are played."""

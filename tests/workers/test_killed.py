@@ -30,6 +30,7 @@ def answers_once(answers):
     assert max(len(answer.lost) for answer in answers) <= 1
 
 
+@pytest.mark.thorough
 async def test_workers_killed_with_200_in_flight(workers, tmp_path):  # noqa: F811
     chance, again = random.Random(3), Counter()
     async with workers() as pool:
@@ -67,6 +68,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.thorough
 async def test_killed_drivers(tmp_path):
     """Their workers close what they have open, and end."""
     chance, seen = random.Random(4), 0

@@ -70,6 +70,7 @@ def lives(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.thorough
 async def test_requests_go_to_the_least_busy_worker(workers, tmp_path):
     async with workers() as pool:
         waiting = [ask(pool, "until", f"go{i}") for i in range(2)]
@@ -120,6 +121,7 @@ async def test_a_killed_worker_loses_no_request(workers, tmp_path, caplog):
     assert "another one takes its place" in caplog.text
 
 
+@pytest.mark.thorough
 async def test_a_request_that_ends_two_workers_is_given_up(workers, tmp_path):
     async with workers() as pool:
         with pytest.raises(WorkerLostError, match=r"two workers ended while they played it: worker .*; worker "):
@@ -128,6 +130,7 @@ async def test_a_request_that_ends_two_workers_is_given_up(workers, tmp_path):
         assert len(answer.lost) == 1
 
 
+@pytest.mark.thorough
 async def test_a_job_that_cannot_be_opened_is_a_mistake_of_the_configuration(workers, tmp_path):
     (tmp_path / "refuse").touch()
     with pytest.raises(ConfigError, match="share failed: no corpus"):
@@ -135,6 +138,7 @@ async def test_a_job_that_cannot_be_opened_is_a_mistake_of_the_configuration(wor
             pass
 
 
+@pytest.mark.thorough
 async def test_a_worker_that_ends_at_its_start_again_ends_the_run_with_its_own_words(workers, tmp_path, request):
     (tmp_path / "die").touch()
     words = "" if "ray" in request.node.name else r"\. It said last:\ncannot allocate"  # Ray has printed them
@@ -179,6 +183,7 @@ class Full(PipeTransport):
         return await super().open(number)
 
 
+@pytest.mark.thorough
 async def test_a_worker_without_a_place_at_the_start_ends_the_run(tmp_path):
     pool = WorkerPool(transport=Full(lambda: pool), order=JobOrder(JOB, str(tmp_path)), size=2)
     with pytest.raises(NoPlaceError, match="no place for worker 1"):
@@ -186,6 +191,7 @@ async def test_a_worker_without_a_place_at_the_start_ends_the_run(tmp_path):
             pass
 
 
+@pytest.mark.thorough
 async def test_a_worker_without_a_place_later_is_missed_by_nobody(tmp_path, caplog):
     pool = WorkerPool(transport=Full(lambda: pool, places=1), order=JobOrder(JOB, str(tmp_path)), size=2)
     async with pool:
@@ -194,6 +200,7 @@ async def test_a_worker_without_a_place_later_is_missed_by_nobody(tmp_path, capl
         assert (await ask(pool, "echo", "on")).result == ("on", pool._seats[0].pid)
 
 
+@pytest.mark.thorough
 async def test_a_worker_that_cannot_be_replaced_ends_every_request(workers, tmp_path):
     async with workers(1) as pool:
         waiting = ask(pool, "until", "never")
@@ -206,6 +213,7 @@ async def test_a_worker_that_cannot_be_replaced_ends_every_request(workers, tmp_
             await ask(pool, "echo")
 
 
+@pytest.mark.thorough
 async def test_workers_that_end_again_and_again_end_the_run(workers, tmp_path):
     async with workers(1) as pool:
         with pytest.raises(ConfigError, match="ended 5 times without finishing an episode"):  # noqa: PT012
@@ -214,6 +222,7 @@ async def test_workers_that_end_again_and_again_end_the_run(workers, tmp_path):
                     await ask(pool, "kill")
 
 
+@pytest.mark.thorough
 async def test_an_abort_concerns_its_own_epoch_only(workers, tmp_path):
     async with workers() as pool:
         old = [ask(pool, "wait", i) for i in range(4)]

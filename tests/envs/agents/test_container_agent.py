@@ -35,6 +35,7 @@ async def test_its_result_is_what_the_program_printed_and_a_grader_scores_its_la
     assert (await played(["I do not know."])).reward == 0.0
 
 
+@pytest.mark.thorough
 async def test_a_program_that_fails_or_never_ends_is_scored():
     failed = await played(["file.txt"], f'{sys.executable} {PROGRAM} "$(cat task.txt)"; exit 3')
     assert (failed.reward, failed.info["result"]["exit_code"]) == (1.0, 3)

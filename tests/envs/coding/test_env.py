@@ -63,6 +63,7 @@ def answers(trajectory):
     return [message["content"] for message in trajectory.messages if message["role"] in ("tool", "user")]
 
 
+@pytest.mark.thorough
 async def test_gold_scores_one_and_noop_zero():
     for loader in (two_lines, in_two_steps):
         for player, reward in ((gold, 1.0), (noop, 0.0)):
@@ -103,6 +104,7 @@ async def test_a_clean_sandbox_holds_the_work_alone_and_the_agents_own_all_it_di
         assert (t.reward, t.failure) == (found, None)
 
 
+@pytest.mark.thorough
 async def test_the_steps_of_a_problem_come_one_after_the_other():
     one, two = call("bash", command="echo one > answer"), call("bash", command="cat more; echo two >> answer")
     t = await play(task(in_two_steps), [one, call("submit"), two, call("submit")])

@@ -27,6 +27,7 @@ def test_no_pair_of_file_and_word_is_both_trained_and_held_out():
     assert not pairs[0] & pairs[1]
 
 
+@pytest.mark.thorough
 async def test_demonstrations_show_what_a_sandbox_would_have_printed():
     tasks = make_tasks("train", 20)
     config = {"tools": "bash"}

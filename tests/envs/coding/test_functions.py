@@ -41,6 +41,7 @@ async def graded(box, source, task=None, seconds=None):
         return await grader.grade_apart(box, box if isinstance(box, FakeSandbox) else tests)
 
 
+@pytest.mark.thorough
 async def test_gold_scores_one_the_stub_zero_and_half_is_half(box):
     gold = load_problem(Task(metadata={"format": "function", **ROW})).steps[0].gold.files
     assert (await graded(box, gold)).score == 1.0
@@ -53,6 +54,7 @@ async def test_gold_scores_one_the_stub_zero_and_half_is_half(box):
     assert wrong_type.parts == {"tests": 0.8}
 
 
+@pytest.mark.thorough
 async def test_what_is_defined_beside_the_function_serves_the_tests_too(box):
     tasks = {task.id: task for task in human_eval()}
     assert len(tasks) == 164
@@ -146,6 +148,7 @@ async def test_a_folder_with_a_stub_and_pytest_files(folder, box):
     assert "test_constant" in partly.log
 
 
+@pytest.mark.thorough
 async def test_the_work_finds_no_tests_while_it_runs(folder, box):
     spy = "import os\nfound = [file for _, _, files in os.walk('.') for file in files]\n"
     spy += "assert not [file for file in found if 'test' in file], found\n"
@@ -153,6 +156,7 @@ async def test_the_work_finds_no_tests_while_it_runs(folder, box):
     assert found.score == 1.0, found.log
 
 
+@pytest.mark.thorough
 async def test_a_plugin_that_the_work_brings_is_not_used(folder, box):
     forged = "import os, sys\nsys.stderr.write('4 passed')\nos._exit(0)\n"
     assert (await graded(box, {"clock.py": forged, "conftest.py": forged}, folder)).parts == {"tests": 0.0}

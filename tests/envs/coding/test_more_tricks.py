@@ -259,6 +259,7 @@ def bare(tmp_path):
     return {"env": {"PATH": f"{tmp_path / 'venv' / 'bin'}:{os.environ['PATH']}"}}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["honest", "trick"])
 async def test_modules_that_the_tests_import_late_are_not_the_works(clock, bare, name):
     """An image without pytest gets the grader's, in a folder of its own. The work may write there while tests run.

@@ -9,6 +9,7 @@ from tests.sandbox.engine import REQUIRED, entered
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["docker", "bubblewrap"])
 async def test_every_reward_is_right_and_nothing_is_left(name):
     async with entered(name):

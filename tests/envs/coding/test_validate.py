@@ -58,6 +58,7 @@ def tasks(*names):
     return [Task(id=name, metadata={"format": f"{__name__}:load"}) for name in names]
 
 
+@pytest.mark.thorough
 async def test_each_way_in_which_a_task_can_be_broken():
     seen = []
     names = ["good", "wrong", "open", "unsolved", "unstable", "unset", "refused"]

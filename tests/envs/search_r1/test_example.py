@@ -39,6 +39,7 @@ async def played(folder, settings, player, split):
         return [await rollout(envs.make(), t, player(t), renderer=renderer, limits=limits) for t in tasks]
 
 
+@pytest.mark.thorough
 async def test_searching_answers_every_question_and_fits_the_limits(folder, settings):
     perfect = load_object(f"{EXAMPLE}/facts.py:perfect")
     found = await played(folder, settings, perfect, "held_out")

@@ -146,6 +146,7 @@ def check_true(index, group, member, t):
     assert t.reward == float(member % 2 == 0)
 
 
+@pytest.mark.thorough
 async def test_with_patience_every_episode_ends_well(index):
     groups, failed = await down_and_up(index, 60, lambda watch, failed: watch.waiting == GROUPS * MEMBERS // 2)
     assert [len(group) for group in groups] == [MEMBERS] * GROUPS
@@ -155,6 +156,7 @@ async def test_with_patience_every_episode_ends_well(index):
             check_true(index, number, member, t)
 
 
+@pytest.mark.thorough
 async def test_without_it_those_that_failed_are_counted_masked_and_out_of_the_baseline(index):
     groups, failed = await down_and_up(index, 0.5, lambda watch, failed: len(failed) >= 10)
     played = [(number, member, t) for number, group in enumerate(groups) for member, t in enumerate(group)]

@@ -206,6 +206,7 @@ building.open_index(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.thorough
 def test_a_build_that_was_killed_is_not_taken_for_whole(corpus, builds):
     ended = subprocess.run([sys.executable, "-c", KILLED, str(corpus)], check=False)
     assert ended.returncode == -signal.SIGKILL

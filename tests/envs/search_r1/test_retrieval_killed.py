@@ -55,6 +55,7 @@ class Server:
         return self.process.returncode
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120 * KILLS)
 async def test_killed_and_restarted_under_load_no_answer_is_wrong_and_none_is_lost(corpus):
     index, draw = open_index(corpus), random.Random(5)

@@ -101,6 +101,7 @@ def test_every_prompt_is_trained_once(settings, renderer, capsys, rewinds):
     assert faults(weights, settings.prompts, settings.group_size) == []
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_without_its_groups_loses_prompts(tmp_path, renderer):
     broken = Settings(folder=tmp_path, prompts=80, group_size=2, checkpoint_every=2, forgets_groups=True)
     weights = run_with_kills(broken, renderer, Random(0), 3)
@@ -128,6 +129,7 @@ def test_the_oracle_sees(played, found):
     assert faults({**RIGHT, "updates": [RIGHT["updates"][0], played]}, 2, 2) == found
 
 
+@pytest.mark.thorough
 def test_without_a_journal_episodes_are_played_again_and_none_is_lost(tmp_path, renderer):
     plain = Settings(folder=tmp_path, prompts=80, group_size=2, journal=False)
     weights = run_with_kills(plain, renderer, Random(0), 2)

@@ -52,6 +52,7 @@ async def test_a_removed_sandbox_is_dead_and_says_so(backend, box):
             await use()
 
 
+@pytest.mark.thorough
 async def test_cancellation_at_any_await_of_the_creation_leaves_nothing(backend, spec):
     made = []
     for steps in range(40):
