@@ -18,7 +18,10 @@ import pytest_asyncio
 from agentrl.view.files import outlines
 from tests.view.browser import Counted, chromium, needs_browser, server_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(900), needs_browser]
+pytestmark = [
+    *(pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)),
+    needs_browser,
+]
 CONFIG = Path(__file__).parents[2] / "examples" / "fact_search" / "train.yaml"
 ENV = "agentrl_envs.fact_search:FactSearch"
 SHORT = (
