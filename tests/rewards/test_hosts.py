@@ -243,7 +243,7 @@ def test_the_guides_examples_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_slow_grader.py").write_text("def grade(answer, label): return 1.0\n")
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for block in blocks:
         exec(block, {"__name__": "mine"})
 

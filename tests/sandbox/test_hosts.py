@@ -135,7 +135,7 @@ async def test_a_lost_host_takes_only_its_own_along(made, monkeypatch):
     assert backend.machine.cores == 2
     assert all(box._host is two for box in await opened(backend, 3))
     for box in on_one:  # as if a container had been made
-        box._request = asyncio.create_task(asyncio.sleep(0))
+        box._requests.add(asyncio.create_task(asyncio.sleep(0)))
         await box.close()
     assert one.abandoned == {box.sandbox_id for box in on_one}
     await one.clear_abandoned()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from agentrl import ConfigError, adapt
+from agentrl import ConfigError, Task, adapt
 from agentrl._util.yaml_files import read_yaml
 from agentrl.engine import ScriptedEngine
 from agentrl.models import load_tokenizer
@@ -207,7 +207,7 @@ async def test_the_engine_of_a_worker_follows_the_latest_rollout(monkeypatch):
     job = SampleJob()
     for aborted in (True, False):
         with pytest.raises(ConfigError, match="enough"):
-            await job.play(SimpleNamespace(in_slime=True), lambda aborted=aborted: aborted)
+            await job.play(SimpleNamespace(in_slime=True, task=Task(prompt="go")), lambda aborted=aborted: aborted)
     assert [flag() for flag in flags] == [False, False]
 
 
