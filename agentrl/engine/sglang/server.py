@@ -284,8 +284,10 @@ class _EngineServer:
         self._encoding.shutdown(wait=False, cancel_futures=True)
 
 
-async def _read(request: web.Request, most: int) -> bytearray:
+async def _read(request: web.Request, most: int) -> bytes | bytearray:
     """The body. `request.read` would keep it until the request is answered."""
+    if not request.can_read_body:  # a middleware has read it
+        return await request.read()
     found = bytearray()
     async for part in request.content.iter_any():
         found += part
