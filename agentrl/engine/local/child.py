@@ -61,8 +61,8 @@ class EngineServer:
         self._weights = SharedWeights(weights, self._order.slots)
         self._running: dict[int, Future[Generation]] = {}
         self._plain = copy_context()
-        self._seats: dict[int, tuple[Context, AbstractContextManager[None]]] = {}
-        """Episodes in lockstep. Their requests run in the context in which their seat is known."""
+        self._members: dict[int, tuple[Context, AbstractContextManager[None]]] = {}
+        """Episodes in lockstep. Their requests run in the context in which their member is known."""
         self._waves: AbstractContextManager[Any] | None = None
 
     def run(self) -> None:
@@ -142,10 +142,10 @@ class EngineServer:
         sampling: Sampling,
         session_id: str,
         rid: str,
-        seat: int | None,
+        member: int | None,
         images: Sequence[Image],
     ) -> None:
-        context = self._plain if seat is None else self._seats[seat][0]
+        context = self._plain if member is None else self._members[member][0]
         try:
             future = context.run(self._engine._submit, ids, sampling, session_id=session_id, rid=rid, images=images)
         except AgentRLError as exc:
@@ -182,16 +182,16 @@ class EngineServer:
         self._waves = self._engine.lockstep(episodes)
         self._lockstep = self._waves.__enter__()
 
-    def _enter(self, seat: int) -> None:
+    def _enter(self, member: int) -> None:
         context, episode = copy_context(), self._lockstep.episode()
         context.run(episode.__enter__)
-        self._seats[seat] = context, episode
+        self._members[member] = context, episode
 
-    def _again(self, seat: int) -> None:
-        self._seats[seat][0].run(self._lockstep.begin_again)
+    def _again(self, member: int) -> None:
+        self._members[member][0].run(self._lockstep.begin_again)
 
-    def _leave(self, seat: int) -> None:
-        context, episode = self._seats.pop(seat)
+    def _leave(self, member: int) -> None:
+        context, episode = self._members.pop(member)
         context.run(episode.__exit__, None, None, None)
 
     def _end_lockstep(self) -> None:

@@ -39,7 +39,7 @@ _END_S = 5.0
 _ERRORS: Mapping[str, type[EngineError | ConfigError]] = {"RequestError": RequestError, "ConfigError": ConfigError}
 """Errors of the process that keep their class."""
 
-_seat: ContextVar[int | None] = ContextVar("agentrl_process_seat", default=None)
+_member: ContextVar[int | None] = ContextVar("agentrl_process_member", default=None)
 
 
 class ProcessEngine(AsyncClosing):
@@ -73,7 +73,7 @@ class ProcessEngine(AsyncClosing):
         self._process: EngineProcess | None = None
         self._starting = asyncio.Lock()
         self._context = 0
-        self._seats = count()
+        self._members = count()
 
     @property
     def takes_images(self) -> bool:
@@ -90,7 +90,7 @@ class ProcessEngine(AsyncClosing):
     ) -> Generation:
         """Continue `input_ids`. See `LocalEngine.generate`."""
         sampling = Sampling.read(sampling_params)
-        request = token_ids(input_ids), sampling, session_id, rid, _seat.get(), tuple(images)
+        request = token_ids(input_ids), sampling, session_id, rid, _member.get(), tuple(images)
         process = await self._started()
         number, answer = process.ask("generate", *request)
         try:
@@ -131,7 +131,7 @@ class ProcessEngine(AsyncClosing):
             raise EngineError("the engine has not started: a trainer wakes it before episodes are played")
         process.tell("lockstep", episodes)
         try:
-            yield ProcessLockstep(process, self._seats)
+            yield ProcessLockstep(process, self._members)
         finally:
             process.tell("end")
 
@@ -178,25 +178,25 @@ class ProcessEngine(AsyncClosing):
 class ProcessLockstep:
     """The lockstep of the engine in the other process; see `Lockstep`."""
 
-    def __init__(self, process: EngineProcess, seats: Iterator[int]) -> None:
-        self._process, self._seats = process, seats
+    def __init__(self, process: EngineProcess, members: Iterator[int]) -> None:
+        self._process, self._members = process, members
 
     @contextmanager
     def episode(self) -> Iterator[None]:
         """Hold this open while one episode uses the engine. After it no wave waits for the episode."""
-        seat = next(self._seats)
-        self._process.tell("enter", seat)
-        token = _seat.set(seat)
+        member = next(self._members)
+        self._process.tell("enter", member)
+        token = _member.set(member)
         try:
             yield
         finally:
-            _seat.reset(token)
-            self._process.tell("leave", seat)
+            _member.reset(token)
+            self._process.tell("leave", member)
 
     def begin_again(self) -> None:
         """Announce that the current task's episode starts over: it counts from its next request on."""
-        if (seat := _seat.get()) is not None:
-            self._process.tell("again", seat)
+        if (member := _member.get()) is not None:
+            self._process.tell("again", member)
 
 
 class EngineProcess:
