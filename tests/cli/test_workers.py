@@ -73,7 +73,7 @@ def test_an_evaluation_in_workers(waiting, agentrl):
 def test_workers_close_their_envs_and_end_with_the_command(waiting, start, number):
     (waiting / "wait").touch()
     process = start(*EVAL)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 100
     while len(told(waiting / "played")) < 3:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end

@@ -60,7 +60,7 @@ async def test_the_guides_env(terminal, backend):
 async def test_a_partial_rollout_of_the_guides_env(terminal, backend, renderer, tmp_path):
     """Aborted while a command runs: that one ends, and the episode goes on in another sandbox with all that it was."""
     turns = [
-        call("bash", command="mkdir sub; cd sub; export N=42; echo begun >> ../log; touch ../running; sleep 0.3"),
+        call("bash", command="mkdir sub; cd sub; export N=42; echo begun >> ../log; touch ../running; sleep 1.5"),
         call("bash", command='echo "$N" > ../answer.txt; cat ../log; basename "$PWD"'),
         "Done.",
     ]

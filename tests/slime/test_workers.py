@@ -121,7 +121,7 @@ async def test_an_evaluation_takes_no_parked_episode(slime, workers):
 @pytest.mark.thorough
 async def test_an_open_env_is_lost_with_its_worker_and_the_episode_starts_over(slime):
     pool = sample_workers(SIZE)._pool
-    async with slime("Adding", turns=6, seconds=0.15) as rollouts:
+    async with slime("Adding", turns=6, seconds=0.4) as rollouts:
         samples = [rollouts.sample(i, turns=6) for i in range(4)]
         aborted = await rollouts.rollout(samples, until=lambda: len(rollouts.engine.asked) == 4)
         assert len(aborted) == 4
