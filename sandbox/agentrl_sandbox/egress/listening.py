@@ -65,6 +65,7 @@ class Handover:
         self.path = path
         """The Unix socket that the program connects to."""
         self._server = server
+        self._listener: socket.socket | None = None
 
     async def listener(self, ended: Awaitable[str]) -> socket.socket:
         """The socket. `ended` waits for the end of the program and gives what it said. Raises SandboxError with that if
@@ -78,10 +79,6 @@ class Handover:
                 return handed.result()
             said = ending.result() if ending.done() else f"it did not answer within {_WITHIN_S:g} s"
             raise SandboxError(f"no way to the sandbox's proxy could be made: {' '.join(said.split())[-400:]}")
-        except asyncio.CancelledError:
-            if handed.done() and handed.exception() is None:
-                handed.result().close()
-            raise
         finally:
             handed.cancel()
             ending.cancel()
@@ -93,12 +90,21 @@ class Handover:
         with link:
             link.setblocking(False)
             await _readable(link)
-            return _checked(socket.recv_fds(link, 1, 1, socket.MSG_CMSG_CLOEXEC)[1])
+            self._listener = _checked(socket.recv_fds(link, 1, 1, socket.MSG_CMSG_CLOEXEC)[1])
+            return self._listener
+
+    def abandon(self) -> None:
+        """Close the socket, if it came: its caller was cancelled, or has failed."""
+        if self._listener is not None:
+            self._listener.close()
 
 
 @asynccontextmanager
 async def handover() -> AsyncIterator[Handover]:
-    """A Unix socket for the program, in a folder that other users of this machine cannot enter."""
+    """A Unix socket for the program, in a folder that other users of this machine cannot enter.
+
+    If the block ends with an error, the listening socket is closed.
+    """
     with tempfile.TemporaryDirectory(prefix="agentrl-") as folder, socket.socket(socket.AF_UNIX) as server:
         path = str(Path(folder, "s"))
         try:
@@ -108,7 +114,12 @@ async def handover() -> AsyncIterator[Handover]:
         os.chmod(path, 0o666)
         server.listen()
         server.setblocking(False)
-        yield Handover(path, server)
+        way = Handover(path, server)
+        try:
+            yield way
+        except BaseException:
+            way.abandon()
+            raise
 
 
 def _checked(files: Sequence[int]) -> socket.socket:
