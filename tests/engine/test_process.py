@@ -203,6 +203,7 @@ def lives(pid):
     return False
 
 
+@pytest.mark.thorough
 def test_the_process_ends_with_its_killed_parent(tmp_path):
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

@@ -107,6 +107,7 @@ async def backend(request):
         assert [found for found in await backend.list() if found.owner == current()] == []
 
 
+@pytest.mark.thorough
 async def test_a_program_in_a_sandbox(folder, backend):
     (folder / "coder.py").write_text(block("# coder.py"))
     config = {"backend": backend, "command": f"python3 -c '{PROGRAM}'"}

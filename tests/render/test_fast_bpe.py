@@ -121,6 +121,7 @@ def wrong(change: str, place: int) -> str:
     return json.dumps({**right, "model": {**right["model"], "merges": merges}})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", ["missing", "late"])
 def test_a_wrong_merge_is_found_at_load(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a merge is left out or comes last, and any of 200 other texts shows it, the load has shown it."""

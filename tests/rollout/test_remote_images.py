@@ -99,6 +99,7 @@ async def test_workers_play_what_this_process_plays_and_each_image_is_here_once(
     assert len(strings(every)) == 3
 
 
+@pytest.mark.thorough
 async def test_an_episode_aborted_inside_a_turn_with_images_continues_to_the_same_end(setting):
     task, params, parked = Task(id="0"), {"sampling_seed": 11, "temperature": 1.0}, []
     flag = [False]
@@ -125,6 +126,7 @@ async def test_an_episode_aborted_inside_a_turn_with_images_continues_to_the_sam
     assert {len(ids) for ids in strings([whole, cut, again]).values()} == {1}
 
 
+@pytest.mark.thorough
 async def test_bad_images_and_a_worker_killed_with_one_end_only_their_episodes(setting, tmp_path):
     tasks = [
         Task(id=does, metadata={"does": does, "mark": str(tmp_path / "mark")})

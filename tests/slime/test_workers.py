@@ -334,6 +334,7 @@ async def test_an_env_with_seats_is_refused(Sample, serve, make_args, renderer):
             await adapt(make_args(url, env="tests.test_seats:Duel", workers=SIZE), Sample(prompt="", index=0), PARAMS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", [0, SIZE])
 async def test_images_cross_to_a_worker_and_back(make_args, workers):
     """A worker gets and gives files; the pixels are made here."""

@@ -422,6 +422,7 @@ async def test_a_server_of_text_is_refused_as_a_teacher_at_the_start(parts, teac
             await opened(parts, url)
 
 
+@pytest.mark.thorough
 async def test_a_run_with_workers_an_adapter_and_a_teacher(tmp_path):
     """Of tiny-vl: the weights of the base are random, and kept in the run."""
     pytest.importorskip("peft", reason="LoRA needs the extra `lora`")
