@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import multiprocessing
 import os
 import re
@@ -47,7 +46,7 @@ from agentrl import Env, adapt, tool
 from agentrl.render import fast_bpe, memo
 from benchmarks import peers
 from benchmarks.fresh_episodes import FreshText
-from benchmarks.peers import SLIME_SRC, TOOLS, load_tokenizer, save, slime_missing
+from benchmarks.peers import SLIME_SRC, TOOLS, engine_body, load_tokenizer, save, slime_missing
 
 TURNS = (2, 8, 32)
 EPISODES = 16
@@ -97,20 +96,8 @@ def serve(scripts: Mapping[str, Script], turns: Any, ready: Connection) -> None:
     """The engine, in its own process. Every script has a port of its own."""
     tokenizer = load_tokenizer()
 
-    def answer(text: str) -> bytes:
-        tokens = tokenizer.encode(text, add_special_tokens=False)
-        meta = {
-            "finish_reason": {"type": "stop", "matched": tokens[-1]},
-            "output_token_logprobs": [[-0.5, token, None] for token in tokens],
-            "completion_tokens": len(tokens),
-            "prompt_tokens": 1,
-            "cached_tokens": 0,
-            "weight_version": "1",
-        }
-        return json.dumps({"text": text, "meta_info": meta}).encode()
-
     def app_of(script: Script) -> web.Application:
-        call, last = answer(script.call), answer(script.answer)
+        call, last = engine_body(tokenizer, script.call), engine_body(tokenizer, script.answer)
 
         async def generate(request: web.Request) -> web.Response:
             seen = len(re.findall(script.marker, await request.read())) - script.before

@@ -44,7 +44,7 @@ from agentrl.render import load_renderer
 from agentrl.rollout import Rollout
 from agentrl.rollout.groups import play_episode
 from agentrl.rollout.remote import EpisodeOrder, with_workers
-from benchmarks.peers import load_tokenizer, save, which_tokenizer
+from benchmarks.peers import engine_body, load_tokenizer, save, which_tokenizer
 
 HERE = Path(__file__).resolve()
 GROUP = 8
@@ -311,23 +311,9 @@ class Fleet:
         return web.Response()
 
 
-def scripted_answer() -> bytes:
-    tokenizer = load_tokenizer()
-    tokens = tokenizer.encode("I have looked at it. All done.<|im_end|>", add_special_tokens=False)
-    meta = {
-        "finish_reason": {"type": "stop", "matched": tokens[-1]},
-        "output_token_logprobs": [[-0.5, token, None] for token in tokens],
-        "completion_tokens": len(tokens),
-        "prompt_tokens": 1,
-        "cached_tokens": 0,
-        "weight_version": "1",
-    }
-    return json.dumps({"text": "", "meta_info": meta}).encode()
-
-
 async def measured(tree: Path, agents: int, workers: int, *, stream: bool, faults: bool) -> dict[str, Any]:
     """One round of the agentrl in a folder."""
-    fleet = Fleet(agents, stream, faults, scripted_answer())
+    fleet = Fleet(agents, stream, faults, engine_body(load_tokenizer(), "I have looked at it. All done.<|im_end|>"))
     app = web.Application(client_max_size=1 << 30)
     app.router.add_post("/run", fleet.run)
     app.router.add_post("/generate", fleet.generate)

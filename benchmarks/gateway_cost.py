@@ -36,7 +36,7 @@ from agentrl.render import load_renderer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Limits
 from benchmarks import peers
-from benchmarks.peers import SLIME_SRC, TOOLS, load_tokenizer, save, slime_missing
+from benchmarks.peers import SLIME_SRC, TOOLS, engine_body, load_tokenizer, save, slime_missing
 
 QUESTION = "Which river flows through the capital of France?"
 SEARCH = '<tool_call>\n{"name": "search", "arguments": {"query": "the river of the capital"}}\n</tool_call><|im_end|>'
@@ -86,19 +86,7 @@ class Engine:
     def __init__(self, tokenizer: Any) -> None:
         self.turns = 1
         self._seen: Counter[str] = Counter()
-        self._call, self._last = (self._answer(tokenizer, text) for text in (SEARCH, ANSWER))
-
-    def _answer(self, tokenizer: Any, text: str) -> bytes:
-        tokens = tokenizer.encode(text, add_special_tokens=False)
-        meta = {
-            "finish_reason": {"type": "stop", "matched": tokens[-1]},
-            "output_token_logprobs": [[-0.5, token, None] for token in tokens],
-            "completion_tokens": len(tokens),
-            "prompt_tokens": 1,
-            "cached_tokens": 0,
-            "weight_version": "1",
-        }
-        return json.dumps({"text": text, "meta_info": meta}).encode()
+        self._call, self._last = (engine_body(tokenizer, text) for text in (SEARCH, ANSWER))
 
     async def generate(self, request: web.Request) -> web.Response:
         await request.read()

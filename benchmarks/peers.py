@@ -125,6 +125,20 @@ def load_tokenizer(template: str = "") -> Any:
     return tokenizer
 
 
+def engine_body(tokenizer: Any, text: str) -> bytes:
+    """The body of a reply of SGLang's /generate that samples `text`."""
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    meta = {
+        "finish_reason": {"type": "stop", "matched": tokens[-1]},
+        "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+        "completion_tokens": len(tokens),
+        "prompt_tokens": 1,
+        "cached_tokens": 0,
+        "weight_version": "1",
+    }
+    return json.dumps({"text": text, "meta_info": meta}).encode()
+
+
 def saved(name: str) -> list[dict[str, Any]]:
     """The rows of benchmarks/results/NAME.json; none if there is no such file."""
     file = RESULTS / f"{name}.json"
