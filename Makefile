@@ -22,8 +22,9 @@ self-play: $(STAMP)  ## Train a tiny model to play tic-tac-toe against itself, i
 
 # A process of tests has one thread for each sum: several would wait for each other where all cores are busy. There is one
 # process more than there are cores, because tests wait for a fifth of their time. Compiled modules are kept, whatever
-# the environment says: hundreds of processes that tests start would each compile agentrl again.
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal \
+# the environment says: hundreds of processes that tests start would each compile agentrl again. CI gives another RUNNER.
+RUNNER = -m pytest
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python $(RUNNER) --dist worksteal \
 	-n $$($(BIN)/python -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
 
 test: $(STAMP)  ## Tests of everything that this machine can run, in up to four processes. The summary lists the skipped ones.

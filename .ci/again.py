@@ -1,6 +1,6 @@
 """pytest with the arguments given. A few tests that fail beside others are run once more, alone: again.py ARGUMENTS...
 
-The tests of the engine ask for answers in seconds, and a machine that a stranger loads does not give them. Both runs
+Some tests ask for answers in seconds, and a machine that a stranger loads does not give them. Both runs
 are printed, with the names of what failed first. More failures than `_FEW`, or one that repeats, fail the command.
 """
 
