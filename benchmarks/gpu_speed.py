@@ -108,7 +108,7 @@ _ON_A_GPU = Plan(
         Shape("1.7B", 2048, 6144, 28, 16, 8),
         Shape("4B", 2560, 9728, 36, 32, 8),
     ),
-    tokens=65_536, budget=16_384, updates=3, episodes=160, turns=4, new_tokens=64, steps=40,
+    tokens=32_768, budget=16_384, updates=3, episodes=160, turns=4, new_tokens=64, steps=40,
 )  # fmt: skip
 _SMALL = Plan(
     (Shape("toy", 64, 192, 3, 4, 2, head=16, vocabulary=1000),),

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from agentrl.errors import AgentRLError
+from agentrl.models.attention import without_cudnn
 from agentrl.models.vision import Vision
 from agentrl.monitor.numerics import Numerics, compare
 from agentrl.train.batch import MicroBatch, Row, micro_batches
@@ -130,7 +131,8 @@ class Learner:
         attention = attending_by_rows(self.model) if self.packing else nullcontext()
         # A model in float32 keeps its precision, as its engine does.
         half = self.model.dtype != torch.float32
-        with attention, tf32(half), running(layers_of(self.model), self._compiled), checkpointing(self._layers):
+        kernels = running(layers_of(self.model), self._compiled)
+        with attention, without_cudnn(), tf32(half), kernels, checkpointing(self._layers):
             yield
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> Iterator[MicroBatch]:

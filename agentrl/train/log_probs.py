@@ -20,8 +20,12 @@ log = logging.getLogger("agentrl")
 PIECE_BYTES = 64 << 20
 """Float32 logits that are held at once. Their copies and gradients take about four times as much."""
 
-_TOLERANCE = {torch.float32: 1e-5, torch.float16: 0.003, torch.bfloat16: 0.03}
-"""The largest difference of two logits that is rounding, in standard deviations of the logits."""
+_TOLERANCE = {torch.float32: 1e-5, torch.float16: 0.03, torch.bfloat16: 0.2}
+"""The largest difference of two logits that is rounding, in standard deviations of the logits.
+
+In bfloat16 two kernels for attention differ by .04 with 4 layers and by .09 with 36 (Qwen3's shapes, random weights). A
+token that is one position off changes logits by 5 to 7.
+"""
 
 Finish: TypeAlias = Callable[[Tensor], Tensor]
 """A function that changes the output of a model's last layer."""
@@ -121,4 +125,4 @@ def probe(model: Any) -> Tensor:
 def alike(logits: Tensor, others: Tensor, dtype: torch.dtype) -> bool:
     """Whether logits of a model of this type differ by rounding alone. NaN, which others report, counts as equal."""
     off = (logits - others).abs().max() / logits.std()
-    return not bool(off > _TOLERANCE.get(dtype, 0.03))
+    return not bool(off > _TOLERANCE.get(dtype, 0.2))

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from inspect import signature
 from itertools import groupby, pairwise
 from typing import Any, Literal, Protocol, Self, TypeAlias
 from weakref import WeakKeyDictionary
@@ -254,10 +255,19 @@ def varlen_kernel() -> Callable[..., Tensor] | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
+    return _of_torch(varlen_attn)
+
+
+def _of_torch(varlen_attn: Callable[..., Any]) -> Callable[..., Tensor] | None:
+    """torch's kernel. Version 2.10 has no factor and no window; 2.11 takes fewer heads of keys without being asked."""
+    known = signature(varlen_attn).parameters
+    if not {"scale", "window_size"} <= known.keys():
+        return None
+    grouped = {"enable_gqa": True} if "enable_gqa" in known else {}
 
     def of_torch(*given: Any) -> Tensor:
         *states, scaling, window = given
-        found = varlen_attn(*states, scale=scaling, window_size=window, enable_gqa=True)
+        found = varlen_attn(*states, scale=scaling, window_size=window, **grouped)
         assert isinstance(found, Tensor)
         return found
 

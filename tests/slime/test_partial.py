@@ -214,8 +214,12 @@ async def test_storm_with_mask_offpolicy(slime, world):
         check(host, sample)
         fresh = sum(len(g.tokens) for g in host.engine.handed_out[sample.session_id] if g.weight_version == str(last))
         ledger = account(sample)["ledger"]
-        assert (ledger["trained"], set(ledger["masked"])) == (fresh, {"off_policy"})
-    print(f"\nmask_offpolicy: {sum(account(s)['ledger']['masked']['off_policy'] for s in samples)} tokens off_policy")
+        # On a busy machine an episode may play in the last rollout alone, and then all of it is fresh.
+        assert ledger["trained"] == fresh
+        assert ledger["masked"].keys() <= {"off_policy"}
+    masked = sum(account(sample)["ledger"]["masked"].get("off_policy", 0) for sample in samples)
+    assert masked
+    print(f"\nmask_offpolicy: {masked} tokens off_policy")
 
 
 # One sample, aborted in each phase

@@ -8,7 +8,9 @@ from types import MethodType, SimpleNamespace
 import pytest
 import torch
 
-from agentrl.models import tiny_model
+from agentrl.engine.local import LocalEngine
+from agentrl.engine.local.sampling import Sampling
+from agentrl.models import tiny_model, tiny_tokenizer
 from agentrl.train import fused, stems
 from agentrl.train.batch import Row
 from agentrl.train.fused import tf32, try_kernels, use_fused_kernels
@@ -121,3 +123,22 @@ def test_tf32_ends_with_the_pass():
     with tf32(False):
         assert torch.backends.cuda.matmul.allow_tf32 == before
     assert torch.backends.cuda.matmul.allow_tf32 == before
+
+
+async def test_attention_makes_no_plan_for_each_length(make_config):
+    """cuDNN does: in the learner and in the engine its kernels are off."""
+    model, seen = tiny_model(), []
+    model.model.layers[0].self_attn.register_forward_hook(
+        lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+    )
+    learner = Learner(model, make_config())
+    async with LocalEngine(model, tiny_tokenizer()) as engine:
+        for act in (
+            lambda: learner.learn(ROWS, step=1, normaliser=3),
+            lambda: engine._submit([5, 6], Sampling(seed=0, max_new_tokens=3)).result(),
+        ):
+            seen.clear()
+            act()
+            assert seen
+            assert not any(seen)
+    assert torch.backends.cuda.cudnn_sdp_enabled(), "others find it as it was"

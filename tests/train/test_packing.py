@@ -217,6 +217,27 @@ def test_a_kernel_that_computes_something_else_is_not_taken(monkeypatch):
     assert packing_of(model) == "rows"
 
 
+def of_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False):
+    raise AssertionError("it has no window")
+
+
+def of_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1)):
+    return bottom_right(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size)
+
+
+def of_2_12(*states_and_ends, scale=None, window_size=(-1, -1), enable_gqa=False):
+    assert enable_gqa
+    return of_2_11(*states_and_ends, scale=scale, window_size=window_size)
+
+
+def test_the_kernel_of_each_torch_is_called_as_it_wants(monkeypatch):
+    assert packing._of_torch(of_2_10) is None
+    model = make("Qwen2")
+    for varlen_attn in (of_2_11, of_2_12):
+        monkeypatch.setattr(packing, "varlen_kernel", lambda: packing._of_torch(varlen_attn))  # noqa: B023
+        assert packing._computes_the_same(model, "varlen")
+
+
 def test_the_engine_finds_the_model_as_it_was():
     model = make("Gemma3Text")
     with attending_by_rows(model):

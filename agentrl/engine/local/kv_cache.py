@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from transformers import Cache
 
+from agentrl.models.attention import without_cudnn
+
 Remembered: TypeAlias = list[torch.Tensor]
 """The keys and values of one sequence. Each layer has a [heads, tokens, head size]. All keys come before all values."""
 
@@ -141,14 +143,15 @@ def run(
     columns = (torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)).clamp(max=end)
     hidden = torch.arange(end, device=device) > columns[:, :, None]
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, torch.finfo(dtype).min)
-    logits: torch.Tensor = model(
-        input_ids=torch.tensor(ids, device=device),
-        **{"position_ids": columns.clamp(max=context - 1), **images},
-        attention_mask=mask[:, None],
-        past_key_values=block.select(first, first + len(ids), columns, end),
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits
+    with without_cudnn():
+        logits: torch.Tensor = model(
+            input_ids=torch.tensor(ids, device=device),
+            **{"position_ids": columns.clamp(max=context - 1), **images},
+            attention_mask=mask[:, None],
+            past_key_values=block.select(first, first + len(ids), columns, end),
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
     return logits[:, -1]
 
 
