@@ -31,8 +31,8 @@ test: $(STAMP)  ## Tests of everything that this machine can run, in up to four 
 	@echo "About eight minutes on two quiet cores, two of them only the first time; beside other work it may take four times as long."
 	$(PYTEST) --part usual
 
-test-rest: $(STAMP)  ## What `make test` leaves out: tests that take long, and further cases of tests that have many.
-	$(PYTEST) --part rest
+test-rest: $(STAMP)  ## What `make test` leaves out: tests that take long, and further cases of tests that have many (CASES=12: at most so many of each).
+	$(PYTEST) --part rest $(if $(CASES),--cases $(CASES))
 
 quick: check  ## Lint, types, and the tests that need no model: under two minutes on two quiet cores.
 	$(PYTEST) -q -m "not slow and not docker" --part usual

@@ -41,6 +41,8 @@ SLOW = (
 
 CASES = 3
 """How many cases of one test `make test` runs."""
+PASSED = os.environ.get("AGENTRL_PASSED")
+"""A file that names the tests which passed in earlier steps of CI. They are not played again."""
 
 
 def pytest_addoption(parser):
@@ -50,6 +52,7 @@ def pytest_addoption(parser):
         default="all",
         help=f"usual: no `thorough` test, and {CASES} cases of each other one; rest: what usual leaves out",
     )
+    parser.addoption("--cases", type=int, help="play at most so many cases of each test, spread over those of the part")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -69,21 +72,42 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="could not import 'ray'"))
             if not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(600))  # each worker imports Ray: half a minute on a busy machine
-    part = config.getoption("--part")
+    items[:] = chosen(items, config.getoption("--part"), config.getoption("--cases"))
+
+
+def chosen(items, part, most):
+    """The items of a part, at most so many cases of each test, and none that passed before in this run of CI."""
     if part != "all":
-        usual = set(usual_part(items))
-        items[:] = [item for item in items if (item in usual) == (part == "usual")]
+        usual = set(some_cases([item for item in items if item.get_closest_marker("thorough") is None], CASES))
+        items = [item for item in items if (item in usual) == (part == "usual")]
+    if most is not None:
+        kept = set(some_cases(items, most))
+        items = [item for item in items if item in kept]
+    if PASSED and (file := Path(PASSED)).exists():
+        passed = set(file.read_text(encoding="utf-8").splitlines())
+        items = [item for item in items if item.nodeid not in passed]
+    return items
 
 
-def usual_part(items):
-    """Of each test that is not thorough, at most CASES cases, spread evenly over all of them."""
+def some_cases(items, most):
+    """Of each test at most so many cases, spread evenly over all of them."""
     tests = {}
     for item in items:
-        if item.get_closest_marker("thorough") is None:
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in tests.values():
-        count = min(CASES, len(cases))
+        count = min(most, len(cases))
         yield from (cases[number * len(cases) // count] for number in range(count))
+
+
+def pytest_sessionfinish(session):
+    """Add what passed to the file of CI. With several processes only the one that hears of all tests has reports."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if PASSED and reporter is not None and not hasattr(session.config, "workerinput"):
+        passed, *others = (
+            {report.nodeid for report in reporter.stats.get(kind, ())} for kind in ("passed", "failed", "error")
+        )
+        with Path(PASSED).open("a", encoding="utf-8") as file:
+            file.writelines(f"{nodeid}\n" for nodeid in sorted(passed.difference(*others)))
 
 
 def pytest_configure():

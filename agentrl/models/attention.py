@@ -16,7 +16,7 @@ def without_cudnn() -> Iterator[None]:
     decode step of SmolLM2's shape, and each decode step has a new length.
     """
     kernels = torch.backends.cuda
-    before = kernels.cudnn_sdp_enabled()
+    before: bool = kernels.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     kernels.enable_cudnn_sdp(False)
     try:
         yield
