@@ -104,7 +104,7 @@ class ActorLink:
 
     async def ask(self, method: str, *given: Any) -> Any:
         if self._lost.done():
-            raise self._lost.result()
+            raise self._lost.result().with_traceback(None)
         try:
             outcome = await self._actor.ask.remote(method, given)
         except RayActorError as exc:

@@ -127,7 +127,7 @@ class PipeLink:
 
     async def ask(self, method: str, *given: Any) -> Any:
         if self._lost.done():
-            raise self._lost.result()
+            raise self._lost.result().with_traceback(None)
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         self._stream.send((number, method, given))

@@ -128,7 +128,7 @@ class WorkerPool:
         except asyncio.CancelledError:
             link.tell("cancel", key)
             if self._fatal is not None and not is_cancelled():
-                raise self._fatal from None
+                raise self._fatal.with_traceback(None) from None
             raise
         finally:
             self._asking.discard(asking)
@@ -150,7 +150,7 @@ class WorkerPool:
         while self._fatal is None and not condition():
             await asyncio.shield(self._changed)
         if self._fatal is not None:
-            raise self._fatal
+            raise self._fatal.with_traceback(None)
 
     def abort(self) -> asyncio.Future[list[Any]]:
         """Abort the episodes of the present epoch, wherever they are. The future is done when each worker knows."""

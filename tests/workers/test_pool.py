@@ -209,8 +209,12 @@ async def test_a_worker_that_cannot_be_replaced_ends_every_request(workers, tmp_
         os.kill(pids(tmp_path)[0], signal.SIGKILL)
         with pytest.raises(ConfigError, match="ended again before it was ready"):
             await waiting
-        with pytest.raises(ConfigError, match="ended again before it was ready"):
-            await ask(pool, "echo")
+        depths = set()
+        for _ in range(3):
+            with pytest.raises(ConfigError, match="ended again before it was ready") as caught:
+                await ask(pool, "echo")
+            depths.add(len(caught.traceback))
+        assert len(depths) == 1, "one error answers every request, and its traceback does not grow"
 
 
 @pytest.mark.thorough
