@@ -20,7 +20,7 @@ _SHOWN = 10
 """Lines of a service's log in an error."""
 _POLL_S, _LONGEST_POLL_S = 0.1, 1.0
 _SURE_S = 0.5
-"""A service without a health check counts as running after this time."""
+"""A service without a health check counts as running if it lives this long after its start."""
 _SECOND = 1_000_000_000
 _CHECK_S = 10.0
 
@@ -34,6 +34,8 @@ class ServiceStart:
         self._started = {name: asyncio.Event() for name in self._group.services}
         self._healthy = set[str]()
         """Those that passed their health check once."""
+        self._last = 0.0
+        """When the last one was started."""
 
     async def run(self) -> None:
         """Start all services. Raises SandboxError, with the end of its log, about a service that does not start, fails,
@@ -41,11 +43,10 @@ class ServiceStart:
         """
         if not self._group.services:
             return
-        begun = time.monotonic()
         try:
             async with asyncio.timeout(self._group.ready_s) as deadline:
                 await gather(self._bring_up(name) for name in self._group.services)
-                await asyncio.sleep(max(0.0, _SURE_S - (time.monotonic() - begun)))
+                await asyncio.sleep(max(0.0, self._last + _SURE_S - time.monotonic()))
                 after = self._group.main.after
                 await gather(self._until(name, after.get(name)) for name in self._group.services)
                 await gather(self._until(name, None) for name in self._group.services)
@@ -69,6 +70,7 @@ class ServiceStart:
             await self._whole(self._docker.containers.container(self._siblings.name(name)).start())
         except DockerError as exc:
             raise SandboxError(f"sandbox {self._id}: its service {name} does not start: {_line(exc)}") from exc
+        self._last = time.monotonic()
         self._started[name].set()
         await self._until(name, None)
 
