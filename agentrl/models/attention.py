@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+_lock = threading.Lock()
+_open = 0
+"""Contexts of `without_cudnn` that are open, in all threads."""
+_before = True
+"""torch's setting before the first of them."""
 
 
 @contextmanager
@@ -15,10 +22,17 @@ def without_cudnn() -> Iterator[None]:
     cuDNN makes a plan for each length that is new to it. That took 70 ms on an H100 (torch 2.11): more than half of a
     decode step of SmolLM2's shape, and each decode step has a new length.
     """
+    global _open, _before
     kernels = torch.backends.cuda
-    before: bool = kernels.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    kernels.enable_cudnn_sdp(False)
+    with _lock:
+        if not _open:
+            _before = kernels.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+            kernels.enable_cudnn_sdp(False)
+        _open += 1
     try:
         yield
     finally:
-        kernels.enable_cudnn_sdp(before)
+        with _lock:
+            _open -= 1
+            if not _open:
+                kernels.enable_cudnn_sdp(_before)

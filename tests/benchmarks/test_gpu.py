@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -171,4 +172,6 @@ def test_committed_results_are_of_this_form():
     for file in Path(gpu.RESULTS).glob("gpu_*.json"):
         found = json.loads(file.read_text())
         assert found["machine"]
-        assert list(found["parts"]) == list(gpu.PARTS)
+        parts = list(found["parts"])
+        assert parts[: len(gpu.PARTS)] == list(gpu.PARTS)
+        assert all(re.fullmatch(r"search-(full|lora)-seed-\d+", name) for name in parts[len(gpu.PARTS) :])

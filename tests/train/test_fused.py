@@ -11,6 +11,7 @@ import torch
 from agentrl.engine.local import LocalEngine
 from agentrl.engine.local.sampling import Sampling
 from agentrl.models import tiny_model, tiny_tokenizer
+from agentrl.models.attention import without_cudnn
 from agentrl.train import fused, stems
 from agentrl.train.batch import Row
 from agentrl.train.fused import tf32, try_kernels, use_fused_kernels
@@ -141,4 +142,13 @@ async def test_attention_makes_no_plan_for_each_length(make_config):
             act()
             assert seen
             assert not any(seen)
-    assert torch.backends.cuda.cudnn_sdp_enabled(), "others find it as it was"
+
+
+def test_engine_and_learner_may_leave_in_any_order():
+    engine, learner = without_cudnn(), without_cudnn()
+    engine.__enter__()
+    learner.__enter__()
+    engine.__exit__(None, None, None)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    learner.__exit__(None, None, None)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
