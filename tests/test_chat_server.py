@@ -21,12 +21,14 @@ assert Answer("down", status=503).status == 503
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("before", ["", "from agentrl.testing.chat_server import ChatServer\n"])
 def test_it_is_imported_from_agentrl_testing_whatever_was_imported_before(before):
     code = f"{before}from agentrl.testing import Answer, chat_server\n{USE}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.thorough
 def test_the_import_of_the_package_stays_light():
     code = "import sys, agentrl.testing; print('agentrl.testing.chat_server' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

@@ -336,6 +336,7 @@ async def test_one_deadline_over_close_and_all_resources(caplog):
     await no_tasks_left()
 
 
+@pytest.mark.thorough
 async def test_a_host_that_cancels_waits_no_longer_than_the_deadline_either():
     @asynccontextmanager
     async def stubborn():

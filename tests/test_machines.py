@@ -272,6 +272,7 @@ async def test_a_root_that_fails_or_is_cancelled_leaves_no_machine(renderer, ser
     assert running(service) == []
 
 
+@pytest.mark.thorough
 def test_kill_9_between_any_two_steps(service, tmp_path):
     """`machines_killed.py` says what must come back after each. Its imports take two seconds, so it plays all."""
     done = subprocess.run(

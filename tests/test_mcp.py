@@ -54,6 +54,7 @@ def lines(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.thorough
 async def test_episodes_at_once_each_with_its_own_server(renderer):
     async with EnvFactory(ENV, FAST) as envs:
         turns = [call("capital", country="pid"), call("capital", country="France"), "Paris"]

@@ -38,6 +38,7 @@ def test_the_public_names_are_these():
     assert all(hasattr(agentrl, name) for name in agentrl.__all__)
 
 
+@pytest.mark.thorough
 def test_import_brings_nothing_heavy():
     code = f"import sys, agentrl; print(*sorted({HEAVY!r} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -70,6 +70,7 @@ async def test_a_phase_has_slots(renderer, phase):
         assert most == 2 or Counting.most[phase] > 2
 
 
+@pytest.mark.thorough
 async def test_waiting_for_a_slot_is_not_counted(renderer):
     Counting.now, Counting.most = {}, {}
     hooks = EpisodeHooks(slots=PhaseSlots({"step": 1}))
@@ -101,6 +102,7 @@ async def test_requests_have_slots(renderer):
     assert engine._slots._value == 3
 
 
+@pytest.mark.thorough
 async def test_waiting_for_new_weights_is_not_counted(renderer):
     Counting.now, Counting.most = {}, {}
     engine = PausableEngine(Trained(["yes"], renderer))

@@ -83,6 +83,7 @@ SHARED_NAMES = {
 }
 
 
+@pytest.mark.thorough
 def test_a_class_name_is_used_once():
     places = defaultdict(list)
     for package in PACKAGES:

@@ -66,6 +66,7 @@ def elsewhere(monkeypatch):
     monkeypatch.setattr("agentrl.episode.saved.is_dead", lambda owner: None if owner != current() else False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("state", ["taken", "ended"])
 def test_the_file_of_a_process_that_was_killed_can_be_taken_at_once(place, process, state):
     other = process(f"place.write('{KEY}', b'state', time.time() + 60, '{state}')")
@@ -105,6 +106,7 @@ def test_of_two_processes_that_take_one_gets_it(place, process):
     assert sorted(got) == list(range(8))
 
 
+@pytest.mark.thorough
 def test_elsewhere_an_owner_is_dead_when_it_is_silent(place, process, elsewhere):
     other = process(f"place.dead_s = 0.1; place.write('{KEY}', b'state', time.time() + 60, 'taken')")
     time.sleep(0.5)

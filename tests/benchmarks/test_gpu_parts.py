@@ -187,6 +187,7 @@ def test_a_corpus_that_was_given(given, tmp_path, plain):
     assert "<search> Where does Place 3 lie? </search>" in next(searcher(task))
 
 
+@pytest.mark.thorough
 def test_the_demonstrations_mostly_guess(given, tmp_path):
     data = search_data(tmp_path / "data", str(given), plain=True)
     keys = config("search-full", model="tiny") | {"limits": {"turns": 4, "context": 2048}}

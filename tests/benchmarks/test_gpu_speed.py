@@ -36,6 +36,7 @@ def row(length):
     return Row([number % 90 for number in range(length)], places, [1.0] * len(places), [-1.0] * len(places))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("trains", ["lora", "all"])
 def test_updates_of_the_learner(tmp_path, trains):
     plan, rows = gpu_speed._SMALL, [row(40), row(80)]  # the second begins as the first

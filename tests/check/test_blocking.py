@@ -96,6 +96,7 @@ def test_a_library_that_computes_is_a_warning_that_names_it(renderer, tmp_path, 
     assert found[0].place.file == __file__
 
 
+@pytest.mark.thorough
 def test_what_does_not_block_again_is_a_warning(renderer):
     found = findings(renderer, Hiccup)
     assert [one.severity for one in found] == ["warning"], found

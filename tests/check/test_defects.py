@@ -64,6 +64,7 @@ def test_every_defect_is_listed() -> None:
     assert sorted(file.stem for file in (HERE / "mended").glob("*.py")) == NAMES
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the garbage of a leaked process
 @pytest.mark.parametrize("name", NAMES)
 def test_a_defect_is_found_at_its_line(renderer, name, monkeypatch) -> None:

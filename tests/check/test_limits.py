@@ -60,6 +60,7 @@ def test_a_registered_name_is_checked_in_a_process_of_its_own():
     assert not answered["broken"]
 
 
+@pytest.mark.thorough
 def test_what_there_was_no_time_for_names_the_limit_and_the_option(renderer):
     path = f"{__file__}:Waits"
     told = report_of(renderer, path, only=["cancellation", "determinism"], seconds=0.01).skipped
@@ -68,6 +69,7 @@ def test_what_there_was_no_time_for_names_the_limit_and_the_option(renderer):
     assert "and may take 0.0005 s; `--seconds " in told["a part of each"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("cls", "blames"), [(Waits, False), (Blocks, True)])
 def test_what_agentrl_renders_for_the_env_is_not_blamed_on_it(renderer, cls, blames):
     report = report_of(renderer, cls, only=["blocking", "leaks", "robustness"])

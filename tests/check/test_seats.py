@@ -52,6 +52,7 @@ def found(renderer, cls, gold=gold):
     return asyncio.run(check(CheckInputs(env=cls, tasks=TASKS, renderer=renderer, gold=gold, process=False)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cls", [Duel, Kept, Shop])
 def test_nothing_is_found_in_sound_games(renderer, cls):
     report = found(renderer, cls)

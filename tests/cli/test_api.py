@@ -208,6 +208,7 @@ def test_what_is_finished_is_not_played_and_paid_again(folder, agentrl, api):
     assert (folder / "demos.jsonl").read_text() == before
 
 
+@pytest.mark.thorough
 def test_an_env_that_has_changed_since_is_said(folder, agentrl, api):
     args = ("eval", *ASK, "--api", api.url, "--out", "r.jsonl")
     assert agentrl(*args, "--limit", "1") == 0

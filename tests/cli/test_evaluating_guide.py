@@ -36,6 +36,7 @@ def url(folder):
         yield server.url
 
 
+@pytest.mark.thorough
 def test_the_commands(folder, agentrl, url):
     told = {}
     for command in COMMANDS:

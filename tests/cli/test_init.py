@@ -42,6 +42,7 @@ def commands(project: Path) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in block[1].splitlines()]
 
 
+@pytest.mark.thorough
 @every_template
 def test_its_own_test_passes(project):
     tests = runpy.run_path(f"{project}/tests/test_{project.name}.py")

@@ -40,6 +40,7 @@ def metrics(run) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.thorough
 def test_train_then_everything_else(run, agentrl):
     assert "agentrl eval my_env.py:Capitals --model run --data tasks.jsonl" in agentrl.stdout
     config = yaml.safe_load((run / "config.yaml").read_text())

@@ -128,6 +128,7 @@ def test_a_function_of_messages_and_tools_plays(folder, agentrl, player):
     assert {t.info["player"]["model"] for t in demos} == {f"my_env.py:{player}"}
 
 
+@pytest.mark.thorough
 def test_a_reward_function_replaces_the_envs_score(folder, agentrl):
     args = ("play", "my_env.py:Capitals", *PLAY)
     for player in ("noop", "shrug"):

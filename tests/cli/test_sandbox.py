@@ -93,6 +93,7 @@ def test_what_else_is_left_is_shown_and_removed(sandbox):
     assert sandbox("ls", "Untidy").stdout.splitlines()[-1] == "image    image-2  (10 MB)"
 
 
+@pytest.mark.thorough
 def test_check_says_what_is_enforced_and_what_is_not(sandbox):
     result = sandbox("check")
     assert result.exit_code == 0

@@ -38,6 +38,7 @@ def problems(text: str) -> list[tuple[int, str]]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_every_block(file: Path, folder: Path) -> None:
     if wrong := problems(file.read_text(encoding="utf-8")):

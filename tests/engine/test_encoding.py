@@ -18,6 +18,7 @@ tokens = st.integers(0, 200_000)
 KINDS = [list, tuple, TokenIds, lambda ids: array("i", ids), lambda ids: array("q", ids)]
 
 
+@pytest.mark.thorough
 @settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(
     turns=st.lists(

@@ -58,6 +58,7 @@ async def until(condition: Callable[[], bool]) -> None:
 # Log-probs and tokens
 
 
+@pytest.mark.thorough
 async def test_log_probs_are_those_of_a_plain_forward_pass_for_every_batch_mate(engine: LocalEngine) -> None:
     async def one(i: int) -> None:
         await asyncio.sleep(random.Random(i).random() * 0.1)  # joins while others run
@@ -360,6 +361,7 @@ async def test_new_weights_change_answers_and_version_and_empty_the_prefix_cache
     await engine.close()
 
 
+@pytest.mark.thorough
 async def test_a_running_request_goes_on_with_new_weights_and_leaves_no_stale_prefix() -> None:
     engine, weights = LocalEngine(tiny_model(), TOKENIZER), tiny_model(seed=5).state_dict()
     running = asyncio.create_task(

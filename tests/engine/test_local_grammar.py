@@ -103,6 +103,7 @@ async def engine():
     await engine.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("grammar", [Texts(), Thought()], ids=["texts", "thought"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 async def test_tokens_log_probs_and_flags_are_those_of_the_constrained_distribution(engine, grammar, temperature):

@@ -47,6 +47,7 @@ async def ask(engine: LocalEngine, ids: list[int], count: int, session: str = ""
     return answer
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_small")
 async def test_one_long_prompt_among_short_sessions_costs_what_it_holds() -> None:
     """The issue's case: 32 sessions of two tokens, kept or running, and one prompt of 900."""

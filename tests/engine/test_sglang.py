@@ -124,6 +124,7 @@ async def test_the_patience_is_a_time_and_longer_than_slimes(monkeypatch):
     assert max(paused) <= 5.0, "it comes back soon after the server"
 
 
+@pytest.mark.thorough
 async def test_an_engine_that_is_away_for_long_fails_nothing(caplog):
     fake = Fake(*[(503, {})] * 20, *[reset] * 20, answer([7]))
     async with fake.serve() as url, client(url) as engine:
@@ -134,6 +135,7 @@ async def test_an_engine_that_is_away_for_long_fails_nothing(caplog):
     assert "the engine is unreachable: requests are repeated for 120 s" in warnings[0]
 
 
+@pytest.mark.thorough
 async def test_waiting_for_an_engine_is_no_time_of_the_episode(renderer, monkeypatch):
     """Else an outage would end episodes by their deadline, to be scored and trained as slow ones."""
     monkeypatch.setattr("agentrl.engine.sglang.client._backoff", lambda attempt, retry_after: 0.8)
@@ -255,6 +257,7 @@ async def test_cancellation_reaches_the_workers_behind_a_router():
         assert router.aborts == []
 
 
+@pytest.mark.thorough
 async def test_abort_by_rid_and_abort_all_reach_the_workers(monkeypatch):
     monkeypatch.setattr("agentrl.engine.sglang.workers.CONTROL_S", 0.5)
     monkeypatch.setattr("agentrl.engine.sglang.client._ABORT_PAUSE_S", 0.5)
@@ -294,6 +297,7 @@ async def test_an_abort_that_came_too_early_is_sent_again(rid):
     assert fake.aborts == [again if rid else {"abort_all": True}, again, again]
 
 
+@pytest.mark.thorough
 async def test_abort_gives_up_on_a_request_that_will_not_end(monkeypatch):
     monkeypatch.setattr("agentrl.engine.sglang.workers.CONTROL_S", 1.0)
     fake = Fake(for_ever)

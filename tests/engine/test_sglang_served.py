@@ -66,6 +66,7 @@ async def test_cancelled_aborted_and_resumed(chars):
     assert [*part.tokens, *rest.tokens] == ids("0123456789" * 100 + "$")
 
 
+@pytest.mark.thorough
 async def test_many_at_once_do_not_wait_for_each_other(chars):
     served = ScriptedEngine(lambda input_ids: str(len(input_ids)), chars, seconds=0.3)
     async with running_server(served) as url, client(url) as engine:

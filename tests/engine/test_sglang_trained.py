@@ -392,6 +392,7 @@ def assert_gone(*processes, seconds=10.0):
         time.sleep(0.02)
 
 
+@pytest.mark.thorough
 async def test_a_server_is_started_on_first_use_and_ended_with_all_it_started(model, training):
     engine = own(model, training, args="--tp 2")
     assert not training.folder.exists()
@@ -409,6 +410,7 @@ async def test_a_server_is_started_on_first_use_and_ended_with_all_it_started(mo
     assert not scratch.exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "config", "says"),
     [
@@ -442,6 +444,7 @@ async def test_a_server_that_does_not_come_up_is_explained_and_leaves_nothing(
     assert engine._scratch is None or not engine._scratch.exists()
 
 
+@pytest.mark.thorough
 async def test_a_port_that_is_taken_is_refused_or_another_is_found(model, training, monkeypatch):
     async with Fake().serve() as url:
         taken = url.rpartition(":")[2]
@@ -471,6 +474,7 @@ async def test_ctrl_c_while_it_starts_leaves_nothing(model, training, monkeypatc
     await engine.close()
 
 
+@pytest.mark.thorough
 async def test_a_server_that_dies_ends_the_run_with_the_end_of_its_log(model, training):
     engine = own(model, training)
     await engine.update(model, "0")
@@ -502,6 +506,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["trainer", "watchdog"])
 def test_a_killed_trainer_leaves_no_server(training, victim):
     """Nor does a killed watchdog leave SGLang, whose own processes then end themselves."""

@@ -38,6 +38,7 @@ def answers(t):
     return [message["content"] for message in t.messages if message["role"] == "tool"]
 
 
+@pytest.mark.thorough
 async def test_it_is_right_by_code(make):
     t = await rollout(make(), TASK, [code("print(6 * 7)"), RIGHT])
     assert (t.reward, t.stop, t.failure) == (1.0, StopReason.DONE, None)
@@ -46,6 +47,7 @@ async def test_it_is_right_by_code(make):
     assert answers(t) == ["42\n"]
 
 
+@pytest.mark.thorough
 async def test_what_code_does_wrong_is_told_to_the_model(make):
     turns = [
         "x = 1\nprint(x",
@@ -72,6 +74,7 @@ async def test_code_that_does_not_end_is_stopped_and_the_model_goes_on():
     assert t.reward == 1.0
 
 
+@pytest.mark.thorough
 async def test_an_answer_that_the_model_did_not_write_earns_nothing(make):
     for turns in (
         [code(r"print('Answer: \\boxed{42}')"), "There it stands."],
@@ -83,6 +86,7 @@ async def test_an_answer_that_the_model_did_not_write_earns_nothing(make):
         assert t.reward < 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("calls", "reward"), [(0, -1.1), (2, -1.0), (8, -0.7), (12, -0.6)])
 async def test_a_wrong_answer_loses_less_the_more_was_calculated(calls, reward):
     turns = [*[code("print(1)")] * calls, r"Answer: \boxed{41}"]
@@ -91,6 +95,7 @@ async def test_a_wrong_answer_loses_less_the_more_was_calculated(calls, reward):
     assert t.reward == pytest.approx(reward)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["bubblewrap", "docker"])
 async def test_code_that_uses_up_the_sandbox_ends_well(backend):
     async with entered(backend):
@@ -108,6 +113,7 @@ async def test_code_that_uses_up_the_sandbox_ends_well(backend):
     assert again.reward == 1.0, "the next episode has a sandbox of its own"
 
 
+@pytest.mark.thorough
 async def test_the_player_solves_every_problem_and_its_code_finds_the_label():
     tasks = load_tasks(HERE / "problems.jsonl", split="train")
     assert len(tasks) == 24

@@ -50,6 +50,7 @@ def games(renderer, opponent, count=40):
     return [group[0] for group in asyncio.run(run_groups(rollout, tasks, 1))]
 
 
+@pytest.mark.thorough
 def test_the_perfect_player_never_loses_and_the_random_one_does(renderer):
     assert max(game.reward for game in games(renderer, "perfect")) <= 0
     rewards = {game.reward for game in games(renderer, "random")}

@@ -341,6 +341,7 @@ async def test_the_engine_is_asked_in_the_episodes_context(renderer):
     assert sorted(seen) == ["first"] * 3 + ["second"] * 3, "a lockstep counts its members by this"
 
 
+@pytest.mark.thorough
 async def test_cancelled_anywhere_an_episode_leaves_nothing(renderer):
     await rollout(Adder(), TASK, SCRIPT)  # the gateway's own tasks have begun
     await asyncio.sleep(0.05)

@@ -57,6 +57,7 @@ async def closing(env):
         await close_env(env)
 
 
+@pytest.mark.thorough
 async def test_aborted_again_and_again_an_episode_has_each_token_once(renderer):
     plain = await rollout(Adder(), TASK, SCRIPT)
     host = Rollouts(renderer)
@@ -117,6 +118,7 @@ async def test_an_agent_that_has_not_asked_yet_waits_too(renderer):
     assert (played.reward, env.result) == (1.0, "Hi.")
 
 
+@pytest.mark.thorough
 async def test_after_park_s_the_client_is_told_to_come_later_and_the_agent_ends(renderer):
     told, ended = [], asyncio.Event()
 

@@ -132,6 +132,7 @@ async def test_a_program_in_a_sandbox(folder, backend):
             await episode
 
 
+@pytest.mark.thorough
 async def test_a_sandbox_without_the_socket_is_told_what_it_lacks(folder, backend):
     if backend == "local":
         pytest.skip("its commands run on this machine, where the gateway is")

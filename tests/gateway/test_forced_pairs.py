@@ -109,6 +109,7 @@ def drawn(name, forced, seed, most=300):
     return said if state.ended else None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_it_allows_is_read_as_a_call_that_obeys_the_schema(name):
     renderer = renderer_of(name)[0]

@@ -311,6 +311,7 @@ async def played(renderer, seed: int):
     return agent, answer, agent.talk.end()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("block", range(8))
 async def test_the_answer_is_the_one_that_the_agent_got_last(renderer, block):
     for seed in range(200 + 25 * block, 225 + 25 * block):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 import openai
+import pytest
 
 from agentrl import EnvFactory, EpisodeOptions, Limits, Task, run_episode
 from agentrl.engine import Engine, ScriptedEngine
@@ -97,6 +98,7 @@ def search(index: Index, name: str, arguments: dict) -> str:
     return "\n".join(index.search(arguments["query"], 1)) or "No result."
 
 
+@pytest.mark.thorough
 async def test_a_client_scores_as_the_env_does(renderer) -> None:
     engines = player(renderer), player(renderer)
     rewards = await through_tokens(engines[0], renderer)

@@ -33,6 +33,7 @@ def writer_of(path: Path, tools: bool) -> Writer | None:
         return None  # test_survey knows which templates are refused
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tools", [True, False] if SOAK else [True])
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_nothing_is_lost(path: Path, tools: bool) -> None:
@@ -126,6 +127,7 @@ SHAPES = st.lists(st.one_of(OTHERS, TURNS), max_size=8)
 ODD = ["Mistral-Small-3.2-24B-Instruct-2506", "openai-gpt-oss-120b", "Qwen-Qwen3-0.6B", "GLM-4.6"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ODD)
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(shape=SHAPES, data=st.data())

@@ -206,6 +206,7 @@ class Client:
         line += [self.told(rest) if rest.id != reply.id else self.told(reply), *self.after(rest)]
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 1 << 30),
@@ -229,6 +230,7 @@ def test_whatever_a_client_does_each_token_is_counted_once(thinker, seed, moves,
     asyncio.run(play())
 
 
+@pytest.mark.thorough
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 1 << 30),

@@ -150,6 +150,7 @@ class Meddler(Hostile):
         return await super().reset(task)
 
 
+@pytest.mark.thorough
 def test_train_beside_an_env_that_changes_the_process(before, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     try:
@@ -172,6 +173,7 @@ def test_a_bug_ends_the_run_with_its_cause(renderer, before, name):
     before.nothing_left()
 
 
+@pytest.mark.thorough
 def test_a_bug_amid_others(renderer, before):
     """They are cancelled wherever they are, and closed."""
     names = ["score: KeyError", *NOT_SAMPLED]

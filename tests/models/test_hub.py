@@ -163,6 +163,7 @@ def test_a_part_in_the_cache_is_not_taken_for_the_whole(hub: FakeHub, monkeypatc
     assert folder_of(NAME, weights=False) == folder
 
 
+@pytest.mark.thorough
 def test_a_cut_download_goes_on_where_it_stopped(hub: FakeHub) -> None:
     shard = next(file for file in hub.files[NAME] if file.endswith(".safetensors"))
     shown: list[bool] = []

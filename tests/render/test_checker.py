@@ -56,6 +56,7 @@ def load(path: Path) -> tuple[Renderer, Any]:
     return load_renderer(tokenizer, tools=TOOLS), tokenizer
 
 
+@pytest.mark.thorough
 @each_template
 def test_every_bridge_of_a_certified_template_is_its_own_render(path: Path, table: dict[str, Verdict]) -> None:
     try:

@@ -53,6 +53,7 @@ def certified() -> list[Any]:
     return [pytest.param(make, id=name) for name, make in named.items()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", certified())
 def test_random_conversations_keep_every_invariant(make: Any) -> None:
     tokenizer = make()

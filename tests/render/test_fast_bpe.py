@@ -61,6 +61,7 @@ def prose(seed: int) -> str:
     return " ".join(words)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_it_gives_the_tokens_of_the_tokenizer(make: Callable[[], Any]) -> None:
     tokenizer = make()
@@ -82,6 +83,7 @@ def test_it_is_used_where_a_renderer_is_loaded_and_only_if_it_is_asked_for(monke
         fast_encoder_of(tokenizer)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", template_files(), ids=lambda path: path.stem)
 def test_certification_gets_the_same_tokens_in_every_probe(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tokenizer_of(path)
@@ -169,6 +171,7 @@ def test_a_later_difference_is_found_among_64_texts_counted_and_switches_it_off(
     assert fast_encoder_of(tokenizer) != bpe.encode
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every", [1, 64])
 def test_the_text_decides_what_is_compared(every: int) -> None:
     bpe = loaded(chatml_tokenizer(*TAGS))
@@ -197,6 +200,7 @@ def test_an_error_switches_it_off_and_the_tokenizer_encodes() -> None:
     assert "match limit exceeded" in bpe.off
 
 
+@pytest.mark.thorough
 def test_a_tokenizer_that_is_changed_encodes_itself() -> None:
     tokenizer = chatml_tokenizer(*TAGS)
     encode = fast_encoder_of(tokenizer)
@@ -224,6 +228,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
         fast_encoder_of(chatml_tokenizer(*TAGS))
 
 
+@pytest.mark.thorough
 def test_a_tokenizer_with_spaces_for_words_is_compared_too() -> None:
     tokenizer = sentencepiece_tokenizer()
     bpe, encode = loaded(tokenizer), fast_encoder_of(tokenizer)

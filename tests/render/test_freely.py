@@ -73,6 +73,7 @@ READ = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", READ)
 def test_what_models_leave_out_or_add(case: str) -> None:
     name, text, wanted = READ[case]
@@ -195,6 +196,7 @@ MENTIONS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", MENTIONS)
 def test_a_mention_of_a_marker_opens_no_thought(text: str) -> None:
     action = read("Qwen-Qwen3-0.6B", f"{text}<|im_end|>")
@@ -271,6 +273,7 @@ def test_certification_sees_unions_read_as_numbers(monkeypatch: pytest.MonkeyPat
     assert "cannot be read back: the calls" in proved("Qwen3-Coder").refuses_tools
 
 
+@pytest.mark.thorough
 def test_certification_sees_an_argument_that_swallows_another(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("Qwen3-Coder", "GLM-4.6", "cdata_pairs"):
         assert not proved(name).refuses_tools
@@ -286,6 +289,7 @@ def test_certification_sees_a_type_key_that_hides_a_call(monkeypatch: pytest.Mon
     assert any('with a "type" key first' in departure for departure in found.departures)
 
 
+@pytest.mark.thorough
 def test_certification_sees_a_call_that_needs_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("as the template writes it" in departure for departure in proved(MISTRAL).certificate.departures)
     monkeypatch.setattr(named_calls, "_or_without", lambda marker, captured, begins=False: loose(marker, captured))

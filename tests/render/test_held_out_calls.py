@@ -82,6 +82,7 @@ def test_the_cases_are_what_was_asked_for() -> None:
         assert not differ, name
 
 
+@pytest.mark.thorough
 def test_a_turn_ends_with_a_stop_token() -> None:
     """A mistake in the data would pass for one in the reading."""
     for name, family in FAMILIES.items():

@@ -65,6 +65,7 @@ def test_continuation_is_the_full_render(
         assert tokens == full
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     sampled=st.lists(st.integers(0, 560), max_size=40),

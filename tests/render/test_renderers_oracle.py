@@ -90,6 +90,7 @@ def spoken(path: Path) -> list[tuple[str, Any, Renderer, Any]]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", template_files(), ids=lambda path: path.stem)
 def test_where_bridges_differ_the_template_writes_ours(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, family, renderer, tokenizer in spoken(path):

@@ -168,6 +168,7 @@ async def value(name, wrote):
     return getattr(grade, "value", grade)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES, ids=[name.replace(" ", "_") for name in CASES])
 async def test_what_naive_graders_get_wrong(case):
     name, text, label, right = CASES[case]

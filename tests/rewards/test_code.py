@@ -100,6 +100,7 @@ def test_other_forms_of_the_same_tests(label):
     assert (text, found.job["names"]) == (LABELS["asserts as text"], ["add"])
 
 
+@pytest.mark.thorough
 async def test_the_share_is_a_part_and_on_request_the_reward(tests):
     most = wrote("def add(a, b):\n    return a + b if isinstance(a, int) else 0\n", ASSERTS)
     assert await tests.grade(most) == Reward(0.0, {"passed": 0.75})
@@ -107,6 +108,7 @@ async def test_the_share_is_a_part_and_on_request_the_reward(tests):
     assert await tests.grade(most) == Reward(0.75, {"passed": 0.75})
 
 
+@pytest.mark.thorough
 async def test_tests_that_were_not_reached_count_as_failed(tests):
     label = (
         "def test_it():\n    assert add(1, 2) == 3\n    x = add(3, 4)\n    assert x == 7\n    assert add(0, 0) == 0\n"
@@ -251,10 +253,12 @@ async def test_a_character_that_no_file_can_hold_is_no_bug(tests):
     assert await tests.grade(wrote(f"# \udc80\n{ADD}", ASSERTS)) == RIGHT
 
 
+@pytest.mark.thorough
 async def test_what_is_true_is_believed_though_it_prints_lies(tests):
     assert await tests.grade(wrote(f"print('FAILED')\n{ADD}", ASSERTS)) == RIGHT
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", TWICE)
 async def test_code_that_takes_too_long_gets_nothing_and_dies_with_its_children(kind, tmp_path, tests):
     mark = str(tmp_path / "child")
@@ -275,6 +279,7 @@ def _command_lines():
             continue
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["bubblewrap", "docker"])
 async def test_where_it_isolates_code_that_uses_up_its_sandbox_gets_nothing(backend):
     async with entered(backend):
@@ -343,6 +348,7 @@ async def test_a_sandbox_that_the_code_ended_is_a_zero(monkeypatch):
     await tests.close()
 
 
+@pytest.mark.thorough
 async def test_slime_hands_over_a_label_as_json(tests):
     given = {"prompt": "p", "label": json.dumps(STREAMS), "metadata": {}, "loss_mask": None, "reward": None}
     sample = SimpleNamespace(**given, response=fenced(SUM_OF_LINES), index=0, group_index=0)
@@ -428,6 +434,7 @@ async def test_a_setting_that_cannot_work_is_refused(given):
         await UnitTests(**given).grade(wrote(ADD, ASSERTS))
 
 
+@pytest.mark.thorough
 def test_it_has_one_name_under_both_hosts_and_only_its_users_import_sandboxes():
     code = "import sys; from agentrl.rewards import em; "
     code += "print([name for name in sys.modules if name.startswith(('agentrl_sandbox', 'agentrl_envs'))]); "

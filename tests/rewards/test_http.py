@@ -63,6 +63,7 @@ async def test_a_mapping_has_parts():
         assert await RemoteReward(served.url).grade(WROTE) == Reward(1.0, {"length": 3.0})
 
 
+@pytest.mark.thorough
 async def test_failures_are_tried_again(monkeypatch):
     answers = iter([Status(503), Status(500), 1.0])
     async with Served(lambda body: next(answers)) as served:

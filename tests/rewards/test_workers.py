@@ -101,6 +101,7 @@ async def test_a_cancelled_call_frees_its_process_at_once(workers):
     assert await asyncio.gather(*sums) == [i + 1 for i in range(8)]
 
 
+@pytest.mark.thorough
 async def test_the_children_of_a_grader_die_with_it(workers, tmp_path):
     file = tmp_path / "pid"
     with pytest.raises(TimeoutError):
@@ -124,6 +125,7 @@ def test_several_event_loops_share_it(workers):
     assert len(workers.processes()) <= 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("end", ["exit", "kill"])
 def test_no_process_outlives_its_program(tmp_path, end):
     """A program that ends, or is killed with -9 while a grader of its loops."""

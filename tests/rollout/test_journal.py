@@ -231,6 +231,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.thorough
 def test_a_second_process_is_refused_until_the_first_has_died(tmp_path):
     path = tmp_path / "journal.db"
     first = subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE)

@@ -297,6 +297,7 @@ OWN = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("env", "config"), OWN, ids=[env.__name__ for env, _ in OWN])
 async def test_state_of_the_authors_own_is_isolated_or_reported(renderer, env, config):
     async with EnvFactory(env, config) as envs:

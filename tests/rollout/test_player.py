@@ -127,6 +127,7 @@ async def steps(drawer, count, *, ahead=True):
     return found
 
 
+@pytest.mark.thorough
 async def test_the_same_tokens_whatever_the_concurrency(make):
     found = [await steps(make(concurrency=c, staleness=s), 4) for c, s in ((1, 1), (7, 1), (500, 3))]
     shared = set.intersection(*map(set, found))
@@ -159,6 +160,7 @@ async def test_the_slots_are_full_and_no_group_begins_without_one(make, concurre
     assert drawer.player.rollout.engine.most == concurrency
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("env", [Replayed, Kept])
 async def test_aborted_episodes_continue_where_they_stopped(make, env):
     straight = await steps(make(env=env, concurrency=200, n=12), 4, ahead=False)
@@ -231,6 +233,7 @@ async def test_groups_that_lost_too_many_episodes_are_dropped(make):
     assert dropped <= 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ahead", [True, False])
 async def test_a_step_counts_its_own_drops_and_none_of_an_earlier_run(make, ahead):
     drawer = make(labels={1: "broken"}, failures=smallest_group(2, again=0), staleness=1)

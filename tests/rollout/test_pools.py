@@ -78,6 +78,7 @@ async def play(tokenizer, renderer, env=Boxed, seed=0, fails=()):
         await engine.close()
 
 
+@pytest.mark.thorough
 async def test_a_pool_smaller_than_the_episodes_plays_them_all_alike_whatever_the_timing(
     tokenizer, renderer, monkeypatch
 ):

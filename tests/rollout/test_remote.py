@@ -55,6 +55,7 @@ def adding(n):
     return [Task(prompt=f"What is 2 + {i}?", label=5, id=str(i)) for i in range(n)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("served", [False, True])
 async def test_workers_play_what_this_process_plays(setting, tmp_path, served):
     here = setting("Adder", remote_env.script, served=served, folder=str(tmp_path))

@@ -81,6 +81,7 @@ def strings(trajectories) -> dict[str, set[int]]:
     return found
 
 
+@pytest.mark.thorough
 async def test_workers_play_what_this_process_plays_and_each_image_is_here_once(setting):
     tasks = [Task(id=str(i)) for i in range(4)]
     async with setting.rollout.envs:

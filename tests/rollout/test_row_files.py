@@ -105,6 +105,7 @@ def test_a_computed_order_has_every_row_once(n):
         order[n]
 
 
+@pytest.mark.thorough
 def test_a_computed_order_is_even():
     """Where row 0 comes in a thousand epochs: chi-squared over ten tenths stays below the 0.1 % bound of 27.9."""
     places = Counter(list(Permutation(100, f"7/{epoch}")).index(0) // 10 for epoch in range(1000))

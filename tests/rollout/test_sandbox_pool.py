@@ -67,6 +67,7 @@ async def play(env, engine, renderer, *, limits=LIMITS, episodes=16):
     return played, figures
 
 
+@pytest.mark.thorough
 async def test_in_lockstep_with_the_embedded_engine_and_alike_whatever_the_timing(tokenizer, renderer, monkeypatch):
     """The engine's waves hold episodes up until all have had their turn, those without a sandbox excepted."""
     torch.set_num_threads(1)
@@ -90,6 +91,7 @@ class Worked(Boxed):
         return StepResult("go on", done=not action.calls)
 
 
+@pytest.mark.thorough
 async def test_with_episodes_that_go_their_own_way(renderer):
     engine = ScriptedEngine([call("work"), "Done."], renderer)
     limits = Limits(reset_s=0.3, score_s=0.3)

@@ -46,6 +46,7 @@ def no_cgroups(monkeypatch):
     monkeypatch.setattr(Cgroups, "make", classmethod(lambda cls, name, spec: None))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ESCAPES)
 async def test_without_cgroups_a_timeout_kills_the_whole_tree_too(backend, no_cgroups, how):
     word, other = long_time(), long_time()
@@ -57,6 +58,7 @@ async def test_without_cgroups_a_timeout_kills_the_whole_tree_too(backend, no_cg
         assert (await count(box, word), await count(box, other)) == (0, 1)
 
 
+@pytest.mark.thorough
 async def test_without_cgroups_commands_answer_as_they_do(backend, no_cgroups):
     async with backend.sandbox(SandboxSpec(memory_mb=64, pids=20)) as box:
         assert await box.exec("sleep 100 & echo out; exit 3") == (3, "out\n", "")
@@ -191,6 +193,7 @@ def test_the_filter_is_made_once(backend):
     assert ctypes.sizeof(ctypes.c_void_p) == 8
 
 
+@pytest.mark.thorough
 async def test_cgroups_of_no_box_are_shown_and_removed(backend, monkeypatch):
     """Their owner was killed before it wrote down what it had made."""
     made = Cgroups.make(f"{cgroups.NAME}-bubblewrap-{os.urandom(8).hex()}", SandboxSpec())
@@ -210,6 +213,7 @@ async def test_cgroups_of_no_box_are_shown_and_removed(backend, monkeypatch):
         made.remove()
 
 
+@pytest.mark.thorough
 async def test_a_box_whose_time_was_over_is_not_the_agent_s_fault(backend):
     async with backend.sandbox(SandboxSpec(lifetime_s=0.5)) as box:
         running = asyncio.create_task(box.exec("sleep 60"))

@@ -41,6 +41,7 @@ async def backend(request):
         assert [found for found in await backend.list() if found.owner == current()] == []
 
 
+@pytest.mark.thorough
 async def test_the_guides_env(terminal, backend):
     turns = [
         call("bash", command="mkdir -p sub; cd sub; export N=42"),
@@ -57,6 +58,7 @@ async def test_the_guides_env(terminal, backend):
     assert (lost.failure, won.failure) == (None, None)
 
 
+@pytest.mark.thorough
 async def test_a_partial_rollout_of_the_guides_env(terminal, backend, renderer, tmp_path):
     """Aborted while a command runs: that one ends, and the episode goes on in another sandbox with all that it was."""
     turns = [

@@ -94,6 +94,7 @@ def test_after_a_reboot_the_owners_of_this_machine_are_gone(own, monkeypatch):
     assert not is_gone(str(replace(own, boot="00ff", host="other-12345678")))
 
 
+@pytest.mark.thorough
 def test_an_owner_in_another_pid_namespace_of_this_machine(own):
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", SAY]
     try:

@@ -60,6 +60,7 @@ async def test_sandboxes_are_ready_handed_out_at_once_and_replaced_by_new_ones()
     assert yard.most <= 6
 
 
+@pytest.mark.thorough
 async def test_what_is_ready_takes_no_time():
     yard = Yard(slow=0.5)
     async with make(yard, warm=4) as boxes:

@@ -157,6 +157,7 @@ async def test_an_image_without_bash_is_a_mistake_of_the_configuration():
             await Shell(box).run("true")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["docker", "bubblewrap"], indirect=True)
 async def test_it_is_the_same_in_every_back_end(backend):
     async with backend.sandbox(SandboxSpec()) as box:

@@ -179,12 +179,14 @@ async def test_what_is_shared_is_down(Sample, serve, make_args, events, env_path
     assert events[0] == "share"
 
 
+@pytest.mark.thorough
 async def test_no_engine_answers(Sample, make_args):
     sample = await adapt(make_args("http://127.0.0.1:1", engine_retry_s=0.5), question(Sample), PARAMS)
     failure = sample.metadata["agentrl"]["failure"]
     assert (failure["kind"], failure["boundary"]) == ("engine", "engine"), "not the Env's failure"
 
 
+@pytest.mark.thorough
 async def test_an_engine_that_comes_back_fails_no_episode(Sample, player, renderer, make_args, unused_tcp_port):
     """A router that was started again while episodes began."""
     args = make_args(f"http://127.0.0.1:{unused_tcp_port}")

@@ -68,6 +68,7 @@ async def test_thoughts_of_an_agent_cannot_be_stripped(numbered, serve, make_arg
             await adapt(make_args(url, env=AGENT, thinking="strip"), question(numbered), PARAMS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("masked", [False, True])
 async def test_storm(make_args, host, renderer, serve, masked):
     """Aborted at random moments, five times over: each token once, whatever was under way."""

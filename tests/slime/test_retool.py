@@ -36,6 +36,7 @@ def play(Sample, serve, make_args, renderer):
     return episode
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("prompt", [ASKED, [{"role": "user", "content": ASKED}]])
 async def test_a_row_of_dapo_math_is_played_and_graded(play, prompt):
     sample = await play(RIGHT, prompt)

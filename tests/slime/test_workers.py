@@ -65,6 +65,7 @@ def plain(sample):
     return copy.deepcopy({**values, "rollout_log_probs": None})  # the engine never gives the same ones twice
 
 
+@pytest.mark.thorough
 async def test_workers_give_the_samples_that_this_process_gives(slime):
     found = []
     for workers in (0, SIZE):
@@ -81,6 +82,7 @@ async def test_workers_give_the_samples_that_this_process_gives(slime):
     assert [sample["reward"] for sample in found[0]] == [1.0] * 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("env", ["Adding", "Saved", "Replayed"])
 async def test_aborted_episodes_go_back_to_their_worker(slime, env):
     """Also those whose Env stays open there."""
@@ -97,6 +99,7 @@ async def test_aborted_episodes_go_back_to_their_worker(slime, env):
         assert sum(sample.loss_mask) == sum(len(one.tokens) for one in said), "each sampled token is trained once"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", [0, SIZE])
 async def test_an_evaluation_takes_no_parked_episode(slime, workers):
     """Its samples have the numbers of the training's, and neither may have a session."""

@@ -48,6 +48,7 @@ def test_a_run_that_cannot_train_a_token_stops_at_its_first_step(make_config, tm
     assert [line["trained_tokens"] for line in lines(tmp_path / "on")] == [0, 0]
 
 
+@pytest.mark.thorough
 def test_a_reward_that_never_differs_is_a_warning(make_config, tmp_path):
     console = quiet()
     train(make_config(reward=f"{TOY}:same", canaries={"zero_advantage": 2}), console=console)
@@ -66,6 +67,7 @@ def test_tasks_that_always_fail_are_a_warning_that_names_the_line(make_config, t
     assert [line["failed_groups"] for line in lines(tmp_path / "run")] == [1, 1, 1]
 
 
+@pytest.mark.thorough
 def test_every_step_reports_the_same_figures(make_config, tmp_path):
     train(make_config(), console=quiet())
 

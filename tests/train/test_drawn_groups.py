@@ -52,6 +52,7 @@ def test_the_metrics_count_what_was_drawn_and_what_teaches(chosen):
     assert max(line["teaching_share"] - line["teaching_share_drawn"] for line in found) > 0.3
 
 
+@pytest.mark.thorough
 def test_what_replaced_groups_sampled_is_not_in_the_mean_of_the_loss(chosen):
     """The divisor counts the tokens of the kept groups alone."""
     config, counted = chosen(steps=1, pass_rates=None, curriculum=None), []

@@ -189,6 +189,7 @@ async def test_a_step_whose_weights_the_engine_does_not_get_is_trained_once(flow
     assert len(set(names)) == len(names) == 6 * 3 * 4
 
 
+@pytest.mark.thorough
 async def test_ctrl_c_ends_every_episode(flowing):
     config = flowing(steps=50)
 

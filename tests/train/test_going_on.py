@@ -240,6 +240,7 @@ def test_a_start_that_fails_leaves_no_folder(make_config, tmp_path, env, error):
         assert len(lines(tmp_path / out)) == 1
 
 
+@pytest.mark.thorough
 def test_what_was_learned_before_a_failure_stays(four_steps, tmp_path):
     config = four_steps("run", env=f"{TOY}:Buggy")
     with pytest.raises(BugError):

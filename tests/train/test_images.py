@@ -258,6 +258,7 @@ def learner_of(parts, model) -> Learner:
     return Learner(model, TrainConfig.model_validate(given), parts.vision)
 
 
+@pytest.mark.thorough
 def test_an_adapter_is_on_the_language_side_and_trains_what_it_sampled(parts, rows):
     model = adapted(parts)
     wrapped = {name for name, module in model.named_modules() if hasattr(module, "lora_A")}

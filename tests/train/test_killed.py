@@ -33,6 +33,7 @@ def save_for_ever(folder, step, told):
         os._exit(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exchange", [True, False])
 def test_kill_9_at_any_moment(tmp_path, make_config, monkeypatch, exchange):
     if not exchange:

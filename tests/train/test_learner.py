@@ -164,6 +164,7 @@ def test_the_dual_clip_is_handed_on(make_config):
     assert losses == pytest.approx([math.exp(2.0) * tokens / 100, 3.0 * tokens / 100], rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_rows_share_is_what_its_tokens_count(make_config):
     learner = make(make_config, minibatches=1, kl_coef=0.5)
     learner.reference = copy.deepcopy(learner.model)

@@ -91,6 +91,7 @@ def test_staleness_0_is_the_order_that_was_there_before(make_config, tmp_path):
     assert not any("token_age" in key or "wait" in key for line in lines(tmp_path / "now") for key in line)
 
 
+@pytest.mark.thorough
 def test_each_rollout_is_one_step_ahead(overlapped, tmp_path):
     console = quiet()
     summary = train(overlapped(), console=console)
@@ -145,6 +146,7 @@ async def test_rollouts_are_played_while_the_learner_learns(overlapped):
     assert trainer.together == {1, 2, 3, 4}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("slow", ["learner", "engine"])
 def test_no_token_is_older_than_the_bound_whichever_half_is_longer(overlapped, tmp_path, slow):
     class Slow(Trainer):
@@ -222,6 +224,7 @@ def stopping(at):
     return Stopping
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("at", "done"), [("rollout", 2), ("update", 3)])
 def test_ctrl_c_leaves_a_checkpoint_and_plays_again_what_was_in_flight(overlapped, tmp_path, at, done):
     config, console = overlapped(steps=5), quiet()

@@ -61,6 +61,7 @@ def test_the_index_has_every_episode_and_the_place_of_the_kept_ones(run):
     assert all(len(json.dumps(line)) < 700 for line in index)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tis", [None, 2.0])
 def test_advantages_and_the_trainers_log_probs_are_those_it_learned_from(small_model, tmp_path, tis):
     run = Run(_train(small_model, tmp_path / "run", tis_clip=tis))

@@ -56,6 +56,7 @@ def versions(folder, step):
     return {version for line in lines for version in Trajectory.from_json(json.loads(line)).weight_versions}
 
 
+@pytest.mark.thorough
 async def test_every_step_samples_from_the_weights_of_the_step_before(make_config, tmp_path):
     async with server(make_config()) as url:
         await run(served_config(make_config, url, steps=3))
@@ -65,6 +66,7 @@ async def test_every_step_samples_from_the_weights_of_the_step_before(make_confi
     assert min(metrics["hand_over_s"] for metrics in found) > 0
 
 
+@pytest.mark.thorough
 async def test_an_update_that_is_skipped_shows(make_config, tmp_path):
     class Skips(Trainer):
         def _open_engine(self, renderer):
@@ -146,6 +148,7 @@ async def test_a_server_that_goes_away_ends_the_run_and_leaves_a_checkpoint(make
     assert all(metrics["logprob_diff_max"] < 1e-4 for metrics in steps(tmp_path / "run"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("limits", [{}, {"tokens": 150}], ids=["before the run", "at the first rollout"])
 def test_a_server_that_does_not_start_leaves_the_log_that_the_message_names(make_config, tmp_path, monkeypatch, limits):
     program = tmp_path / "python"  # the stand-in as a program, whatever the checkout's file modes are
@@ -164,6 +167,7 @@ def test_a_server_that_does_not_start_leaves_the_log_that_the_message_names(make
     assert log.read_text().count("RuntimeError: no memory") == 2
 
 
+@pytest.mark.thorough
 async def test_a_server_plays_the_next_rollout_while_the_learner_learns(make_config, tmp_path):
     async with server(make_config()) as url:
         await run(served_config(make_config, url, steps=4, staleness=1, numerics={"stop": 0.01}))

@@ -118,6 +118,7 @@ def test_a_run_leaves_all_it_promises(straight):
     assert "rl 6/6" in said
 
 
+@pytest.mark.thorough
 def test_the_final_model_is_the_trained_one(make_config, tmp_path):
     config = make_config(learning_rate=1e-2)
     train(config, console=quiet())
@@ -183,6 +184,7 @@ def test_resuming_after_kill_9(six_steps, straight, tmp_path):
     assert played(killed.out) == played(whole.out)
 
 
+@pytest.mark.thorough
 def test_resuming_before_the_first_checkpoint_begins_anew(six_steps, tmp_path):
     class CrashingWarmStart(Trainer):
         async def warm_start(self):
@@ -241,6 +243,7 @@ def test_another_run_is_not_overwritten(make_config, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
 
+@pytest.mark.thorough
 def test_resuming_with_other_data_is_refused(make_config, tmp_path):
     train(make_config(), console=quiet())
     with (tmp_path / "tasks.jsonl").open("a") as file:
@@ -250,6 +253,7 @@ def test_resuming_with_other_data_is_refused(make_config, tmp_path):
         train(make_config(steps=4), resume=True, console=quiet())
 
 
+@pytest.mark.thorough
 def test_a_finished_run_can_be_taken_further(make_config, tmp_path):
     train(make_config(), console=quiet())
 
@@ -259,6 +263,7 @@ def test_a_finished_run_can_be_taken_further(make_config, tmp_path):
     assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3]
 
 
+@pytest.mark.thorough
 def test_episodes_of_a_broken_environment_are_masked_and_counted(make_config, tmp_path):
     train(make_config(env=f"{TOY}:Flaky", prompts_per_step=10, steps=1), console=quiet())
 
@@ -298,6 +303,7 @@ def test_a_bug_ends_the_run_with_its_traceback(make_config):
     assert "toy_env.py" in str(error.value)
 
 
+@pytest.mark.thorough
 def test_a_reward_function_replaces_the_score(make_config, tmp_path):
     train(make_config(reward=f"{TOY}:even"), console=quiet())
 
@@ -329,6 +335,7 @@ def test_the_other_ways_to_learn_run_too(make_config, tmp_path, values):
         assert (first["kl"] >= 0, second["kl"] > first["kl"]) == (True, True), "the reference stays where RL began"
 
 
+@pytest.mark.thorough
 def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(make_config, tmp_path):
     class Poisoned(Trainer):
         def rows(self, groups):
@@ -396,6 +403,7 @@ def test_the_engine_has_the_weights_in_every_rollout_and_sleeps_while_they_chang
     assert said.endswith("learn 4; wake; update 4; eval final")
 
 
+@pytest.mark.thorough
 def test_ctrl_c_leaves_a_run_that_can_go_on(make_config, tmp_path):
     class Interrupted(Trainer):
         async def collect(self, step):
@@ -410,6 +418,7 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(make_config, tmp_path):
     assert len(lines(tmp_path / "run")) == 2
 
 
+@pytest.mark.thorough
 def test_a_run_begins_from_the_model_of_another(make_config, tmp_path):
     train(make_config(), console=quiet())
     train(make_config(model=str(tmp_path / "run"), out=tmp_path / "second", steps=1), console=quiet())
@@ -500,6 +509,7 @@ class Skewed(Trainer):
         return groups
 
 
+@pytest.mark.thorough
 def test_an_engine_that_disagrees_stops_the_run(make_config, tmp_path):
     with pytest.raises(CanaryError, match=r"^step 2: trainer and engine differ by \d\.\d+ on average"):
         train(make_config(steps=3, checkpoint_every=1), trainer=Skewed, console=quiet())
@@ -513,6 +523,7 @@ def test_an_engine_that_disagrees_stops_the_run(make_config, tmp_path):
     assert [line["step"] for line in lines(run)] == [1, 2, 3]
 
 
+@pytest.mark.thorough
 def test_an_engine_that_disagrees_a_little_is_a_warning(make_config):
     console = quiet()
     train(make_config(numerics={"warn": 1e-12}), console=console)

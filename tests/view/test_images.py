@@ -106,6 +106,7 @@ def test_show_prints_labels(record, write, model):
     assert "base64" not in shown.output
 
 
+@pytest.mark.thorough
 @needs_browser
 async def test_the_page_and_its_export_draw_the_images(record, write, model, tmp_path):
     async with chromium() as browser, server_of(write(record), model=model) as server:

@@ -265,6 +265,7 @@ async def test_search_through_all_episodes(page):
     assert await page.js("document.querySelectorAll('.search p button').length") == 0
 
 
+@pytest.mark.thorough
 async def test_a_new_step_is_shown_while_one_looks(page, runs):
     began = asyncio.get_running_loop().time()
     metrics = write_step(runs[0], Writer(), 13)
@@ -373,6 +374,7 @@ def hostile_file(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.thorough
 async def test_hostile_text_is_text(browser, tmp_path):
     async with server_of(hostile_file(tmp_path)) as server:
         browser.problems.clear()
@@ -393,6 +395,7 @@ async def test_hostile_text_is_text(browser, tmp_path):
         assert (outside, browser.problems) == ([], [])
 
 
+@pytest.mark.thorough
 async def test_an_export_is_one_file_that_asks_nobody(browser, tmp_path):
     async with server_of(hostile_file(tmp_path)) as server:
         await browser.goto(server.link)

@@ -89,6 +89,7 @@ async def test_requests_go_to_the_least_busy_worker(workers, tmp_path):
     await until(lambda: not lives(first) and not lives(second))
 
 
+@pytest.mark.thorough
 async def test_an_error_keeps_its_class(workers, tmp_path):
     async with workers(1) as pool:
         with pytest.raises(ConfigError, match="no such task"):
@@ -102,6 +103,7 @@ async def test_an_error_keeps_its_class(workers, tmp_path):
         assert (await ask(pool, "echo", "still there")).result[0] == "still there"
 
 
+@pytest.mark.thorough
 async def test_a_killed_worker_loses_no_request(workers, tmp_path, caplog):
     async with workers() as pool:
         asked = [ask(pool, "until", "go") for _ in range(200)]
@@ -147,6 +149,7 @@ async def test_a_worker_that_ends_at_its_start_again_ends_the_run_with_its_own_w
             pass
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("losses", [1, 2])
 async def test_a_worker_that_is_lost_while_it_is_started_gets_a_second_try(tmp_path, losses):
     class Loses(PipeTransport):
@@ -245,6 +248,7 @@ async def test_an_abort_concerns_its_own_epoch_only(workers, tmp_path):
         await asyncio.gather(*new)
 
 
+@pytest.mark.thorough
 async def test_a_cancelled_request_is_cancelled_in_its_worker(workers, tmp_path):
     async with workers(1) as pool:
         waiting = ask(pool, "until", "never")
@@ -258,6 +262,7 @@ async def test_a_cancelled_request_is_cancelled_in_its_worker(workers, tmp_path)
         assert await pool.status() == [[]]
 
 
+@pytest.mark.thorough
 async def test_closing_cancels_what_is_played(workers, tmp_path):
     async with workers() as pool:
         waiting = ask(pool, "until", "never")
@@ -267,6 +272,7 @@ async def test_closing_cancels_what_is_played(workers, tmp_path):
         await waiting
 
 
+@pytest.mark.thorough
 async def test_a_request_goes_home_if_its_worker_lives(workers, tmp_path):
     async with workers() as pool:
         answer = await ask(pool, "echo")

@@ -78,6 +78,7 @@ async def test_one_server_for_all_comes_back_after_its_death(renderer):
     assert three.reward == 1.0
 
 
+@pytest.mark.thorough
 async def test_a_task_says_which_server(renderer):
     config = {"servers": {"odd": ODD, "plain": {**ODD, "args": [*ODD["args"], "plain"]}}}
     for name in config["servers"]:

@@ -58,6 +58,7 @@ async def played(task, turns, limits=None, **config):
         return await rollout(factory.make(), task, turns, limits=limits)
 
 
+@pytest.mark.thorough
 async def test_what_it_leaves_is_graded():
     right = await played(task(a="one"), write("a", "one"))
     assert (right.reward, right.stop, right.failure) == (1.0, StopReason.DONE, None)
@@ -68,6 +69,7 @@ async def test_what_it_leaves_is_graded():
     assert (wrong.reward, wrong.failure) == (0.0, None)
 
 
+@pytest.mark.thorough
 async def test_each_step_is_a_start_of_its_own():
     both = [call("bash", command="echo one > a; echo two > b"), "It is written."]  # each conversation plays it
     done = await played(task(a="one", b="two"), both)
@@ -82,6 +84,7 @@ async def test_a_limit_ends_it_and_its_work_is_graded():
     assert (cut.reward, cut.stop) == (1.0, StopReason.MAX_TURNS)
 
 
+@pytest.mark.thorough
 async def test_a_program_that_is_too_slow_is_ended():
     turns = [call("bash", command="echo one > a; sleep 60"), "never"]
     slow = await played(task(a="one"), turns, agent_s=2.0)

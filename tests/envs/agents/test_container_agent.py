@@ -25,6 +25,7 @@ async def played(turns, command=f'{sys.executable} {PROGRAM} "$(cat task.txt)"',
         return await rollout(factory.make(), TASK, turns, reward=em, limits=limits)
 
 
+@pytest.mark.thorough
 async def test_its_result_is_what_the_program_printed_and_a_grader_scores_its_last_reply():
     right = await played(TURNS)
     assert (right.reward, right.stop, right.failure) == (1.0, StopReason.DONE, None)
@@ -64,6 +65,7 @@ def read_by(played):
     return [one["content"] for one in played.messages if one["role"] == "tool"]
 
 
+@pytest.mark.thorough
 async def test_under_bubblewrap_it_reaches_its_model_and_nothing_else():
     command = f"cat > agent.py <<'END'\n{PROGRAM.read_text()}\nEND\npython3 agent.py \"$(cat task.txt)\""
     async with entered("bubblewrap"):

@@ -29,6 +29,7 @@ def call(name, *arguments):
     return ["call", "solution", name, ["l", [["v", one] for one in arguments]], ["d", []]]
 
 
+@pytest.mark.thorough
 async def test_a_question_has_one_reply(box):
     source = "def twice(x):\n    print('out')\n    return 2 * x\n"
     assert await asked(box, source, call("twice", 2), call("twice", 3)) == ['+["v", 4]', '+["v", 6]']
@@ -43,6 +44,7 @@ def forge():
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -60,6 +62,7 @@ async def test_work_that_does_not_keep_to_it_is_asked_nothing_more(box, body, sa
     assert third.startswith("-")
 
 
+@pytest.mark.thorough
 async def test_what_is_not_signed_is_not_from_the_tests(box):
     verdict = json.dumps(["verdict", {"passed": 1, "total": 1, "log": ""}])
     forged = f"""

@@ -71,6 +71,7 @@ async def test_gold_scores_one_and_noop_zero():
             assert (t.reward, t.stop, t.failure) == (reward, StopReason.DONE, None), (loader, t.failure)
 
 
+@pytest.mark.thorough
 async def test_all_tools_work_in_one_folder():
     turns = [
         call("bash", command="mkdir d; cd d; export X=yes; cat ../hint"),
@@ -90,6 +91,7 @@ async def test_all_tools_work_in_one_folder():
     assert t.info["grading"].splitlines()[:2] == ["yes", "no"]
 
 
+@pytest.mark.thorough
 async def test_partial_credit_is_the_share_of_tests():
     turns = [call("bash", command="echo yes > answer"), "I am done."]
     assert (await play(task(two_lines), turns)).reward == 0.0
@@ -177,6 +179,7 @@ async def test_files_folder_and_environment_survive_a_snapshot():
         assert await close_env(other) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(set(ON_THE_WORK) - {"a_device", "a_huge_file"}))
 async def test_whatever_lies_where_the_work_should_be_scores_zero(name):
     row = {"prompt": "def f():\n", "test": "def check(f):\n    assert f() == 1\n", "entry_point": "f"}

@@ -63,6 +63,7 @@ async def test_what_is_defined_beside_the_function_serves_the_tests_too(box):
         assert (await graded(box, gold, tasks[name])).score == 1.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(set(ON_THE_VERDICT) - SLOW))
 async def test_no_lie_is_believed(box, name):
     await prepare(box, load_problem(Task(metadata={"format": "function", **ROW})).steps[0])
@@ -73,11 +74,13 @@ async def test_no_lie_is_believed(box, name):
     assert found.parts["tests"] == 0.0
 
 
+@pytest.mark.thorough
 async def test_what_is_true_is_still_believed_after_a_harmless_lie(box):
     found = await graded(box, "print('FAILED')\n" + ROW["prompt"] + ROW["canonical_solution"] + "\nprint('FAILED')")
     assert found.score == 1.0
 
 
+@pytest.mark.thorough
 async def test_code_that_never_ends_scores_zero_at_its_deadline(box):
     assert (await graded(box, "while True: pass", seconds=0.5)).score == 0.0
     found = await graded(box, "def half(x):\n    while x: pass\n    return x", seconds=0.5)

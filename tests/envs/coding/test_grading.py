@@ -82,6 +82,7 @@ async def test_grading_waits_for_no_episode():
         assert pool.figures().handed_out == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("keep", "found"), [(False, "ended"), (True, "running")])
 async def test_what_the_agent_left_running_is_ended_before_it_is_graded_there(keep, found):
     async with entered("bubblewrap") as backend:

@@ -135,6 +135,7 @@ def half(x):
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize("name", [*HONEST, *FUNCTION_TRICKS])
 async def test_a_function_task_pays_for_no_trick(backend, name):
@@ -242,6 +243,7 @@ def clock(tmp_path):
     return Task(id="clock", metadata={"format": "folder", "path": str(tmp_path / "clock")})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize("name", [*HONEST, *FOLDER_TRICKS])
 async def test_a_folder_task_pays_for_no_trick(backend, clock, name):
@@ -315,6 +317,7 @@ if not os.fork():
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_an_answer_earns_nothing_by_a_trick(name):
     async with entered("bubblewrap"):

@@ -127,6 +127,7 @@ REPO_TRICKS = {
 QUICK = ("honest", "a_package_in_front_of_the_tests", "configures_the_runner_anew")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize("name", ["honest", *REPO_TRICKS])
 async def test_a_repository_pays_for_no_trick(backend, name):

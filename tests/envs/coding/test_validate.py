@@ -81,6 +81,7 @@ async def test_each_way_in_which_a_task_can_be_broken():
     assert counts(found)["error"] == 2
 
 
+@pytest.mark.thorough
 async def test_a_deadline_is_kept():
     (found,) = await validate(tasks("slow"), ValidationSettings(backend="local", deadline=0.3))
     assert (found.verdict, found.noop) == ("deadline", [None, None])

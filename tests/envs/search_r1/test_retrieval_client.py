@@ -142,6 +142,7 @@ async def test_a_request_that_is_always_refused_ends_the_run(status):
         await HTTPRetriever(served.url).search("q", 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("status", [422, 500])
 async def test_a_query_that_breaks_the_server_costs_its_neighbours_nothing(status):
     def answer(body):

@@ -47,6 +47,7 @@ async def run(elsewhere, *argv):
     return json.loads(said)
 
 
+@pytest.mark.thorough
 async def test_a_stranger_on_another_machine(elsewhere, config, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(limits, "STRANGER_S", 0.3)
     first, own = FakeSession("sk-first-" + "a" * 32), FakeSession("sk-own-" + "b" * 32)

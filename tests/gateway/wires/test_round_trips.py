@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,6 +111,7 @@ def test_messages(reply):
     assert read == told(reply, [reply.receipt] if reply.reasoning is not None else [])
 
 
+@pytest.mark.thorough
 @quick
 @given(REPLIES)
 def test_responses(reply):

@@ -111,6 +111,7 @@ async def test_cancellation_is_prompt_and_leaves_the_sandbox_usable(box):
     assert await box.exec("true", check=True)
 
 
+@pytest.mark.thorough
 async def test_commands_run_side_by_side(box):
     begun = time.monotonic()
     results = await asyncio.gather(

@@ -97,6 +97,7 @@ async def test_commands_and_methods_see_the_same_files(box):
     assert await box.read_file("/work/out") == "HELLO"
 
 
+@pytest.mark.thorough
 @real
 async def test_an_endless_file_is_not_read_for_ever(box):
     await box.exec("truncate -s 200M big", check=True)

@@ -66,6 +66,7 @@ async def test_too_much_memory_ends_the_command_and_nothing_else(box):
     assert await box.exec("echo still here", check=True) == (0, "still here\n", "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", [{"pids": 32}], indirect=True)
 async def test_too_many_processes_harm_that_sandbox_alone(box, backend, spec):
     async with backend.sandbox(spec) as neighbour:

@@ -31,6 +31,7 @@ async def test_a_timeout_kills_the_whole_tree(box, how):
     assert await count(box, word) == 0
 
 
+@pytest.mark.thorough
 async def test_a_command_that_is_killed_runs_none_of_its_traps(box):
     """The kernel wakes stopped processes whose group loses its last parent: they must be dead by then."""
     trapping = "trap ': > hup' HUP; while :; do sleep 0.2; done"
@@ -58,6 +59,7 @@ async def test_kill_kills_the_whole_tree(box):
     assert (await process.wait()).exit_code == 128 + 9
 
 
+@pytest.mark.thorough
 async def test_other_commands_are_left_alone(box):
     mine, other = long_time(), long_time()
     process = await box.start(f"sleep {other}")
@@ -88,6 +90,7 @@ async def test_cancellation_at_any_moment_of_the_start_leaves_nothing(box):
     assert await becomes(box, word, 0)
 
 
+@pytest.mark.thorough
 async def test_what_came_before_a_timeout_is_kept(box):
     result = await box.exec("echo begun; sleep 30", timeout=1)
     assert (result.stdout, result.timed_out) == ("begun\n", True)

@@ -36,6 +36,7 @@ async def host_socket():
         server.close()
 
 
+@pytest.mark.thorough
 async def test_tcp_inside_reaches_the_socket_outside(backend, host_socket):
     async with backend.sandbox(SandboxSpec(sockets={"/run/gateway.sock": host_socket})) as box:
         process = await relay(box, 8123, "/run/gateway.sock")

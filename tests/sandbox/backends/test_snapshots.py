@@ -45,6 +45,7 @@ async def test_it_can_be_pickled_and_restored_elsewhere(box, backend, spec):
     return None
 
 
+@pytest.mark.thorough
 @real
 async def test_modes_times_links_and_odd_names_are_what_they_were(box):
     await box.exec(MAKE, check=True)

@@ -55,6 +55,7 @@ def test_without_bash_a_command_runs_in_sh(shell, tmp_path):
     assert Marks(token, 2).feed(done.stdout) == b"sh\n"
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.binary(max_size=80) | st.sampled_from([b"\x1e", b"\x1eab", b"\x1e\x1e"]), max_size=6),

@@ -234,6 +234,7 @@ async def test_a_refused_upload_sees_why(serving):
     assert b"not on the list" in await says(serving, head + b"x" * 2_000_000)
 
 
+@pytest.mark.thorough
 async def test_slow_clients_and_slow_hosts_are_given_up(serving, host, monkeypatch):
     monkeypatch.setattr(proxies, "_ASKING_S", 0.2)
     monkeypatch.setattr(proxies, "_IDLE_S", 0.3)

@@ -78,6 +78,7 @@ async def host():
     server.close()
 
 
+@pytest.mark.thorough
 @over_both
 async def test_it_reaches_what_is_listed_and_nothing_else(backend, host):
     async with backend.sandbox(listing(f"{HERE}:{host}")) as box:
@@ -115,6 +116,7 @@ def certificate(tmp_path):
     return tmp_path / "both"
 
 
+@pytest.mark.thorough
 @over_both
 async def test_https_goes_through_a_tunnel(backend, certificate):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -137,6 +139,7 @@ async def test_https_goes_through_a_tunnel(backend, certificate):
     server.close()
 
 
+@pytest.mark.thorough
 @over_both
 async def test_two_sandboxes_share_nothing(backend, host):
     first, second = listing(f"{HERE}:{host}"), listing("pypi.org")
@@ -157,6 +160,7 @@ async def test_commands_cannot_take_the_proxy_s_place_and_users_may_change_the_v
         assert (await box.exec("echo $NO_PROXY")).stdout == "mine\n"
 
 
+@pytest.mark.thorough
 @over_both
 async def test_a_pool_keeps_lists_apart(backend, host):
     async with SandboxPool(backend, listing(f"{HERE}:{host}"), size=2, warm=1) as pool:
@@ -168,6 +172,7 @@ async def test_a_pool_keeps_lists_apart(backend, host):
             assert box.refused == {}  # a new one
 
 
+@pytest.mark.thorough
 @over_both
 async def test_a_way_that_cannot_be_made_is_told_and_leaves_nothing(backend, monkeypatch):
     module = f"agentrl_sandbox.{backend.name}.{'egress' if backend.name == 'docker' else 'sandbox'}.PROGRAM"
@@ -187,6 +192,7 @@ def fetching(task):
     return Problem((Step("Fetch.", Anything()),))
 
 
+@pytest.mark.thorough
 @over_both
 async def test_an_episode_counts_what_its_model_asked_for_in_vain(backend):
     config = {"backend": backend.name, "spec": {"network": ["pypi.org"], "memory_mb": 256, "pids": 64}, "size": 1}
@@ -249,6 +255,7 @@ async def test_closing_ends_what_is_under_way(backend):
     server.close()
 
 
+@pytest.mark.thorough
 @over_both
 @pytest.mark.timeout(120)
 async def test_after_kill_9_of_the_owner_nothing_is_left(backend):

@@ -49,6 +49,7 @@ async def test_requests_that_arrive_twice_change_nothing():
         assert await box.read_bytes("a") == b"\0" * 300_000
 
 
+@pytest.mark.thorough
 async def test_output_comes_while_the_command_runs_and_nobody_waits():
     heard = asyncio.Queue()
     async with HostedBackend(machine).sandbox(SPEC) as box:
@@ -61,6 +62,7 @@ async def test_output_comes_while_the_command_runs_and_nobody_waits():
         assert (await process.wait()).exit_code == 137
 
 
+@pytest.mark.thorough
 async def test_a_daemon_that_keeps_writing_does_not_hold_up_its_command():
     async with HostedBackend(Plain).sandbox(SPEC) as box:
         noise = "(setsid bash -c 'while sleep 0.01; do echo noise; done' &) ; seq 40000"
@@ -69,12 +71,14 @@ async def test_a_daemon_that_keeps_writing_does_not_hold_up_its_command():
         assert "\n40000\n" in result.stdout
 
 
+@pytest.mark.thorough
 async def test_a_pool_makes_and_removes_them(vendor):
     async with SandboxPool(HostedBackend(machine), SPEC, size=1, grade=1, warm=0) as pool, pool.acquire() as box:
         assert (await box.exec("pwd", check=True)).stdout == "/work\n"
         assert list(vendor.machines) == [box.sandbox_id.removeprefix("hosted-")]
 
 
+@pytest.mark.thorough
 async def test_what_is_listed_is_what_this_process_has_open():
     backend = HostedBackend(machine)
     async with backend.sandbox(SPEC) as one, backend.sandbox(SPEC) as two:
@@ -97,6 +101,7 @@ async def test_a_creation_that_is_cancelled_leaves_no_machine(awaits):
         await box.close()
 
 
+@pytest.mark.thorough
 async def test_a_command_that_cannot_be_killed_costs_its_machine(monkeypatch, vendor):
     monkeypatch.setattr(scripts, "kill", lambda folder: "false")
     async with HostedBackend(machine).sandbox(SPEC) as box:
@@ -107,6 +112,7 @@ async def test_a_command_that_cannot_be_killed_costs_its_machine(monkeypatch, ve
             await box.exec("true")
 
 
+@pytest.mark.thorough
 async def test_a_machine_that_vanishes_is_said(vendor):
     async with HostedBackend(Plain).sandbox(SPEC) as box:
         running = asyncio.create_task(box.exec("sleep 30"))
@@ -116,6 +122,7 @@ async def test_a_machine_that_vanishes_is_said(vendor):
             await asyncio.wait_for(running, 10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "answer", ["", "{token} 0", "{token} 0\n1\nQUJD", "{token} 0\n1\n!\n.\n0\n.\nover\n", "{token} x\n0\n.\n0\n.\n"]
 )
@@ -146,6 +153,7 @@ async def test_an_image_that_lacks_something_is_said():
             pass
 
 
+@pytest.mark.thorough
 async def test_a_root_that_may_not_look_into_processes_is_helped_by_their_user():
     """As in a container: no CAP_SYS_PTRACE."""
 
@@ -175,6 +183,7 @@ async def test_no_room_for_a_process_is_the_sandboxs_own_doing():
             await box.exec("true")
 
 
+@pytest.mark.thorough
 async def test_a_cancelled_command_is_cancelled_though_its_machine_is_gone(vendor):
     async with HostedBackend(Plain).sandbox(SPEC) as box:
         running = asyncio.create_task(box.exec("sleep 30"))
