@@ -49,6 +49,7 @@ def main() -> None:
         sys.exit(FAULT == "missing")
     child = subprocess.Popen(["sleep", "1000"])
     print(f"pids {os.getpid()} {child.pid} {' '.join(sys.argv[3:])}", flush=True)
+    print("model", *sorted(os.listdir(flag("--model-path"))), os.environ.get("SGLANG_VLM_CACHE_SIZE_MB"), flush=True)
     if FAULT == "crash":
         print("RuntimeError: no memory\nthis is the last line", flush=True)
         sys.exit(3)

@@ -242,6 +242,20 @@ async def test_adapters_to_a_server_of_its_own_which_ends_with_its_trainer(setti
     assert (Path(settings["out"]) / "checkpoints" / f"step_{len(found):06d}").exists()
 
 
+@pytest.mark.parametrize("more", [{}, {"lora": {"rank": 4}}], ids=["disk", "adapter"])
+async def test_images_are_read_by_the_weights_of_each_step(settings, more):
+    """The same pictures in each step: SGLang must not read them as the step before did. A server of its own for each,
+    because what it keeps of an image is set at its start. Nor has a log-prob the share of the forbidden pads.
+    """
+    pytest.importorskip("PIL", reason="images need Pillow")
+    config = {**settings, "env": f"{TOY}:Pictures", "model": "tiny-vl", "prompts_per_step": 1, "learning_rate": 0.02}
+    await run(TrainConfig.make(**config, **more, steps=2, engine={"kind": "sglang", "python": PYTHON}))
+    lines = [json.loads(line) for line in (Path(settings["out"]) / "metrics.jsonl").read_text().splitlines()]
+    assert [line["failed_episodes"] for line in lines] == [0, 0]
+    assert versions(settings["out"]) == [{"0"}, {"1"}]
+    assert max(differences(settings["out"])) < 2e-5
+
+
 async def test_weights_that_change_during_a_request_are_told_apart(weights_come_back):
     prompt = load_renderer(load_tokenizer(MODEL)).prompt("What country is Lyon in?").tokens
     engine = SGLangEngine(URL)

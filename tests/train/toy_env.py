@@ -1,8 +1,9 @@
 """Worlds for the trainer's tests: a random model earns something in them, so rewards differ from the first step."""
 
+import random
 from itertools import count
 
-from agentrl import Env, InfraError, StepResult, Task, TurnOptions, tool
+from agentrl import Env, Image, InfraError, StepResult, Task, TurnOptions, tool
 
 
 class Toy(Env):
@@ -84,6 +85,24 @@ class Own(Toy):
     def tasks(cls, config, split):
         for number in count():
             yield Task(prompt=f"{cls.said} {split} {number}", label=number / 100)
+
+
+class Pictures(Toy):
+    """Two turns, each after a picture. They are the same in all episodes."""
+
+    def reset(self, task):
+        self.sizes = [(120, 90), (60, 130)]
+        return [self.picture()]
+
+    def step(self, action):
+        return StepResult([self.picture()]) if self.sizes else StepResult(done=True)
+
+    def picture(self):
+        from PIL import Image as Pillow
+
+        width, height = self.sizes.pop()
+        noise = Pillow.frombytes("RGB", (width, height), random.Random(width).randbytes(3 * width * height))
+        return {"role": "user", "content": ["And now?", Image.from_pil(noise)]}
 
 
 class Steady(Toy):

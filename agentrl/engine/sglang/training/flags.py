@@ -22,6 +22,10 @@ an upper bound. Without sleep-on-idle, the scheduler would keep a core busy that
 """
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables that would show this interpreter's packages to another one."""
+IMAGE_CACHE = "SGLANG_VLM_CACHE_SIZE_MB"
+"""The variable for the size of a cache of images as the image side has read them. SGLang keeps it after an update, and
+so would read a known image with old weights. 0: no cache.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +89,16 @@ def fixed_port(args: Sequence[str]) -> int | None:
     return None
 
 
-def variables(python: str, device: str) -> Mapping[str, str]:
-    """The environment of the server: this process's own, without variables for this interpreter alone."""
+def variables(python: str, device: str, *, image_side: bool = False) -> Mapping[str, str]:
+    """The environment of the server: this process's own, without variables for this interpreter alone. `image_side`:
+    the weights that read pixels are trained.
+    """
     found = dict(os.environ)
     if python != sys.executable:
         for name in _FOREIGN:
             found.pop(name, None)
+    if image_side:
+        found[IMAGE_CACHE] = "0"
     if device == "cpu":
         found["SGLANG_USE_CPU_ENGINE"] = "1"
         # Trainer and server take turns, but on shared machines spinning threads cost more than they gain.

@@ -9,19 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.engine.sglang.training.control import ServerControl
+from agentrl.engine.sglang.training.flags import IMAGE_CACHE
 from agentrl.engine.sglang.training.weights import Adapter
 from agentrl.engine.table import TrainingParts
 from agentrl.errors import ConfigError, EngineError
 
 _log = logging.getLogger("agentrl")
 
-_SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
+"""Keys of the configuration of a model, or of its language side if it reads images."""
 
 
 async def check_suitable(
-    control: ServerControl, model: Any, adapter: Adapter | None, training: TrainingParts, *, sleeps: bool
+    control: ServerControl, model: Any, adapter: Adapter | None, training: TrainingParts, *, sleeps: bool, images: bool
 ) -> None:
-    """Raises ConfigError if the server at a URL is not there, serves another kind of model, or lacks a flag."""
+    """Raises ConfigError if the server at a URL is not there, serves another kind of model, or lacks a flag.
+
+    `images`: the model in training reads images.
+    """
     try:
         info, about = await control.server_info(), await control.model_info()
     except EngineError as exc:
@@ -30,6 +35,8 @@ async def check_suitable(
         ) from exc
     _check_model(control.url, about, model)
     _check_adapter(control.url, info, adapter)
+    if images:
+        _check_images(control.url, about, adapter)
     if sleeps and not info.get("enable_memory_saver") and training.device != "cpu":
         raise ConfigError(f"engine_config.sleep: start {control.url} with --enable-memory-saver, or leave sleep out")
     if (dtype := info.get("dtype")) not in (None, "auto", training.dtype):
@@ -41,8 +48,9 @@ def _check_model(url: str, about: Mapping[str, Any], model: Any) -> None:
         **_config_of(about.get("model_path")),
         **({"model_type": kind} if (kind := about.get("model_type")) else {}),
     }
-    ours = {key: getattr(model.config, key, None) for key in _SHAPE}
-    wrong = [key for key in _SHAPE if key in served and served[key] != ours[key]]
+    text = model.config.get_text_config()
+    ours = {"model_type": model.config.model_type} | {key: getattr(text, key, None) for key in _SIZES}
+    wrong = [key for key in ours if key in served and served[key] != ours[key]]
     if wrong:
         key = wrong[0]
         raise ConfigError(
@@ -57,7 +65,10 @@ def _config_of(folder: object) -> Mapping[str, Any]:
         found = json.loads((Path(str(folder)) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    text = found.get("text_config")
+    return found | {key: text[key] for key in _SIZES if key in text} if isinstance(text, dict) else found
 
 
 def _check_adapter(url: str, info: Mapping[str, Any], adapter: Adapter | None) -> None:
@@ -69,3 +80,18 @@ def _check_adapter(url: str, info: Mapping[str, Any], adapter: Adapter | None) -
         raise ConfigError(f"engine_config.url {url} takes no adapters; start it with {flags}")
     if isinstance(rank, int) and rank < adapter.rank:
         raise ConfigError(f"engine_config.url {url} takes adapters of rank {rank} at most; start it with {flags}")
+
+
+def _check_images(url: str, about: Mapping[str, Any], adapter: Adapter | None) -> None:
+    if about.get("has_image_understanding") is False:
+        raise ConfigError(
+            f"engine_config.url {url} reads text only: start it with --enable-multimodal, from a folder with "
+            "preprocessor_config.json"
+        )
+    if adapter is None:
+        _log.warning(
+            "%s must have been started with %s=0 in its environment: else it reads an image that it knows with old "
+            "weights, and logprob_diff_max grows from step 2 on",
+            url,
+            IMAGE_CACHE,
+        )

@@ -25,6 +25,7 @@ from agentrl.engine.sglang.training.suitable import check_suitable
 from agentrl.engine.table import TrainingParts
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
 from agentrl.models import save_adapter
+from agentrl.models.vision import Vision
 from agentrl.types import Generation, SamplingParams
 
 _log = logging.getLogger("agentrl")
@@ -68,8 +69,9 @@ class TrainedSGLang(AsyncClosing):
         route: Literal["disk", "adapter"] | None = None,
         sleep: bool | Literal["auto"] = "auto",
         start_s: float = 600.0,
+        vision: Vision | None = None,
     ) -> None:
-        self._model, self._tokenizer, self._training = model, tokenizer, training
+        self._model, self._tokenizer, self._training, self._vision = model, tokenizer, training, vision
         self._adapter = weights.Adapter.of(model)
         _check_route(route, self._adapter)
         if sleep not in (True, False, "auto"):
@@ -94,6 +96,10 @@ class TrainedSGLang(AsyncClosing):
         """The adapter that requests use."""
         self._updates = 0
         self._prefix = "" if url is None else f"{secrets.token_hex(3)}-"
+
+    @property
+    def takes_images(self) -> bool:
+        return self._vision is not None
 
     # Generating
 
@@ -153,7 +159,7 @@ class TrainedSGLang(AsyncClosing):
         self._version, self._updates = None, self._updates + 1
         folder = self._new_folder(model)
         if self._adapter is None:
-            weights.save_whole(model, self._tokenizer, folder)
+            weights.save_whole(model, self._tokenizer, folder, self._vision)
             await server.told(server.control.update_from_disk(str(folder), version))
             shutil.rmtree(folder)
         else:
@@ -214,7 +220,14 @@ class TrainedSGLang(AsyncClosing):
     async def _attach(self, url: str) -> TrainingServer:
         server = TrainingServer(ServerControl(url))
         try:
-            await check_suitable(server.control, self._model, self._adapter, self._training, sleeps=self._sleeps)
+            await check_suitable(
+                server.control,
+                self._model,
+                self._adapter,
+                self._training,
+                sleeps=self._sleeps,
+                images=self.takes_images,
+            )
         except BaseException:
             await server.close()
             raise
@@ -222,7 +235,8 @@ class TrainedSGLang(AsyncClosing):
 
     async def _launch(self) -> TrainingServer:
         training = self._training
-        environment = variables(self._python, training.device)
+        trains_image_side = self.takes_images and self._adapter is None
+        environment = variables(self._python, training.device, image_side=trains_image_side)
         await asyncio.to_thread(check_interpreter, self._python, environment)
         self._scratch = self._scratch or self._make_scratch(self._model)
         launch = Launch(
@@ -236,7 +250,7 @@ class TrainedSGLang(AsyncClosing):
             self._memory_share(),
             self._args,
         )
-        weights.save_whole(self._model, self._tokenizer, launch.model)
+        weights.save_whole(self._model, self._tokenizer, launch.model, self._vision)
         place = ProcessSettings(training.folder / "engine.log", environment, self._scratch)
         server = await TrainingServer.launch(launch, place, seconds=self._start_s, say=training.say)
         shutil.rmtree(launch.model)  # the server has loaded it, and keeps a copy if it has to come back

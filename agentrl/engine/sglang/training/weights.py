@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl._util.memory import free_ram
+from agentrl.errors import ConfigError
 from agentrl.models import save_model
 from agentrl.models.adapter import has_adapter
+from agentrl.models.vision import Vision
 
 _MEMORY = Path("/dev/shm")
 _SPARE = 1.3
@@ -28,22 +30,33 @@ class Adapter:
 
     @classmethod
     def of(cls, model: Any) -> Adapter | None:
-        """None for a model without an adapter. A model with one is a peft model."""
+        """None for a model without an adapter. A model with one is a peft model.
+
+        Raises ConfigError if the adapter is on the image side: SGLang would leave that part out, without an error.
+        """
         if not has_adapter(model):
             return None
-        changed = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "lora_A")}
-        return cls(int(model.peft_config[model.active_adapter].r), tuple(sorted(changed)))
+        changed = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
+        if of_images := [name for name in changed if ".visual." in name]:
+            raise ConfigError(
+                f"the adapter changes {of_images[0]}, which reads pixels, and SGLang takes adapters of the language "
+                "side alone: begin a new one with lora.rank, or use engine: local"
+            )
+        names = {name.rpartition(".")[2] for name in changed}
+        return cls(int(model.peft_config[model.active_adapter].r), tuple(sorted(names)))
 
 
-def save_whole(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write the whole model, without the adapter if it has one, in its training type."""
+def save_whole(model: Any, tokenizer: Any, folder: Path, vision: Vision | None = None) -> None:
+    """Write the whole model, without the adapter if it has one, in its training type; `vision` is its image side."""
     if not has_adapter(model):
-        save_model(model, tokenizer, folder)
+        save_model(model, tokenizer, folder, vision)
         return
     base = model.get_base_model()
     state = {name.replace(".base_layer.", "."): value for name, value in base.state_dict().items()}
     base.save_pretrained(folder, state_dict={name: value for name, value in state.items() if ".lora_" not in name})
     tokenizer.save_pretrained(folder)
+    if vision is not None:
+        vision.save(folder)
 
 
 def size_of(model: Any) -> int:
