@@ -183,6 +183,7 @@ def test_bash_runs_it(kind, world):
     assert ("--colocate" in flags) == ("async" not in kind)
     environment = json.loads(next(word for word in submit if word.startswith("--runtime-env-json")).partition("=")[2])
     assert environment["env_vars"]["PYTHONPATH"].startswith(f"{world / 'slime'}:/megatron")
+    assert environment["env_vars"]["SGLANG_VLM_CACHE_SIZE_MB"] == "0"
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,7 @@ NVLS=0   # NVLink SHARP, where the GPUs have NVLink
 if [[ "$(nvidia-smi topo -m 2> /dev/null || true)" =~ NV[0-9] ]]; then NVLS=1; fi
 VARIABLES="\"PYTHONPATH\": \"${PYTHONPATH}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\""
 VARIABLES+=", \"TENSORBOARD_DIR\": \"${TENSORBOARD_DIR:-}\", \"NCCL_NVLS_ENABLE\": \"${NCCL_NVLS_ENABLE:-${NVLS}}\""
+VARIABLES+=", \"SGLANG_VLM_CACHE_SIZE_MB\": \"0\""   # it would read a known image with old weights
 ADDRESS=()
 if (( NODES > 1 )); then
    # The network device of HEAD, by which the nodes reach each other. It has the same name on all of them.
