@@ -60,6 +60,18 @@ def slime(serve, make_args, host, renderer):
     return running
 
 
+async def all_ready(slime):
+    """Start the workers, which the first episode does, wait for both, and have both play: a new one is slow."""
+    async with slime("Adding") as rollouts:
+        assert await rollouts.rollout([rollouts.sample(90)]) == []
+        pool = sample_workers(SIZE)._pool
+        async with asyncio.timeout(100):
+            while not all(seat.ready for seat in pool._seats):
+                await asyncio.sleep(0.01)
+        assert await rollouts.rollout([rollouts.sample(91 + i) for i in range(4)]) == []
+    return pool
+
+
 def plain(sample):
     values = {name: value for name, value in vars(sample).items() if name not in SECONDS}
     return copy.deepcopy({**values, "rollout_log_probs": None})  # the engine never gives the same ones twice
@@ -67,6 +79,7 @@ def plain(sample):
 
 @pytest.mark.thorough
 async def test_workers_give_the_samples_that_this_process_gives(slime):
+    await all_ready(slime)
     found = []
     for workers in (0, SIZE):
         async with slime("Adding", workers=workers) as rollouts:
@@ -103,6 +116,8 @@ async def test_aborted_episodes_go_back_to_their_worker(slime, env):
 @pytest.mark.parametrize("workers", [0, SIZE])
 async def test_an_evaluation_takes_no_parked_episode(slime, workers):
     """Its samples have the numbers of the training's, and neither may have a session."""
+    if workers:
+        await all_ready(slime)
     async with slime("Adding", turns=6, seconds=0.15, workers=workers) as rollouts:
 
         def unnamed(index):
@@ -123,12 +138,11 @@ async def test_an_evaluation_takes_no_parked_episode(slime, workers):
 
 @pytest.mark.thorough
 async def test_an_open_env_is_lost_with_its_worker_and_the_episode_starts_over(slime):
-    pool = sample_workers(SIZE)._pool
+    pool = await all_ready(slime)
     async with slime("Adding", turns=6, seconds=0.4) as rollouts:
         samples = [rollouts.sample(i, turns=6) for i in range(4)]
         aborted = await rollouts.rollout(samples, until=lambda: len(rollouts.engine.asked) == 4)
         assert len(aborted) == 4
-        pool = sample_workers(SIZE)._pool
         victim = pool._seats[0].link._process.pid
         os.kill(victim, signal.SIGKILL)
         while pool._seats[0].ready:
@@ -144,13 +158,13 @@ async def test_an_open_env_is_lost_with_its_worker_and_the_episode_starts_over(s
 @pytest.mark.thorough
 async def test_a_worker_killed_in_a_rollout(slime):
     """Its episodes are played once more; no token is in two samples."""
+    pool = await all_ready(slime)
     async with slime("Adding", turns=6, seconds=0.1, args={"partial_rollout": False}) as rollouts:
         samples = [rollouts.sample(i, turns=6) for i in range(8)]
         playing = asyncio.create_task(rollouts.rollout(samples))
         while len(rollouts.engine.asked) < 8:
             await asyncio.sleep(0.01)
         rollouts.engine._sessions.clear()  # a script's place; a model has none
-        pool = sample_workers(SIZE)._pool
         seat = next(seat for seat in pool._seats if seat.ready)
         os.kill(seat.link._process.pid, signal.SIGKILL)
         await playing
