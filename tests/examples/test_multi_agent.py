@@ -32,12 +32,20 @@ RIGHT, WRONG, EMPTY = (f"<think>So.</think>{answer}" for answer in (r"\boxed{42}
 
 
 def scenario(solvers, rewriters, judgement):
-    return solvers, rewriters, f"<think>Hm.</think>{judgement}"
+    """`judgement`: words, or the answer of the solution to be selected: rewriters ask at once, in any order."""
+    return solvers, rewriters, judgement
+
+
+def judged(prompt, judgement):
+    if isinstance(judgement, int):
+        at = {answer: prompt.rindex(f"boxed{{{answer}}}") for answer in (41, 42)}
+        judgement = f"Judgment: {sorted(at, key=at.get).index(judgement) + 1}"
+    return f"<think>Hm.</think>{judgement}"
 
 
 SCENARIOS = {
-    "the right one is selected": scenario([RIGHT, WRONG], [WRONG, RIGHT], "Judgment: 2"),
-    "a wrong one is selected": scenario([RIGHT, WRONG], [WRONG, RIGHT], "Judgment: 1"),
+    "the right one is selected": scenario([RIGHT, WRONG], [WRONG, RIGHT], 42),
+    "a wrong one is selected": scenario([RIGHT, WRONG], [WRONG, RIGHT], 41),
     "nothing is selected": scenario([RIGHT, WRONG], [WRONG, RIGHT], "I do not know."),
     "there is no such solution": scenario([RIGHT, RIGHT], [RIGHT, RIGHT], "Judgment: 7"),
     "a rewriter wrote nothing": scenario([WRONG, WRONG], [EMPTY, RIGHT], "Judgment: 1"),
@@ -61,7 +69,8 @@ def playing(solvers, rewriters, judgement):
     left = {"Candidate Solutions": [judgement], "Solution Rewriting": [*rewriters], "": [*solvers]}
 
     def reply(prompt: str) -> str:
-        return next(replies for mark, replies in left.items() if mark in prompt).pop(0)
+        said = next(replies for mark, replies in left.items() if mark in prompt).pop(0)
+        return judged(prompt, said) if "Candidate Solutions" in prompt else said
 
     return reply
 
