@@ -212,3 +212,23 @@ def test_checkpoints_and_pieces_keep_less_than_a_quarter(make_config, in_pieces)
     after = kept_bytes(Learner(model, make_config(gradient_checkpointing=True)), given)
 
     assert 0 < after < before / 4
+
+
+@torch.no_grad()
+def test_another_kernel_is_rounding_and_another_position_is_not():
+    """In bfloat16 a bound of .03 refused other kernels: these two differ by .037 here."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.Qwen3Config(
+            vocab_size=4096, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=16,
+            num_key_value_heads=8, head_dim=64, tie_word_embeddings=True,
+        ),
+        dtype=torch.bfloat16,
+    ).eval()  # fmt: skip
+    ids, positions = torch.tensor([[(17 + 29 * k * k) % 4096 for k in range(24)]]), torch.arange(24)[None]
+    usual = model(input_ids=ids).logits.float()
+    shifted = model(input_ids=ids, position_ids=positions + (positions > 11)).logits.float()
+    model.config._attn_implementation = "eager"
+    other = model(input_ids=ids).logits.float()
+    assert log_probs.alike(usual, other, torch.bfloat16)
+    assert not log_probs.alike(usual, shifted, torch.bfloat16)
