@@ -24,6 +24,8 @@ _LONGEST_WORDS = 4000
 _NOBODIES = range(1_600_000_000, 1_700_000_000)
 """Unused user ids of the host. If this process is root, each box runs as one of them."""
 INNER_UID = 1000
+_PF_EXITING = 0x4
+"""A flag of /proc/PID/stat; include/linux/sched.h."""
 
 ISOLATION = (
     *("--unshare-all", "--unshare-user", "--uid", str(INNER_UID), "--gid", str(INNER_UID), "--cap-drop", "ALL"),
@@ -93,7 +95,7 @@ class Box:
 
     @property
     def alive(self) -> bool:
-        return self.handle >= 0 and not _has_ended(self.handle)
+        return self.handle >= 0 and not _has_ended(self.handle) and not _is_exiting(self.first)
 
     async def end(self) -> None:
         """Kill it with all that runs in it, and wait until it is gone. Safe to call twice."""
@@ -142,3 +144,16 @@ def _has_ended(handle: int) -> bool:
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _is_exiting(pid: int) -> bool:
+    """Whether a process has begun to exit, or is gone.
+
+    The box's first process does so before the kernel kills the others. So a command that died with the box never sees
+    it alive, however busy the host is.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return bool(int(fields[6]) & _PF_EXITING)
