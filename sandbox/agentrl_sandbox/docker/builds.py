@@ -32,8 +32,6 @@ log = logging.getLogger("agentrl")
 
 _LONGEST_S = 7200.0
 _LOOK_S = 0.2
-_END_S = 10.0
-"""Seconds for a command to end by itself."""
 _PIECE, _LONGEST_LINE = 64 << 10, 4 << 10
 _LAST_LINES, _SAID = 16, 800
 _NUMBER = re.compile(r"#\d+ (?:\d+\.\d+ )?")
@@ -112,14 +110,13 @@ async def _with_buildkit(engine: DockerClient, folder: Path, tar: IO[bytes], nam
             )
             try:
                 said = await _heard(process, folder)
-                code = await process.wait()
             finally:
-                await finish(_end(process))
+                await finish(children.end(process))
     except OSError as exc:
         raise SandboxError(f"{folder}/Dockerfile cannot be built: {exc}") from exc
-    if code and _NO_BUILDKIT in said:
+    if process.returncode and _NO_BUILDKIT in said:
         raise _missing(folder, needs, f"{program} has none")
-    if code:
+    if process.returncode:
         newer = f"; if BuildKit must be newer for {needs}, begin the Dockerfile with `# syntax=docker/dockerfile:1`"
         is_old = re.search("unknown (?:flag|instruction)", said, re.IGNORECASE)
         raise SandboxError(f"{folder}/Dockerfile cannot be built: {said}{newer if is_old else ''}")
@@ -151,7 +148,7 @@ async def _network(engine: DockerClient) -> list[str]:
 
 
 async def _heard(process: Process, folder: Path) -> str:
-    """Its last lines, once it has ended. The steps are logged."""
+    """Its last lines, once it has ended and closed its stderr. The steps are logged."""
     assert process.stderr is not None
     last, rest = deque[str](maxlen=_LAST_LINES), b""
     while piece := await process.stderr.read(_PIECE):
@@ -165,18 +162,6 @@ async def _heard(process: Process, folder: Path) -> str:
             if text.startswith("["):
                 log.info("%s: %s", folder, text)
     return " ".join(" ".join([*last, rest.decode(errors="replace")]).split())[-_SAID:]
-
-
-async def _end(process: Process) -> None:
-    """End it, and wait until nothing that it started is left: the last of them closes its output."""
-    await children.end(process)
-    assert process.stderr is not None
-    try:
-        async with asyncio.timeout(_END_S):
-            while await process.stderr.read(_PIECE):
-                continue
-    except TimeoutError:
-        children.kill(process)
 
 
 def _missing(folder: Path, needs: str, why: str) -> SandboxError:

@@ -13,12 +13,13 @@ _WATCHED = """
 exec 3<&0
 "$@" <&3 3<&- &
 child=$!
-{ cat <&3; kill 0; } > /dev/null 2>&1 &
+{ read -r _ <&3; kill -9 0; } > /dev/null 2>&1 &
 watcher=$!
 exec 3<&-
 wait "$child"
 code=$?
 kill "$watcher"
+wait "$watcher" 2> /dev/null
 exit "$code"
 """
 """Runs a program that is killed, with all that it started, once stdin ends. ssh alone would wait for the commands whose
@@ -34,18 +35,9 @@ async def start(*command: str, **options: Any) -> Process:
 
 
 async def end(process: Process) -> None:
-    """End it, with all that it started."""
+    """Kill it, with all that it started."""
     assert process.stdin is not None
     process.stdin.close()
-    _signal(process, signal.SIGTERM)
-    await process.wait()
-
-
-def kill(process: Process) -> None:
-    """Kill what `end` left."""
-    _signal(process, signal.SIGKILL)
-
-
-def _signal(process: Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

@@ -29,6 +29,8 @@ def pack(folder: Path, target: IO[bytes]) -> str:
     with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for path in _paths(folder):
             entry = tar.gettarinfo(path, str(path.relative_to(folder)))
+            if entry is None:  # a socket
+                continue
             entry.uid = entry.gid = entry.mtime = 0
             entry.uname = entry.gname = ""
             digest.update(f"{entry.name}\0{entry.mode:o}\0{entry.linkname}\0{entry.size}\0".encode(errors="replace"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import SandboxError
-from agentrl_sandbox.docker import DockerBackend, addresses, builds, context
+from agentrl_sandbox.docker import DockerBackend, addresses, builds, children, context
 from tests.sandbox.docker.conftest import SMALL
 from tests.sandbox.docker.registry import Registry
 
@@ -158,6 +158,17 @@ async def test_a_build_that_is_given_up_leaves_nothing(docker, base, calls, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
+async def test_a_command_that_does_not_end_is_killed(docker, base, tmp_path, monkeypatch):
+    words = f"sleep 2000{os.getpid()}"
+    program(tmp_path, f"trap '' TERM; {words}; {words}", monkeypatch)
+    write(tmp_path, base, "COPY --link docker /x\n")
+    async with DockerBackend() as another:
+        building = asyncio.create_task(another.prepare(str(tmp_path)))
+        await until(lambda: running(words))
+    assert isinstance(building.exception(), SandboxError)
+    await until(lambda: not running(words))
+
+
 OWNER = """
 import asyncio, runpy, sys
 children = runpy.run_path(sys.argv[1])
@@ -192,17 +203,23 @@ async def test_two_at_once_build_once(docker, base, calls, tmp_path):
     assert calls.read_text() == "\n"
 
 
-@pytest.mark.parametrize("program", [None, "echo 'ERROR: BuildKit is enabled but the buildx component is missing' >&2"])
-async def test_without_buildkit_the_error_has_the_remedy(docker, base, tmp_path, monkeypatch, program):
+def program(folder, lines, monkeypatch):
+    """The only command `docker` of PATH."""
+    monkeypatch.setenv("PATH", f"{folder}:/bin")
+    (folder / "docker").write_text(f"#!/bin/sh\n{lines}\n")
+    (folder / "docker").chmod(0o755)
+
+
+@pytest.mark.parametrize("has_program", [False, True])
+async def test_without_buildkit_the_error_has_the_remedy(docker, base, tmp_path, monkeypatch, has_program):
     monkeypatch.setenv("PATH", str(tmp_path))
-    if program:
-        (tmp_path / "docker").write_text(f"#!/bin/sh\n{program}; exit 1\n")
-        (tmp_path / "docker").chmod(0o755)
+    if has_program:
+        program(tmp_path, "echo ERROR: the buildx component is missing or broken >&2; exit 1", monkeypatch)
     write(tmp_path, base, "COPY --link docker /x\n")
     with pytest.raises(SandboxError, match="cannot be built: --link needs BuildKit, and ") as caught:
         await docker.prepare(str(tmp_path))
     said = str(caught.value)
-    assert (f"{tmp_path}/docker has none" if program else "has no command `docker`") in said
+    assert (f"{tmp_path}/docker has none" if has_program else "has no command `docker`") in said
     assert f"docker build -t NAME {tmp_path}" in said
 
 
