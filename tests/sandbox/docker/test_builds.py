@@ -70,7 +70,7 @@ async def knows(docker, since):
         ("RUN true && \\\n  cat <<-'END' > /x\nFROM x\nEND\nRUN grep FROM /x\n", 23),
         ("COPY <<EOF /x\nhello there\nEOF\nRUN grep there /x\n", 23),
         ("COPY --link Dockerfile /x\nRUN test -f /x\n", 23),
-        ("ADD --checksum=sha256:{sum} http://{address}/v2/ /x\nRUN test $(cat /x) = {{}}\n", 23),
+        ("ADD --checksum=sha256:{sum} http://{address}/v2/ /x\nRUN test $(cat /x) = {{}}\n", 25),
     ],
 )
 async def test_what_needs_buildkit_is_built_with_it(docker, base, calls, tmp_path, lines, since):
