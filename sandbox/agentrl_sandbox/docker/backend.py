@@ -45,6 +45,7 @@ class DockerBackend:
             stack.push_async_callback(engine.close)
             await engine.connect()
             self._engine, self._images, self._watch = engine, Images(engine), DiskWatch(engine)
+            stack.push_async_callback(self._images.close)
             await stack.enter_async_context(self._watch.running())
             await stack.enter_async_context(reaping(self))
             self._stack = stack.pop_all()

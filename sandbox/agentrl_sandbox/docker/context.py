@@ -10,8 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-_FLAG = re.compile(r"(?:the --|Unknown flag: (?=link|checksum|parents|exclude|keep-git))([a-z-]+)")
-_HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)[A-Za-z_]\w*\1")
+_START = r"^[ \t]*(?:ONBUILD[ \t]+)?(?:RUN|COPY|ADD)\b"
+_FLAG = re.compile(rf"{_START}[ \t]+(?:--\S+[ \t]+)*?--(?!(?:from|chown)\b)([a-z-]+)", re.IGNORECASE | re.MULTILINE)
+_HEREDOC = re.compile(
+    rf"{_START}.*[ \t]\d*<<-?(['\"]?)([A-Za-z_][\w.]*)\1(?!\S).*\n(?:.*\n)*?\t*\2[ \t]*$", re.IGNORECASE | re.MULTILINE
+)
+_PLATFORM = re.compile(
+    r"^[ \t]*(?:FROM[ \t]+--platform=\$\{?|ARG[ \t]+)((?:BUILD|TARGET)(?:PLATFORM|OS|ARCH|VARIANT)\b)(?![ \t]*=)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_COMMENT = re.compile(r"^[ \t]*#.*\n", re.MULTILINE)
+_CONTINUED = re.compile(r"\\[ \t]*\n(?:[ \t]*\n)*")
 
 
 def pack(folder: Path, target: IO[bytes]) -> str:
@@ -20,6 +29,8 @@ def pack(folder: Path, target: IO[bytes]) -> str:
     with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for path in _paths(folder):
             entry = tar.gettarinfo(path, str(path.relative_to(folder)))
+            if entry is None:  # a socket
+                continue
             entry.uid = entry.gid = entry.mtime = 0
             entry.uname = entry.gname = ""
             digest.update(f"{entry.name}\0{entry.mode:o}\0{entry.linkname}\0{entry.size}\0".encode(errors="replace"))
@@ -33,16 +44,17 @@ def pack(folder: Path, target: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def wants_buildkit(folder: Path, said: str) -> str:
-    """What in a Dockerfile the engine cannot build without BuildKit, from the engine's error; empty if nothing."""
-    if (flag := _FLAG.search(said)) is not None:
-        return f"--{flag[1]}"
-    if "unknown instruction" in said.lower():  # a line of a here-document, or a slip of the pen
-        lines = (folder / "Dockerfile").read_text(encoding="utf-8", errors="replace").splitlines()
-        for number, line in enumerate(lines, 1):
-            if not line.lstrip().startswith("#") and _HEREDOC.search(line):
-                return f"the here-document of line {number}"
-    return "its Dockerfile" if "BuildKit" in said else ""
+def needs_buildkit(folder: Path) -> str:
+    """What in a Dockerfile an engine cannot build without BuildKit; empty if nothing."""
+    text = (folder / "Dockerfile").read_text(encoding="utf-8", errors="replace")
+    text = _CONTINUED.sub(" ", _COMMENT.sub("", text))
+    if found := _FLAG.search(text):
+        return f"--{found[1]}"
+    if found := _HEREDOC.search(text):
+        return f"the here-document <<{found[2]}"
+    if found := _PLATFORM.search(text):  # without BuildKit it is empty
+        return f"the variable {found[1]}"
+    return ""
 
 
 def _paths(folder: Path) -> Iterator[Path]:

@@ -53,10 +53,11 @@ class DockerClient:
         self.gone = ""
         """Why no request is worth making now: a pool of hosts sets it."""
         self._tunnel = _tunnel(found)
-        url = f"unix://{self._tunnel.socket}" if self._tunnel else found.address
+        self.url = f"unix://{self._tunnel.socket}" if self._tunnel else found.address
+        """Where programs of this machine reach the engine while this is connected."""
         try:
             self.docker = Docker(
-                url,
+                self.url,
                 timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
                 api_version="v1.41",
             )

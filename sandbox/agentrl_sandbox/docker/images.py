@@ -19,8 +19,9 @@ from typing import IO, Any, Literal
 from aiodocker import DockerError
 from aiodocker.containers import DockerContainer
 
+from agentrl._util.concurrency import is_cancelled
 from agentrl.errors import ConfigError, SandboxError
-from agentrl_sandbox.docker import context
+from agentrl_sandbox.docker import builds, context
 from agentrl_sandbox.docker.container import Image, identity, labels
 from agentrl_sandbox.docker.engine import DockerClient
 from agentrl_sandbox.docker.fetching import Progress, fetch
@@ -76,9 +77,8 @@ class Images:
 
     An image is given as
     - "": the one that AGENTRL_BASE_IMAGE names, or else one built from a Dockerfile of ours (it needs a registry);
-    - a path that begins with `/`, `./`, `../` or `~`: a folder with a Dockerfile, which is built without BuildKit (so
-      without here-documents and mounts), or a root file system in a tar file, which is imported. It is read once: what
-      changes later is for the next back end;
+    - a path that begins with `/`, `./`, `../` or `~`: a folder with a Dockerfile, which is built, or a root file system
+      in a tar file, which is imported. It is read once: what changes later is for the next back end;
     - anything else: a name, as `docker run` takes it. It is pulled if it is not there.
     """
 
@@ -128,7 +128,20 @@ class Images:
         task = self._tasks.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._tasks[key] = asyncio.create_task(make())
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and not is_cancelled():
+                raise SandboxError(f"image {key[0]!r}: the back end was closed while it was made") from None
+            raise
+
+    async def close(self) -> None:
+        """Give up the images that are on their way."""
+        running = [task for task in self._tasks.values() if not task.done()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
 
     async def _owned(self, image: Image, spec: SandboxSpec) -> Image:
         """A container changes the owner, once. The result is kept on the engine under a new name."""
@@ -232,11 +245,9 @@ class Images:
             digest = await asyncio.to_thread(context.pack, folder, file)
             name = f"{BUILT}:{digest[:32]}"
             if not await self._is_here(name):
-                file.seek(0)
-                try:
-                    await self._docker.images.build(fileobj=file, encoding="identity", tag=name, forcerm=True)
-                except DockerError as exc:
-                    raise SandboxError(f"{folder}/Dockerfile cannot be built: {_unbuilt(folder, exc)}") from exc
+                async with builds.alone(self._engine, name):
+                    if not await self._is_here(name):
+                        await builds.build(self._engine, folder, file, name)
         return name
 
     async def _import(self, tar: Path) -> str:
@@ -316,16 +327,6 @@ def _kind(image: str) -> tuple[Literal["folder", "tar"], Path]:
 async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
     while piece := await asyncio.to_thread(file.read, _PIECE):
         yield piece
-
-
-def _unbuilt(folder: Path, exc: DockerError) -> str:
-    said = _line(exc)
-    if wants := context.wants_buildkit(folder, said):
-        said += (
-            f"; {wants} needs BuildKit, which is not used here: build it once with `docker build -t NAME {folder}` "
-            "(Docker 23 or newer), and give NAME as the image"
-        )
-    return said
 
 
 def _line(exc: DockerError) -> str:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shlex
 import shutil
-import signal
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
@@ -23,6 +21,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from agentrl.errors import SandboxError
+from agentrl_sandbox.docker import children
 
 log = logging.getLogger("agentrl")
 
@@ -39,21 +38,6 @@ _SOCKET = "/var/run/docker.sock"
 _READY = b"agentrl-ready\n"
 _HOLD = f"echo {_READY.decode().strip()}; exec cat"
 """The remote command of the connection: it ends with it."""
-_WATCHED = """
-exec 3<&0
-"$@" <&3 3<&- &
-child=$!
-{ cat <&3; kill "$child"; } > /dev/null 2>&1 &
-watcher=$!
-exec 3<&-
-wait "$child"
-code=$?
-kill "$watcher"
-exit "$code"
-"""
-"""Runs a program that is killed once stdin ends: with this process, even by `kill -9`. ssh alone would wait for the
-commands whose connections it forwards.
-"""
 _OPTIONS = (
     "BatchMode=yes",
     "ExitOnForwardFailure=yes",
@@ -120,10 +104,9 @@ class SshTunnel:
         self._said.clear()
         if shutil.which("ssh") is None:
             raise SandboxError(f"{self._address}: there is no program ssh; install the package openssh-client")
-        self._process = process = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", _WATCHED, "sh", *self._ssh, "-L", forward, "--", self._host, _HOLD,
-            stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True,  # Ctrl-C is for this program alone
-        )  # fmt: skip
+        self._process = process = await children.start(
+            *self._ssh, "-L", forward, "--", self._host, _HOLD, stdout=PIPE, stderr=PIPE
+        )
         self._begin(self._listen(process))
         ready = b""
         with contextlib.suppress(TimeoutError):
@@ -173,7 +156,7 @@ class SshTunnel:
     async def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            await _kill(process)
+            await children.end(process)
 
     # A login for each connection
 
@@ -195,7 +178,7 @@ class SshTunnel:
         finally:
             sending.cancel()
             writer.close()
-            await _kill(process)
+            await children.end(process)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="ssh tunnel")
@@ -211,15 +194,6 @@ async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
             await target.drain()
         if target.can_write_eof():
             target.write_eof()
-
-
-async def _kill(process: Process) -> None:
-    """End it, with all that it started."""
-    assert process.stdin is not None
-    process.stdin.close()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    await process.wait()
 
 
 def _unlink(path: str) -> None:

@@ -59,7 +59,11 @@ class Daemon:
 
     def docker(self, *arguments: str, check: bool = True, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            ["docker", "--host", f"unix://{self.socket}", *arguments], check=check, capture_output=True, input=stdin
+            ["docker", "--host", f"unix://{self.socket}", *arguments],
+            check=check,
+            capture_output=True,
+            input=stdin,
+            env={**os.environ, "DOCKER_TLS_VERIFY": ""},
         )
 
     def import_image(self, name: str = IMAGE) -> None:

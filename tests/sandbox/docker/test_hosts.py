@@ -122,6 +122,15 @@ async def test_a_server_that_forwards_no_sockets_is_dialled_for_each_connection(
     assert two[0].containers() == []
 
 
+@pytest.mark.parametrize("options", [(), ("AllowStreamLocalForwarding no",)])
+async def test_a_dockerfile_that_needs_buildkit_is_built_on_each_host(two, ssh, calls, tmp_path, options):
+    (tmp_path / "context").mkdir()
+    (tmp_path / "context" / "Dockerfile").write_text(f"FROM {IMAGE}\nCOPY --chmod=755 Dockerfile /{len(options)}\n")
+    async with open_backend(name_of(ssh(*options), two)) as backend:
+        await backend.prepare(str(tmp_path / "context"))
+    assert calls.read_text() == "\n\n"
+
+
 async def test_a_host_that_cannot_be_reached_is_named_with_the_reason(two, ssh, caplog):
     server = ssh()
     nobody = server.address("/nowhere.sock").replace("root@", "nobody@")
@@ -312,7 +321,7 @@ def openssl(*arguments, folder):
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
-async def test_an_engine_with_tls(tmp_path, monkeypatch):
+async def test_an_engine_with_tls(tmp_path, monkeypatch, calls):
     needs("dockerd", "openssl", "busybox")
     certificates(tmp_path)
     flags = [f"--tls{option}={tmp_path}/{file}" for option, file in CERTIFICATES.items()]
@@ -330,6 +339,8 @@ async def test_an_engine_with_tls(tmp_path, monkeypatch):
             assert (await box.exec("sha256sum < file; sleep 1; echo end")).stdout.endswith("end\n")
             assert await box.read_bytes("file") == sent * 4
             assert (await box.exec("sleep 30", timeout=0.5)).timed_out
+            (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nCOPY --chmod=755 Dockerfile /x\n")
+            await backend.prepare(str(tmp_path))
         (tmp_path / "cert.pem").unlink()
         with pytest.raises(SandboxError, match=r"no host of sandboxes answers .*certificate"):
             await open_backend(f"docker:tcp://127.0.0.1:{port}").__aenter__()

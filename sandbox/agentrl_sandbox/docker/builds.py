@@ -1,0 +1,171 @@
+"""Builds of images from Dockerfiles: by the engine's API, or with BuildKit where a Dockerfile needs it.
+
+BuildKit asks its client for files and credentials while it builds. The command `docker` is that client here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO
+
+from aiodocker import DockerError
+
+from agentrl.errors import SandboxError
+from agentrl_sandbox.command import finish
+from agentrl_sandbox.docker import children, context
+from agentrl_sandbox.docker.engine import DockerClient
+
+log = logging.getLogger("agentrl")
+
+_LONGEST_S = 7200.0
+_LOOK_S = 0.2
+_PIECE, _LONGEST_LINE = 64 << 10, 4 << 10
+_LAST_LINES, _SAID = 16, 800
+_NUMBER = re.compile(r"#\d+ (?:\d+\.\d+ )?")
+_NOISE = re.compile(r"-*$|sha256:|transferring |(DONE|CACHED)\b|\[internal\]")
+_NO_BUILDKIT = "buildx component is missing"
+_ELSEWHERE = ("DOCKER_CONTEXT", "DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION")
+"""Variables that would lead the command to another engine than ours, or to ours in another way."""
+
+
+async def build(engine: DockerClient, folder: Path, tar: IO[bytes], name: str) -> None:
+    """Build the tar file that `context.pack` made of a folder. Raises SandboxError with the last lines of a failure."""
+    what, needs = f"{folder}/Dockerfile cannot be built", context.needs_buildkit(folder)
+    tar.seek(0)
+    try:
+        async with asyncio.timeout(_LONGEST_S):
+            if needs:
+                await _with_buildkit(engine, folder, tar, name, needs)
+            else:
+                await engine.docker.images.build(fileobj=tar, encoding="identity", tag=name, forcerm=True)
+    except TimeoutError as exc:
+        raise SandboxError(f"{what} within {_LONGEST_S / 3600:g} hours; make its steps shorter") from exc
+    except DockerError as exc:
+        raise SandboxError(f"{what}: {' '.join(exc.message.split())[-_SAID:]}") from exc
+
+
+@asynccontextmanager
+async def alone(engine: DockerClient, name: str) -> AsyncIterator[None]:
+    """Wait for other processes of this user that make the same image on the same engine."""
+    key = hashlib.sha256(f"{engine.address}\0{name}".encode()).hexdigest()[:32]
+    file = Path(tempfile.gettempdir(), f"agentrl-build-{os.getuid()}-{key}.lock")
+    while (descriptor := _locked(file)) is None:  # noqa: ASYNC110 - another process's
+        await asyncio.sleep(_LOOK_S)
+    try:
+        yield
+    finally:
+        _unlock(file, descriptor)
+
+
+def _locked(file: Path) -> int | None:
+    try:
+        descriptor = os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    except OSError as exc:
+        raise SandboxError(f"{file} cannot be locked: {exc.strerror}; remove it, or set TMPDIR") from exc
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), file.stat()):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):  # held, or removed by the one that held it
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _unlock(file: Path, descriptor: int) -> None:
+    file.unlink(missing_ok=True)
+    os.close(descriptor)
+
+
+async def _with_buildkit(engine: DockerClient, folder: Path, tar: IO[bytes], name: str, needs: str) -> None:
+    program = shutil.which("docker")
+    if program is None:
+        raise _missing(folder, needs, "this machine has no command `docker`")
+    log.info("%s: %s needs BuildKit; the image %s is built by %s", folder, needs, name, program)
+    variables = {key: value for key, value in os.environ.items() if key not in _ELSEWHERE}
+    variables |= {
+        "DOCKER_HOST": engine.url.replace("http://", "tcp://", 1),
+        "DOCKER_BUILDKIT": "1",
+        "BUILDX_BUILDER": "default",
+        "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
+    }
+    options = ["--progress=plain", "--tag", name, *await _network(engine)]
+    try:
+        async with _unpacked(tar) as place:
+            process = await children.start(
+                program, "build", *options, place, env=variables, stdout=DEVNULL, stderr=PIPE
+            )
+            try:
+                said = await _heard(process, folder)
+            finally:
+                await finish(children.end(process))
+    except OSError as exc:
+        raise SandboxError(f"{folder}/Dockerfile cannot be built: {exc}") from exc
+    if process.returncode and _NO_BUILDKIT in said:
+        raise _missing(folder, needs, f"{program} has none")
+    if process.returncode:
+        newer = f"; if BuildKit must be newer for {needs}, begin the Dockerfile with `# syntax=docker/dockerfile:1`"
+        is_old = re.search("unknown (?:flag|instruction)", said, re.IGNORECASE)
+        raise SandboxError(f"{folder}/Dockerfile cannot be built: {said}{newer if is_old else ''}")
+
+
+@asynccontextmanager
+async def _unpacked(tar: IO[bytes]) -> AsyncIterator[str]:
+    """A folder with the files of a tar file of ours. From `docker build -`, which reads tar files, the image would get
+    `Dockerfile` and `.dockerignore` even where .dockerignore names them.
+    """
+    with tarfile.open(fileobj=tar) as archive:
+        place = tempfile.TemporaryDirectory(prefix="agentrl-build-")
+        try:
+            await finish(asyncio.to_thread(archive.extractall, place.name, filter="fully_trusted"))
+            yield place.name
+        finally:
+            await finish(asyncio.to_thread(place.cleanup))
+
+
+async def _network(engine: DockerClient) -> list[str]:
+    """An engine without its usual network builds without one. BuildKit has to be told so."""
+    try:
+        await engine.docker._query_json("networks/bridge")
+    except DockerError as exc:
+        if exc.status != 404:
+            raise
+        return ["--network=none"]
+    return []
+
+
+async def _heard(process: Process, folder: Path) -> str:
+    """Its last lines, once it has ended and closed its stderr. The steps are logged."""
+    assert process.stderr is not None
+    last, rest = deque[str](maxlen=_LAST_LINES), b""
+    while piece := await process.stderr.read(_PIECE):
+        *lines, rest = (rest + piece).split(b"\n")
+        rest = rest[-_LONGEST_LINE:]
+        for line in lines:
+            text = _NUMBER.sub("", line[-_LONGEST_LINE:].decode(errors="replace"), 1).strip()
+            if _NOISE.match(text):
+                continue
+            last.append(text)
+            if text.startswith("["):
+                log.info("%s: %s", folder, text)
+    return " ".join(" ".join([*last, rest.decode(errors="replace")]).split())[-_SAID:]
+
+
+def _missing(folder: Path, needs: str, why: str) -> SandboxError:
+    return SandboxError(
+        f"{folder}/Dockerfile cannot be built: {needs} needs BuildKit, and {why}; install Docker's command line with "
+        f"its plugin buildx, or build it elsewhere with `docker build -t NAME {folder}` and give NAME as the image"
+    )
