@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from aiodocker import DockerError
 
@@ -37,6 +37,8 @@ _LAST_LINES, _SAID = 16, 800
 _NUMBER = re.compile(r"#\d+ (?:\d+\.\d+ )?")
 _NOISE = re.compile(r"-*$|sha256:|transferring |(DONE|CACHED)\b|\[internal\]")
 _NO_BUILDKIT = "buildx component is missing"
+_AS_IT_IS: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+"""For a tar file of ours. Python 3.11.3 and older know no filters."""
 _ELSEWHERE = ("DOCKER_CONTEXT", "DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION")
 """Variables that would lead the command to another engine than ours, or to ours in another way."""
 
@@ -130,7 +132,7 @@ async def _unpacked(tar: IO[bytes]) -> AsyncIterator[str]:
     with tarfile.open(fileobj=tar) as archive:
         place = tempfile.TemporaryDirectory(prefix="agentrl-build-")
         try:
-            await finish(asyncio.to_thread(archive.extractall, place.name, filter="fully_trusted"))
+            await finish(asyncio.to_thread(archive.extractall, place.name, **_AS_IT_IS))
             yield place.name
         finally:
             await finish(asyncio.to_thread(place.cleanup))

@@ -19,6 +19,7 @@ _PLATFORM = re.compile(
     r"^[ \t]*(?:FROM[ \t]+--platform=\$\{?|ARG[ \t]+)((?:BUILD|TARGET)(?:PLATFORM|OS|ARCH|VARIANT)\b)(?![ \t]*=)",
     re.IGNORECASE | re.MULTILINE,
 )
+_FROM = re.compile(r"^[ \t]*FROM[ \t]+(?!-)(\S+)(?:[ \t]+AS[ \t]+(\S+))?[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _COMMENT = re.compile(r"^[ \t]*#.*\n", re.MULTILINE)
 _CONTINUED = re.compile(r"\\[ \t]*\n(?:[ \t]*\n)*")
 
@@ -55,6 +56,16 @@ def needs_buildkit(folder: Path) -> str:
     if found := _PLATFORM.search(text):  # without BuildKit it is empty
         return f"the variable {found[1]}"
     return ""
+
+
+def bases(folder: Path) -> list[str]:
+    """The names of images that a Dockerfile begins from, but for those with a variable or a platform."""
+    stages, found = {"scratch"}, list[str]()
+    for base, stage in _FROM.findall((folder / "Dockerfile").read_text(encoding="utf-8", errors="replace")):
+        if base.lower() not in stages and "$" not in base:
+            found.append(base)
+        stages.add(stage.lower())
+    return found
 
 
 def _paths(folder: Path) -> Iterator[Path]:

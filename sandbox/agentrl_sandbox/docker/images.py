@@ -25,7 +25,7 @@ from agentrl_sandbox.docker import builds, context
 from agentrl_sandbox.docker.container import Image, identity, labels
 from agentrl_sandbox.docker.engine import DockerClient
 from agentrl_sandbox.docker.fetching import Progress, fetch
-from agentrl_sandbox.docker.registries import ImageName
+from agentrl_sandbox.docker.registries import ImageName, credentials
 from agentrl_sandbox.spec import SandboxSpec
 
 log = logging.getLogger("agentrl")
@@ -247,8 +247,15 @@ class Images:
             if not await self._is_here(name):
                 async with builds.alone(self._engine, name):
                     if not await self._is_here(name):
+                        await self._pull_private_bases(folder)
                         await builds.build(self._engine, folder, file, name)
         return name
+
+    async def _pull_private_bases(self, folder: Path) -> None:
+        """The engine has no credentials of its own for what a Dockerfile begins from."""
+        for base in await asyncio.to_thread(context.bases, folder):
+            if await credentials(ImageName.parse(base).registry) and not await self._is_here(base):
+                await self._pull(base)
 
     async def _import(self, tar: Path) -> str:
         name = f"{IMPORTED}:{(await asyncio.to_thread(_digest, tar))[:32]}"
