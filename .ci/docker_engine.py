@@ -40,7 +40,11 @@ def main() -> int:
             "AGENTRL_BASE_IMAGE": _import_base(socket),
             "AGENTRL_REQUIRE": ",".join(filter(None, (os.environ.get("AGENTRL_REQUIRE"), "docker,bubblewrap"))),
         }
-        return subprocess.run(sys.argv[1:], env={**os.environ, **variables}, check=False).returncode
+        with subprocess.Popen(sys.argv[1:], env={**os.environ, **variables}) as command:
+            try:
+                return command.wait()
+            finally:
+                command.terminate()
 
 
 @contextlib.contextmanager

@@ -38,6 +38,12 @@ class Mount(_GroupPart):
     """One of `ServiceGroup.volumes`; empty: an empty folder in memory, of this container alone."""
     read_only: bool = False
     """The container may not write there."""
+    owner: str = Field(default="0:0", pattern=r"^\d{1,9}:\d{1,9}$")
+    """Whose an empty folder is, as user:group in numbers. The sandbox's own folders are its user's."""
+    mode: str = Field(default="1777", pattern=r"^[0-7]{3,4}$")
+    """An empty folder's permissions."""
+    size_mb: int = Field(default=0, ge=0)
+    """MiB that fit into an empty folder, at most the service's memory; 0: a quarter of that."""
 
 
 class HealthCheck(_GroupPart):

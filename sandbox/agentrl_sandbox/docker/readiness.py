@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiodocker import DockerError
@@ -23,6 +23,12 @@ _SURE_S = 0.5
 """A service without a health check counts as running if it lives this long after its start."""
 _SECOND = 1_000_000_000
 _CHECK_S = 10.0
+_MUTE_S = 30.0
+"""So long a service passes its check, and listens on no port though its image declares some, before that is right."""
+_LISTENERS = ("cat", "/proc/net/tcp", "/proc/net/tcp6")
+_LISTENS = "0A"
+_OWN_V4, _OWN_V6 = "7F", "0" * 24 + "01000000"
+"""How addresses end, as the kernel shows them, that only the service itself reaches: 127.0.0.0/8, and ::1."""
 
 
 class ServiceStart:
@@ -34,6 +40,8 @@ class ServiceStart:
         self._started = {name: asyncio.Event() for name in self._group.services}
         self._healthy = set[str]()
         """Those that passed their health check once."""
+        self._passing: dict[str, float] = {}
+        """Those that pass it, but cannot be reached, and since when."""
         self._last = 0.0
         """When the last one was started."""
 
@@ -103,9 +111,20 @@ class ServiceStart:
             )
         if health == "unhealthy":
             raise await self._failure(name, f"is not healthy: {_last_check(state)}")
-        if health == "healthy" or (health == "starting" and await self._passes(name, shown["Config"]["Healthcheck"])):
-            self._healthy.add(name)
+        if name not in self._healthy and health is not None:
+            await self._look_at_health(name, health, shown["Config"])
         return health is None or name in self._healthy
+
+    async def _look_at_health(self, name: str, health: str, config: Mapping[str, Any]) -> None:
+        """Note whether it is healthy. A database passes its check also while it runs the first scripts, when nobody can
+        reach it yet; then it starts anew. So one whose image declares ports must listen, too."""
+        if health != "healthy" and not await self._passes(name, config["Healthcheck"]):
+            self._passing.pop(name, None)
+            return
+        since = self._passing.setdefault(name, time.monotonic())
+        declares = any(port.endswith("/tcp") for port in config.get("ExposedPorts") or ())
+        if not declares or time.monotonic() - since > _MUTE_S or await self._listens(name):
+            self._healthy.add(name)
 
     async def _has_ended(self, name: str, how: StartedAs | None, state: Mapping[str, Any]) -> bool:
         """Whether a service that has ended is as it should be. Raises SandboxError if it never will be."""
@@ -120,16 +139,28 @@ class ServiceStart:
         """Ask a health check that the engine asks seldom: its first time is one interval after the start."""
         kind, *words = check.get("Test") or ("NONE",)
         argv = {"CMD": words, "CMD-SHELL": ["/bin/sh", "-c", *words]}.get(kind)
-        if not argv or check.get("Interval", 0) <= _SECOND or name in self._healthy:
+        if not argv or check.get("Interval", 0) <= _SECOND:
             return False
+        return (await self._ask(name, argv))[0] == 0
+
+    async def _listens(self, name: str) -> bool:
+        """Whether others can connect to a service. True if it cannot be asked: its image may have no programs."""
+        _, shown = await self._ask(name, _LISTENERS)
+        lines = [line.split() for line in shown.splitlines()]
+        addresses = [line[1].partition(":")[0] for line in lines if len(line) > 3 and line[3] == _LISTENS]
+        return "local_address" not in shown or not all(one.endswith((_OWN_V4, _OWN_V6)) for one in addresses)
+
+    async def _ask(self, name: str, argv: Sequence[str]) -> tuple[int | None, str]:
+        """A command's exit code and output in a service; 1 if it cannot run, or takes too long."""
+        said = b""
         with contextlib.suppress(DockerError, TimeoutError):
             async with asyncio.timeout(_CHECK_S):
-                command = await self._docker.containers.container(self._siblings.name(name)).exec(argv)
+                command = await self._docker.containers.container(self._siblings.name(name)).exec(list(argv))
                 async with command.start() as stream:
-                    while await stream.read_out() is not None:
-                        pass
-                return await exit_code(command) == 0
-        return False
+                    while (message := await stream.read_out()) is not None:
+                        said += message.data
+                return await exit_code(command), said.decode(errors="replace")
+        return 1, ""
 
     async def _shown(self, name: str) -> dict[str, Any]:
         try:

@@ -289,11 +289,7 @@ class SiblingContainers:
             "NetworkMode": shared or self._first_network(service),
             **({} if shared else self._names(name, service)),
             "Mounts": [self._mount(one) for one in mounts if one.volume],
-            "Tmpfs": {
-                one.path: f"rw,exec,nosuid,nodev,size={max(service.memory_mb // 4, 1)}m,mode=1777"
-                for one in mounts
-                if not one.volume
-            },
+            "Tmpfs": {one.path: _in_memory(one, service.memory_mb) for one in mounts if not one.volume},
             "Memory": service.memory_mb * _MB,
             "MemorySwap": service.memory_mb * _MB,
             "NanoCpus": int(min(service.cpus, host.cores) * 1e9),
@@ -309,6 +305,12 @@ class SiblingContainers:
             "RestartPolicy": {"Name": policy, "MaximumRetryCount": int(count or 0)},
             "StorageOpt": {"size": f"{service.disk_mb}m"} if host.quotas else {},
         }
+
+
+def _in_memory(folder: Mount, memory_mb: int) -> str:
+    size = min(folder.size_mb, memory_mb) or max(memory_mb // 4, 1)
+    user, _, group = folder.owner.partition(":")
+    return f"rw,exec,nosuid,nodev,size={size}m,mode={folder.mode},uid={user},gid={group}"
 
 
 def _health(check: HealthCheck) -> dict[str, Any]:

@@ -112,6 +112,20 @@ def test_files_and_folders_of_the_task_are_copied(folder):
     assert memory == ""
 
 
+def test_folders_in_memory_have_owner_permissions_and_size(folder):
+    short = "/data:rw,noexec,size=200m,uid=999,gid=998,mode=0700"
+    long = "{type: tmpfs, target: /long, tmpfs: {size: 8388608}}"
+    made = compose(folder, with_db(f"{{image: x, tmpfs: ['{short}', /run], volumes: [{long}]}}"))
+    shown = [(one.path, one.owner, one.mode, one.size_mb) for one in made.services.services["db"].mounts]
+    assert shown == [("/long", "0:0", "1777", 8), ("/data", "999:998", "0700", 200), ("/run", "0:0", "1777", 0)]
+
+
+@pytest.mark.parametrize("option", ["uid=x", "mode=rwx", "size=big", "gid=0%2Cdev"])
+def test_folders_in_memory_with_wrong_options(folder, option):
+    with pytest.raises(ConfigError, match=r"db: .*(tmpfs|size)"):
+        compose(folder, with_db(f"{{image: x, tmpfs: '/data:{option}'}}"))
+
+
 def test_logs_that_a_service_mounts_are_shared_with_main(folder):
     logs = "[{type: bind, source: '${HOST_AGENT_LOGS_PATH}', target: '${ENV_AGENT_LOGS_PATH}'}]"
     made = compose(folder, with_db(f"{{image: x, volumes: {logs}}}"))

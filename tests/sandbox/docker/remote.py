@@ -22,6 +22,32 @@ FLAGS = (  # without these an engine would change this machine's routing and fir
 )
 IMAGE = "agentrl-tests:busybox"
 _START_S = 60.0
+_END = r"""
+cat > /dev/null
+cd "$1" || exit
+if pid=$(cat pidfile 2> /dev/null); then
+    kill -CONT "$pid"
+    for container in $(timeout 60 docker --host "unix://$1/docker.sock" ps -aq); do
+        timeout 60 docker --host "unix://$1/docker.sock" rm -f -v "$container"
+    done
+    timeout 60 docker --host "unix://$1/docker.sock" network prune -f
+    kill "$pid"
+    for _ in $(seq 300); do [ -e pidfile ] || break; sleep 0.1; done
+    [ ! -e pidfile ] || kill -KILL -- "-$pid"
+fi
+for process in /proc/[0-9]*; do
+    case $(tr '\0' ' ' 2> /dev/null < "$process/cmdline") in
+        *containerd-shim*"$1"/*) kill -KILL "${process#/proc/}" ;;
+    esac
+done
+cd /
+sort -r /proc/mounts | while read -r _ place _; do
+    case $place in "$1"/*) umount -l "$place" ;; esac
+done
+rm -rf "$1"
+"""
+"""Ends an engine, given by its folder, and removes what it made, once the standard input ends: when its `Daemon` is
+closed, or when the run of the tests ends in any way."""
 
 
 def needs(*programs: str) -> None:
@@ -41,6 +67,13 @@ class Daemon:
         # Not below /tmp, which may be in memory, where overlay2 cannot work. The path must be short.
         self.folder = Path(tempfile.mkdtemp(prefix="agentrl-engine-", dir="/var/tmp"))
         self.socket, self._flags = f"{self.folder}/docker.sock", flags
+        self._end = subprocess.Popen(
+            ["/bin/sh", "-c", _END, "end", self.folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def start(self) -> None:
         places = [f"--{name}={self.folder}/{name}" for name in ("data-root", "exec-root", "pidfile")]
@@ -86,22 +119,8 @@ class Daemon:
         (self.folder / "pidfile").unlink(missing_ok=True)
 
     def close(self) -> None:
-        if self._process.poll() is None:
-            if left := self.containers():
-                self.docker("rm", "-f", "-v", *left, check=False)
-            self.docker("network", "prune", "-f", check=False)
-            self._process.terminate()
-            try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-        for pid in self._shims():
-            os.kill(pid, signal.SIGKILL)
-        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-        for mount in sorted((path for path in mounts if path.startswith(f"{self.folder}/")), reverse=True):
-            subprocess.run(["umount", "-l", mount], check=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._end.communicate()
+        self._process.wait()
 
     def _shims(self) -> list[int]:
         """The processes that hold its containers, and the containers' own."""

@@ -73,6 +73,7 @@ tries = [threading.Thread(target=reach, args=(host, int(sys.argv[1]))) for host 
 
 SHOWS = (
     "mkdir /www; cd /www; cat /proc/self/status /task/task.json > shown; "
+    "stat -c '%n %u:%g %a' /mem >> shown; grep /mem /proc/mounts >> shown; "
     "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null >> shown; "
     "exec python3 -m http.server 8000"
 )
@@ -81,7 +82,9 @@ SHOWS = (
 async def test_a_service_has_names_files_and_limits_and_no_way_out(docker, service, tmp_path):
     (tmp_path / "task.json").write_text("a task")
     files = {"/task/task.json": str(tmp_path / "task.json")}
-    web = service(command=("sh", "-c", SHOWS), networks={"default": ("other",)}, files=files, health=QUICK)
+    mounts = (Mount(path="/mem", owner="7:8", mode="750", size_mb=3),)
+    names = {"default": ("other",)}
+    web = service(command=("sh", "-c", SHOWS), networks=names, files=files, mounts=mounts, health=QUICK)
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "0.0.0.0", 0)
     port = server.sockets[0].getsockname()[1]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -92,7 +95,7 @@ async def test_a_service_has_names_files_and_limits_and_no_way_out(docker, servi
         assert (await box.exec("echo $NO_PROXY")).stdout == "localhost,web,other\n"
         shown = (await box.exec(f"cat /task/task.json; {GET} http://other:8000/shown", check=True)).stdout
         assert shown.count("a task") == 2
-        for line in ("CapBnd:\t00000000000404fb", "NoNewPrivs:\t1", str(64 << 20)):
+        for line in ("CapBnd:\t00000000000404fb", "NoNewPrivs:\t1", str(64 << 20), "/mem 7:8 750", "size=3072k"):
             assert line in shown
         assert (await box.exec("cat /proc/self/status", user="root")).stdout.count("0000000000000000") >= 4
         own = box._siblings._addresses["default", "main"]
@@ -152,6 +155,34 @@ async def test_services_start_in_their_order(docker, service):
     async with docker.sandbox(spec(main, ("order",), last=last, slow=slow, first=first)) as box:
         *others, end = (await box.exec("cat /order/n")).stdout.split()
         assert (sorted(others), end) == (["first", "slow"], "last")
+
+
+SCRIPTS_FIRST = (
+    "cd /tmp && python3 -m http.server 8000 --bind 127.0.0.1 & touch /up; sleep 1.5; kill $!; wait; sleep 0.2; "
+    "exec python3 -m http.server 8000"
+)
+
+
+@pytest.fixture
+def with_port(base, tmp_path):
+    """An image that declares a port."""
+    (tmp_path / "Dockerfile").write_text(f"FROM {base}\nEXPOSE 8000\n")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("interval_s", [0.2, 20.0])
+async def test_a_service_that_passes_its_check_before_it_can_be_reached(docker, service, with_port, interval_s):
+    """As databases do while they run their first scripts, whether the engine asks them or we."""
+    check = HealthCheck(test=("CMD", "test", "-e", "/up"), interval_s=interval_s)
+    web = service(image=with_port, command=("sh", "-c", SCRIPTS_FIRST), health=check)
+    async with docker.sandbox(spec(Placed(networks=HOME, after={"web": "healthy"}), web=web)) as box:
+        await box.exec(f"{GET} http://web:8000/", check=True)
+
+
+async def test_a_service_that_never_listens_is_healthy_by_its_check(docker, service, with_port, monkeypatch):
+    monkeypatch.setattr("agentrl_sandbox.docker.readiness._MUTE_S", 0.5)
+    async with docker.sandbox(spec(work=service(image=with_port, command=("sleep", "99"), health=QUICK))) as box:
+        await box.ping()
 
 
 FAILURES = {

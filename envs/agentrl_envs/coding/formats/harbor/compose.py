@@ -285,7 +285,7 @@ class _Reading:
             elif mount is not None:
                 files[one.target] = mount
         if not alone:
-            mounts += [Mount(path=values.text(one).partition(":")[0]) for one in values.items(given.get("tmpfs"))]
+            mounts += [_in_memory(one) for one in values.items(given.get("tmpfs"))]
         if name == MAIN:
             taken = {one.path for one in mounts}
             mounts += [Mount(path=path, volume=path) for path in sorted(self.logs - taken)]
@@ -326,7 +326,7 @@ class _Reading:
             self.volumes[_HOST_LOGS[one.source]] = ""
             return Mount(path=one.target, volume=_HOST_LOGS[one.source], read_only=one.read_only)
         if one.kind == "tmpfs":
-            return Mount(path=one.target)
+            return Mount(path=one.target, size_mb=one.size_mb)
         if one.kind == "volume":
             name = one.source or f"{service}:{one.target}"
             if one.source and one.source not in self.volumes:
@@ -443,6 +443,13 @@ class _Reading:
 
 def _pairs(given: Any) -> list[str]:
     return [f"{name}:{one}" for name, one in given.items()] if isinstance(given, dict) else values.items(given)
+
+
+def _in_memory(given: Any) -> Mount:
+    try:
+        return Mount.model_validate(values.in_memory(given))
+    except ValidationError as exc:
+        raise ConfigError(f"tmpfs {given}: {problems(exc, Mount)}") from exc
 
 
 def _ulimits(given: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

@@ -177,16 +177,34 @@ class Volume(NamedTuple):
     source: str
     target: str
     read_only: bool
+    size_mb: int = 0
+    """Of tmpfs; 0: it is not given."""
+
+
+def in_memory(value: Any) -> dict[str, Any]:
+    """A line of `tmpfs`, as /path or /path:size=64m,uid=999,gid=999,mode=700: the fields of its Mount. Other options
+    change nothing here. Raises ConfigError."""
+    path, _, given = text(value).partition(":")
+    options = dict(one.partition("=")[::2] for one in given.split(",") if one)
+    found: dict[str, Any] = {"path": path, "owner": f"{options.get('uid', '0')}:{options.get('gid', '0')}"}
+    if "mode" in options:
+        found["mode"] = options["mode"].removeprefix("0o")
+    if "size" in options:
+        found["size_mb"] = megabytes(options["size"])
+    return found
 
 
 def volume(value: Any) -> Volume:
     """A mount in compose's short or long form. Raises ConfigError."""
     if isinstance(value, dict):
+        memory = value.get("tmpfs")
+        size = memory.get("size") if isinstance(memory, dict) else None
         found = Volume(
             text(value.get("type", "volume")),
             text(value.get("source", "")),
             text(value.get("target", "")),
             bool(value.get("read_only", False)),
+            megabytes(size) if size else 0,
         )
     else:
         source, colon, rest = text(value).partition(":")
