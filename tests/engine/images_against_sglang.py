@@ -36,6 +36,7 @@ from agentrl import (
 )
 from agentrl.engine import ScriptedEngine, SGLangEngine
 from agentrl.engine.local import LocalEngine
+from agentrl.engine.sglang import constrained
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.models import load_tokenizer
 from agentrl.models.vision import load_vision
@@ -111,6 +112,7 @@ def worst(model, t: Trajectory) -> float:
 
 
 SCRIPTED = "scripted"
+RAISED = 0.12
 OPTIONS = EpisodeOptions(
     sampling_params={"temperature": 1.0, "stop": ["e", "a", "o"]}, limits=Limits(max_tokens_per_turn=200)
 )
@@ -208,6 +210,33 @@ async def beside_local(model) -> float:
     return apart
 
 
+@torch.no_grad()
+async def under_grammar(model) -> dict[str, object]:
+    """Two words that a grammar demands, then free text: SGLang's flags, and by how much transformers' log-probs differ.
+
+    The model has logits for more tokens than the tokenizer has, some 10 % of the probability, which a grammar excludes
+    everywhere. So the bound of what counts as changed is raised to between these differences.
+    """
+    constrained.GRAMMAR_CHANGED = RAISED
+    rendered = RENDERER.prompt([{"role": "user", "content": ["one", A, "two", B]}])
+    free = {"type": "any_tokens", "exclude_tokens": sorted(VISION.forbidden)}
+    form = {"type": "sequence", "elements": [{"type": "const_string", "value": "no no"}, free]}
+    tag = json.dumps({"type": "structural_tag", "format": form})
+    params = {"max_new_tokens": 24, "temperature": 1.0, "structural_tag": tag}
+    params["logit_bias"] = {str(pad): -1e4 for pad in VISION.forbidden}
+    flags, far, images = list[bool](), list[float](), VISION.tensors([A, B], "float32")
+    async with SGLangEngine(URL) as server:
+        for _ in range(3):
+            found = await server.generate(single_pads(rendered.tokens), params, images=[A, B])
+            ids = torch.tensor([[*rendered.tokens, *found.tokens]])
+            logits = model(input_ids=ids, mm_token_type_ids=(ids == VISION.pad).int(), **images).logits[0].float()
+            rows = logits[len(rendered.tokens) - 1 : -1].log_softmax(-1)
+            own = rows.gather(1, torch.tensor(found.tokens)[:, None])[:, 0].tolist()
+            flags += found.constrained
+            far += [held - one - RAISED for held, one in zip(found.log_probs, own, strict=True)]
+    return {"flags": flags, "far": far}
+
+
 async def main() -> None:
     model = AutoModelForImageTextToText.from_pretrained(FOLDER, dtype=torch.float32, attn_implementation="sdpa").eval()
     look = call("look")
@@ -227,6 +256,7 @@ async def main() -> None:
         found["episodes"].append(about)
     if KEEPS_IDS:
         found["local"] = await beside_local(model)
+        found["grammar"] = await under_grammar(model)
     print(json.dumps(found))
 
 

@@ -76,10 +76,22 @@ async def test_what_cannot_be_compared_is_not_trained(second):
     assert len(found) == 3
 
 
+async def test_images_are_scored_with_their_tokens_where_they_end_in_the_prompt():
+    """SGLang counts them with all pads; no token that would stand for another image can be among those sampled."""
+    params = {**TAG, "logit_bias": {"9": -1e4}}
+    held = answer([5, 6, 7], log_probs=[0.0, -0.5, -1.0], weight_version="3", prompt_tokens=30)
+    found, bodies = await flags(held, scored([-3.0, -0.5, -1.01]), params=params, images=(PIXEL,))
+    assert found == [True, False, False]
+    assert bodies[1]["input_ids"] == [1, 2, 5, 6, 7]
+    assert bodies[1]["image_data"] == [PIXEL.uri]
+    assert bodies[1]["logprob_start_len"] == 29
+    assert bodies[1]["sampling_params"] == {"max_new_tokens": 0, "temperature": 1.0}
+
+
 @pytest.mark.parametrize(
     ("params", "images"),
-    [({**TAG, "temperature": 0.5}, ()), (TAG, (PIXEL,))],
-    ids=["another temperature", "images"],
+    [({**TAG, "temperature": 0.5}, ()), (TAG, (PIXEL,)), ({**TAG, "logit_bias": {"6": -1e4}}, (PIXEL,))],
+    ids=["another temperature", "pads are not forbidden", "a pad was sampled all the same"],
 )
 async def test_what_sglang_cannot_score_is_not_trained(params, images):
     found, bodies = await flags(HELD, params=params, images=images)

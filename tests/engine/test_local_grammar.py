@@ -14,7 +14,9 @@ torch = pytest.importorskip("torch", reason="the embedded engine needs the extra
 pytest.importorskip("xgrammar", reason="grammars need the package xgrammar")
 
 from agentrl.engine.local import LocalEngine  # noqa: E402
-from agentrl.engine.local.sampling import uniform  # noqa: E402
+from agentrl.engine.local import grammar as local_grammar  # noqa: E402
+from agentrl.engine.local.grammar import Grammars, allowed  # noqa: E402
+from agentrl.engine.local.sampling import Sampling, uniform  # noqa: E402
 from agentrl.errors import RequestError  # noqa: E402
 from agentrl.models import tiny_model, tiny_tokenizer  # noqa: E402
 
@@ -259,3 +261,42 @@ async def test_a_mark_is_part_of_no_text(engine):
     assert whole
     assert not set(itertools.chain(*whole)) & set(MARKS)
     assert all(isinstance(json.loads(TOKENIZER.decode(tokens)), str) for tokens in whole)
+
+
+LIKE = [tag(OPEN, regex("(yes|no)"), CLOSE), tag(5, regex("(yes|no)"), 6), tag(OPEN, CLOSE), tag(CLOSE, OPEN)]
+"""Forms that differ in their marks alone: xgrammar's own cache takes one for another."""
+
+
+def walked(grammars, form):
+    """What may follow at each place of an answer, by the bits and by trying each token; the first one goes on."""
+    state, found = grammars.begin(Sampling(0, structural_tag=form)), []
+    while not state.ended:
+        _, bits = allowed([state], torch.zeros(1, len(TOKENIZER)))
+        tried = [
+            token
+            for token in range(len(TOKENIZER))
+            if state._matcher.accept_token(token) and state._matcher.rollback() is None
+        ]
+        found.append((bits[0].nonzero()[:, 0].tolist(), tried))
+        state.take(tried[0])
+    return found
+
+
+def test_a_form_is_not_mixed_up_with_those_compiled_before():
+    grammars = Grammars(TOKENIZER, len(TOKENIZER), frozenset({EOS}))
+    for form in [*LIKE, *LIKE[::-1]]:
+        found = walked(grammars, form)
+        assert len(found) > 2
+        assert all(bits == tried for bits, tried in found), form
+
+
+def test_the_forms_used_last_are_kept_within_a_bound(monkeypatch):
+    grammars = Grammars(TOKENIZER, len(TOKENIZER), frozenset({EOS}))
+    sizes = [grammars._compiled(grammars._tools(), form).memory_size_bytes for form in LIKE]
+    monkeypatch.setattr(local_grammar, "_CACHE_BYTES", sizes[0] + sizes[2] + sizes[3] + 100)
+    first = grammars._compiled(grammars._tools(), LIKE[0])
+    assert grammars._compiled(grammars._tools(), LIKE[0]) is first
+    grammars.begin(Sampling(0, structural_tag=tag(CLOSE, CLOSE)))
+    assert LIKE[1] not in grammars._kept
+    assert LIKE[0] in grammars._kept
+    assert sum(one.memory_size_bytes for one in grammars._kept.values()) <= local_grammar._CACHE_BYTES

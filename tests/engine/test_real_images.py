@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _SERVE = (
     "-m sglang.launch_server --device cpu --attention-backend torch_native --disable-cuda-graph --dtype float32 "
     "--disable-overlap-schedule --mem-fraction-static 0.8 --max-total-tokens 16384 --skip-server-warmup "
-    "--sleep-on-idle --grammar-backend none --host 127.0.0.1"
+    "--sleep-on-idle --grammar-backend xgrammar --host 127.0.0.1"
 )
 
 
@@ -98,6 +98,11 @@ def test_sglang_reads_and_scores_what_a_trainer_will(kind, expanded, missing, tm
         assert episode["turns"] > 1, episode
         assert episode["worst"] < 2e-5, episode
     assert seen["local"] < 2e-5, "LocalEngine equals SGLang"
+    flags, far = seen["grammar"]["flags"], seen["grammar"]["far"]
+    assert all(flag == (one >= 0) or abs(one) < 1e-4 for flag, one in zip(flags, far, strict=True)), (
+        "scored with images"
+    )
+    assert set(flags) == {True, False}
     assert seen["episodes"][0]["images"] == 3, "from the prompt, a tool and a step"
     assert seen["episodes"][2]["cut"] > 0, "the abort came inside a turn"
     forms = {name: answer for name, (answer, _) in seen["forms"].items()}

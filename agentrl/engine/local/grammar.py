@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +55,8 @@ class _Compiling:
 class Grammars:
     """Compiles structural tags of xgrammar for one model, and keeps what is compiled. Threads may share it.
 
-    A mark such as `<tool_call>` follows only where a grammar names its token: in a text, a reader of the answer would
-    take it for a mark.
+    A mark such as `<tool_call>` follows only where a grammar names its token, or in free text (`any_text`). In another
+    text, a reader of the answer would take it for a mark.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, eos: frozenset[int]) -> None:
@@ -63,6 +64,9 @@ class Grammars:
         self._eos = frozenset(token for token in eos if token < vocabulary)
         self._making = threading.Lock()
         self._made: _Compiling | None = None
+        self._keeping = threading.Lock()
+        self._kept: OrderedDict[str, Any] = OrderedDict()
+        """What is compiled, by its tag; the tag used last is the last."""
 
     def begin(self, sampling: Sampling) -> GrammarState:
         """The state of an answer without tokens.
@@ -74,15 +78,30 @@ class Grammars:
         is not installed.
         """
         tools = self._tools()
+        tag = sampling.structural_tag or ""
         try:
-            compiled = tools.compiler.compile_structural_tag(sampling.structural_tag)
-            named = set(_named(json.loads(sampling.structural_tag or "")))
+            compiled = self._compiled(tools, tag)
+            named = set(_named(json.loads(tag)))
             ends = self._eos | (sampling.stop_token_ids & tools.marks - named)
             if not ends:
                 raise RequestError("a grammar needs a token that ends the answer, and the model has none")
             return GrammarState(tools.matcher(compiled, override_stop_tokens=sorted(ends)))
         except (RuntimeError, ValueError, TypeError) as exc:
             raise RequestError(f"xgrammar refuses this structural_tag: {_words(exc)}") from exc
+
+    def _compiled(self, tools: _Compiling, tag: str) -> Any:
+        with self._keeping:
+            if (found := self._kept.get(tag)) is not None:
+                self._kept.move_to_end(tag)
+                return found
+        found = tools.compiler.compile_structural_tag(tag)
+        with self._keeping:
+            self._kept[tag] = found
+            self._kept.move_to_end(tag)
+            size = sum(one.memory_size_bytes for one in self._kept.values())
+            while size > _CACHE_BYTES and len(self._kept) > 1:
+                size -= self._kept.popitem(last=False)[1].memory_size_bytes
+        return found
 
     def _tools(self) -> _Compiling:
         with self._making:
@@ -113,7 +132,8 @@ class Grammars:
             texts[token] = _NO_TEXT + texts[token]
         ends = sorted(self._eos) or [0]
         own = info(texts, vocab_type=xgrammar.VocabType.RAW, vocab_size=self._vocabulary, stop_token_ids=ends)
-        compiler = xgrammar.GrammarCompiler(own, max_threads=torch.get_num_threads(), cache_limit_bytes=_CACHE_BYTES)
+        # xgrammar's own cache mixes up tags that name different tokens (0.2.7).
+        compiler = xgrammar.GrammarCompiler(own, max_threads=torch.get_num_threads(), cache_enabled=False)
         return _Compiling(compiler, xgrammar.GrammarMatcher, marks)
 
 

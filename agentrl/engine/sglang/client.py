@@ -194,7 +194,7 @@ class SGLangEngine(AsyncClosing):
         unknown = [True] * len(generation.tokens)
         if not is_comparable(generation, sampling_params, images):
             return unknown
-        body, where = scoring_body(input_ids, generation, more), f"{self.url}/generate"
+        body, where = scoring_body(input_ids, generation, images, more), f"{self.url}/generate"
         try:
             answer = await self._patiently(
                 lambda: self._connections.post(where, body, headers, self._timeout), ended=lambda: self.stopped()

@@ -8,26 +8,39 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.engine.base import GRAMMAR_CHANGED
+from agentrl.image import Image
 from agentrl.types import Generation
 
 GRAMMARS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 """SGLang's sampling parameters for grammars."""
 
 
-def is_comparable(generation: Generation, sampling_params: Mapping[str, Any], images: Sequence[object]) -> bool:
-    """Whether the tokens can be scored without the grammar. A score is at temperature 1, and of one set of weights."""
+def is_comparable(generation: Generation, sampling_params: Mapping[str, Any], images: Sequence[Image]) -> bool:
+    """Whether the tokens can be scored without the grammar. A score is at temperature 1, and of one set of weights.
+
+    With images, tokens for media must have been forbidden: a sampled one would stand for one image more.
+    """
     whole = generation.finish_reason != "abort" and not generation.earlier_versions
-    return whole and not images and sampling_params.get("temperature", 1.0) == 1.0
+    forbidden = sampling_params.get("logit_bias") or {}
+    readable = not images or (forbidden and not any(str(token) in forbidden for token in generation.tokens))
+    return bool(whole and readable and sampling_params.get("temperature", 1.0) == 1.0)
 
 
-def scoring_body(prompt: Sequence[int], generation: Generation, fields: Mapping[str, Any]) -> bytes:
-    """The request that scores the tokens of a generation. `fields` select the policy, such as a LoRA adapter."""
+def scoring_body(
+    prompt: Sequence[int], generation: Generation, images: Sequence[Image], fields: Mapping[str, Any]
+) -> bytes:
+    """The request that scores the tokens of a generation. `fields` select the policy, such as a LoRA adapter.
+
+    `prompt` has one pad for each image. SGLang expands them, so it counts the prompt's tokens.
+    """
+    length = generation.meta.get("prompt_tokens") if images else None
     body = {
         **fields,
         "input_ids": [*prompt, *generation.tokens],
+        **({"image_data": [image.uri for image in images]} if images else {}),
         "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         "return_logprob": True,
-        "logprob_start_len": len(prompt) - 1,
+        "logprob_start_len": (length if isinstance(length, int) else len(prompt)) - 1,
         "stream": False,
     }
     return json.dumps(body).encode()
