@@ -41,7 +41,7 @@ def main() -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    problems = outside_the_navigation(config["nav"]) or build() or undescribed()
+    problems = outside_the_navigation(config["nav"]) or build(config) or undescribed()
     if problems:
         sys.exit("make docs: " + "\n".join(problems))
     (SITE / "llms.txt").write_text(list_pages(config["nav"]), encoding="utf-8")
@@ -89,10 +89,17 @@ def list_pages(nav: Any) -> str:
     )
 
 
-def build() -> list[str]:
-    """Run zensical. Any warning that it prints is a problem."""
+def build(config: dict[str, Any]) -> list[str]:
+    """Run zensical. Any warning that it prints is a problem.
+
+    It empties the folder `.cache` beside its configuration. In the repository that has other things, so it gets a copy.
+    """
     shutil.rmtree(SITE, ignore_errors=True)
-    command = [Path(sys.executable).parent / "zensical", "build", "--strict", "--clean"]
+    handler = next(one for one in config["plugins"] if "mkdocstrings" in one)["mkdocstrings"]["handlers"]["python"]
+    handler["paths"] = [str(ROOT / path) for path in handler["paths"]]
+    copy = PAGES.parent / "mkdocs.yml"
+    copy.write_text(yaml.safe_dump({**config, "docs_dir": PAGES.name, "site_dir": SITE.name}), encoding="utf-8")
+    command = [Path(sys.executable).parent / "zensical", "build", "--strict", "--clean", "--config-file", copy]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     told = COLOUR.sub("", done.stdout + done.stderr)
     warned = re.findall(r"Warning: (.*)\n(?:.*\[ (\S+) \])?", told)
