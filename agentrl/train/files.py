@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import json
 import logging
 import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agentrl._util.file_lock import try_lock, unlock
 from agentrl.errors import ConfigError
 
 log = logging.getLogger("agentrl")
@@ -75,29 +75,12 @@ def only_writer(file: Path | None) -> Iterator[None]:
     target = Path(os.path.realpath(file))
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = target.with_name(f".{target.name}.lock")
-    descriptor = _locked(lock, file)
+    if (descriptor := try_lock(lock)) is None:
+        raise ConfigError(f"{file}: another command is writing to it; wait for its end, or name another")
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def _locked(lock: Path, file: Path) -> int:
-    while True:
-        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise ConfigError(f"{file}: another command is writing to it; wait for its end, or name another") from None
-        except OSError as exc:  # a file system without locks
-            log.warning("%s cannot be locked (%s): let no other command write to it", file, exc.strerror)
-            return descriptor
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), lock.stat()):
-                return descriptor
-        os.close(descriptor)  # the one before has just removed it
+        unlock(lock, descriptor)
 
 
 def write_folder(target: Path, write: Callable[[Path], None], **about: Any) -> None:

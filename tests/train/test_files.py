@@ -109,6 +109,16 @@ def test_one_command_writes_to_a_file_at_a_time(tmp_path):
     assert os.listdir(tmp_path) == ["link.jsonl"], "no lock stays"
 
 
+def test_a_file_system_without_locks_gets_a_warning(tmp_path, monkeypatch, caplog):
+    def refuse(descriptor, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with only_writer(tmp_path / "r.jsonl"):
+        assert "cannot be locked (No locks available)" in caplog.text
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_killed_command_locks_nobody_out(tmp_path):
     (tmp_path / ".r.jsonl.lock").write_text("")
     with only_writer(tmp_path / "r.jsonl"):

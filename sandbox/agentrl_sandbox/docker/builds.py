@@ -6,7 +6,6 @@ BuildKit asks its client for files and credentials while it builds. The command 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import logging
 import os
@@ -23,6 +22,7 @@ from typing import IO, Any
 
 from aiodocker import DockerError
 
+from agentrl._util.file_lock import try_lock, unlock
 from agentrl.errors import SandboxError
 from agentrl_sandbox.command import finish
 from agentrl_sandbox.docker import children, context
@@ -64,32 +64,15 @@ async def alone(engine: DockerClient, name: str) -> AsyncIterator[None]:
     """Wait for other processes of this user that make the same image on the same engine."""
     key = hashlib.sha256(f"{engine.address}\0{name}".encode()).hexdigest()[:32]
     file = Path(tempfile.gettempdir(), f"agentrl-build-{os.getuid()}-{key}.lock")
-    while (descriptor := _locked(file)) is None:  # noqa: ASYNC110 - another process's
-        await asyncio.sleep(_LOOK_S)
     try:
-        yield
-    finally:
-        _unlock(file, descriptor)
-
-
-def _locked(file: Path) -> int | None:
-    try:
-        descriptor = os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+        while (descriptor := try_lock(file)) is None:  # noqa: ASYNC110 - another process's
+            await asyncio.sleep(_LOOK_S)
     except OSError as exc:
         raise SandboxError(f"{file} cannot be locked: {exc.strerror}; remove it, or set TMPDIR") from exc
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), file.stat()):
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):  # held, or removed by the one that held it
-        pass
-    os.close(descriptor)
-    return None
-
-
-def _unlock(file: Path, descriptor: int) -> None:
-    file.unlink(missing_ok=True)
-    os.close(descriptor)
+        yield
+    finally:
+        unlock(file, descriptor)
 
 
 async def _with_buildkit(engine: DockerClient, folder: Path, tar: IO[bytes], name: str, needs: str) -> None:
