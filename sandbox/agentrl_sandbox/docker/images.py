@@ -247,12 +247,13 @@ class Images:
             if not await self._is_here(name):
                 async with builds.alone(self._engine, name):
                     if not await self._is_here(name):
-                        await self._pull_private_bases(folder)
+                        if not context.needs_buildkit(folder):
+                            await self._pull_private_bases(folder)
                         await builds.build(self._engine, folder, file, name)
         return name
 
     async def _pull_private_bases(self, folder: Path) -> None:
-        """The engine has no credentials of its own for what a Dockerfile begins from."""
+        """The engine has no credentials of its own for what a Dockerfile begins from. BuildKit asks for them."""
         for base in await asyncio.to_thread(context.bases, folder):
             if await credentials(ImageName.parse(base).registry) and not await self._is_here(base):
                 await self._pull(base)
