@@ -66,8 +66,8 @@ check: $(STAMP)  ## Check lint, format and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## Measure speed, as ratios side by side.
-	$(BIN)/python -m benchmarks
+bench: $(STAMP)  ## What a turn costs, and LocalEngine beside transformers, as ratios. `python -m benchmarks` lists all benchmarks.
+	$(BIN)/python -m benchmarks turn_cost bench_local_engine
 
 bench-scale: $(STAMP)  ## What a turn costs beside one encode, and thousands of episodes at once (AGENTRL_TEST_DATA: real tokenizers).
 	$(BIN)/python -m benchmarks.scale

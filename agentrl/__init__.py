@@ -9,7 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentrl._util.moved import answer_old_paths, renamed
 from agentrl.engine.base import Engine
 from agentrl.env.env import Env, tools_of
 from agentrl.env.factory import EnvFactory
@@ -64,8 +63,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-answer_old_paths()
-
 _LATER = {
     "AgentEnv": "agentrl.gateway.agent",
     "Endpoint": "agentrl.gateway.agent",
@@ -80,7 +77,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        return renamed(__name__, name, Host="EpisodeHooks")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_LATER[name]), name)
     return value
 

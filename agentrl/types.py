@@ -1,13 +1,11 @@
-"""The nouns of agentrl: what crosses a boundary, and no logic."""
+"""The nouns of agentrl: the data classes that rooms hand to each other."""
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
-import warnings
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, astuple, dataclass, field, fields
 from enum import StrEnum
 from numbers import Real
@@ -411,12 +409,6 @@ class Limits:
         for own in fields(self):
             object.__setattr__(self, own.name, _bound(f"limits.{own.name}", getattr(self, own.name), str(own.type)))
 
-    @property
-    def turn_tokens(self) -> int | None:
-        """The old name of `max_tokens_per_turn`, in this version only."""
-        renamed_limits({"turn_tokens": None}, DeprecationWarning)
-        return self.max_tokens_per_turn
-
     def turns_or(self, usual: int | None) -> int:
         """The bound on turns; if it was not set, `usual` if that is given."""
         return usual if usual is not None and isinstance(self.turns, _Unset) else int(self.turns)
@@ -424,34 +416,10 @@ class Limits:
     @classmethod
     def of(cls, given: Mapping[str, JSON]) -> Self:
         """The limits in a configuration. Raises ConfigError for an unknown key and for a value that is not a bound."""
-        given = renamed_limits(given)
         for key in given:
             if key not in cls.__slots__:
                 raise ConfigError(unknown_key(f"limits.{key}", cls.__slots__))
         return cls(**given)
-
-
-_RENAMED = {"turn_tokens": "max_tokens_per_turn"}
-
-
-def renamed_limits(given: Mapping[str, T], category: type[Warning] = FutureWarning) -> dict[str, T]:
-    """`given` with the new names of its keys. Where one has both names, the later one counts."""
-    for old in _RENAMED.keys() & given.keys():
-        new = f"limits.{_RENAMED[old]}"
-        warnings.warn(f"limits.{old} is {new} now; the old name works in this version only", category, 3)
-    return {_RENAMED.get(key, key): value for key, value in given.items()}
-
-
-def _takes_old_names(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def take(self: Limits, **given: Any) -> None:
-        old_last = sorted(given.items(), key=lambda item: item[0] in _RENAMED)  # `replace` adds the new name
-        init(self, **renamed_limits(dict(old_last), DeprecationWarning))
-
-    return take
-
-
-Limits.__init__ = _takes_old_names(Limits.__init__)  # type: ignore[method-assign]
 
 
 def _bound(name: str, value: Any, kind: str) -> int | float | None:

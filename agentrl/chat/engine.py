@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from agentrl._util.moved import renamed
 from agentrl.chat.client import ChatModel, Speaker
 from agentrl.chat.completions import Completion, wire_message
 from agentrl.engine.base import AsyncClosing, stop_strings
@@ -151,9 +150,3 @@ def _cut_at(stop: Sequence[str], reply: Completion) -> tuple[Message, Message, s
 def _counts(reply: Completion) -> Mapping[str, float]:
     thought = {"thoughts": 1} if reply.message.get("reasoning_content") else {}
     return {"requests": 1, **reply.usage, **({reply.finish: 1} if reply.finish == "filtered" else {}), **thought}
-
-
-if not TYPE_CHECKING:  # else mypy would accept any name
-
-    def __getattr__(name: str) -> Any:
-        return renamed(__name__, name, PlayerEngine="ChatEngine")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentrl._util.moved import renamed
 from agentrl.engine.base import Engine, MessageEngine, TrainedEngine
 from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.types import ChatReply, Generation, SamplingParams
@@ -39,5 +38,5 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        return renamed(__name__, name, PlayerEngine="ChatEngine")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

@@ -12,7 +12,7 @@ from agentrl._util.loading import load_object
 from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.episode.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
 from agentrl.errors import ConfigError
-from agentrl.types import JSON, Limits, SamplingParams, renamed_limits
+from agentrl.types import JSON, Limits, SamplingParams
 
 
 class EpisodeConfig(BaseModel):
@@ -42,7 +42,6 @@ class EpisodeConfig(BaseModel):
     @field_validator("limits")
     @classmethod
     def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
-        limits = renamed_limits(limits)
         valid = Limits.of(limits)
         return {name: getattr(valid, name) for name in limits}
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -69,20 +67,6 @@ class HostedConfig(EpisodeConfig):
     """Seconds for which requests to an unavailable engine are repeated, before an episode fails."""
     parking: ParkingConfig = ParkingConfig()
     """How aborted episodes are kept until the host sends them back."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_parking_keys(cls, given: Any) -> Any:
-        old = {"park_s": "keep_s", "park_folder": "folder"}
-        if not isinstance(given, Mapping) or not old.keys() & given.keys():
-            return given
-        rest = {name: value for name, value in given.items() if name not in old}
-        if "parking" in rest:
-            raise ValueError("park_s and park_folder are parking.keep_s and parking.folder now; remove the old keys")
-        for name in sorted(old.keys() & given.keys()):
-            said = f"{name} is parking.{old[name]} now; the old key works in this version only"
-            warnings.warn(said, DeprecationWarning, 2)
-        return {**rest, "parking": {old[name]: value for name, value in given.items() if name in old}}
 
     def env_config_of(self, path: str) -> dict[str, Any]:
         """The configuration of the Env at a path."""

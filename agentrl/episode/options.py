@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from agentrl._util.moved import renamed
 from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.errors import ConfigError
 from agentrl.types import Limits, MaybeAwait, Reward, SamplingParams
@@ -74,9 +73,3 @@ class EpisodeHooks:
     turn waits for it. The Env stays open. It is not called for agents, nor for an Env that can only be kept open. If it
     raises ResumeError, the episode fails. After any other error the episode goes on, and info["not_saved"] has the
     reason."""
-
-
-if not TYPE_CHECKING:  # else mypy would accept any name
-
-    def __getattr__(name: str) -> Any:
-        return renamed(__name__, name, Host="EpisodeHooks")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 
 from agentrl._util.boundary import FailedError, at_boundary
-from agentrl._util.moved import renamed_keyword
 from agentrl.engine.base import Engine
 from agentrl.env.env import Env, begin_env, is_agent, runtime
 from agentrl.env.tools import tool_name
@@ -21,7 +20,6 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Generation
 
 
-@renamed_keyword("host", "hooks")
 async def resume_episode(
     parked: Parked,
     env: Env,

@@ -11,7 +11,6 @@ from typing import Self
 
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.concurrency import Deadline
-from agentrl._util.moved import renamed_keyword
 from agentrl.engine.base import Engine, forget
 from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, runtime
 from agentrl.episode.bad_calls import in_call_order, joined, observed, replies, with_calls
@@ -44,7 +43,6 @@ __all__ = ["EpisodeHooks", "EpisodeOptions", "ParkFn", "RewardFn", "run_episode"
 log = logging.getLogger("agentrl")
 
 
-@renamed_keyword("host", "hooks")
 async def run_episode(
     env: Env,
     task: Task,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentrl._util.moved import renamed
 from agentrl.rewards.grader import Grader, grader
 from agentrl.trajectory.model_output import ModelOutput
 
@@ -74,7 +73,7 @@ def __getattr__(name: str) -> Any:
     elif name in _MADE:
         value = _find(_MADE[name], name)
     else:
-        return renamed(__name__, name, Written="ModelOutput")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 

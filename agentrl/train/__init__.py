@@ -1,4 +1,4 @@
-"""The embedded trainer: RL on one machine, small enough to read in one sitting.
+"""The embedded trainer: reinforcement learning on one machine.
 
 `config.py` holds the settings of a run, `trainer.py` its steps, `order.py` and `overlap.py` the order of rollouts and
 updates, and `run_folder.py` its files. `credit.py`, `batch.py`, `loss.py` and `learner.py` turn rewards into new

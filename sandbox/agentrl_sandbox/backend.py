@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
+from typing import Literal, Protocol, Self, cast, runtime_checkable
 
 from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError, SandboxError, did_you_mean
@@ -211,10 +210,3 @@ def _tell_choice(name: str, reasons: Sequence[str]) -> None:
     elif (why := "; ".join(reasons)) not in _warned:
         _warned.add(why)
         log.warning("sandboxes run in %s, whose limits and images differ (%s); name the back end to be sure", name, why)
-
-
-def __getattr__(name: str) -> Any:
-    if name != "Found":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("Found is FoundSandbox now; the old name works in this version only", DeprecationWarning, 2)
-    return FoundSandbox

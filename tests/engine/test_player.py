@@ -285,7 +285,7 @@ async def test_any_speaker_is_a_player_and_is_asked_no_longer_after_an_abort(ren
 
 
 async def test_the_same_rewards_through_the_gateways_api_and_through_tokens(renderer):
-    """A small version of benchmarks/api_rewards.py: a model that reads tokens alone, asked in both ways."""
+    """A model that reads tokens alone, asked in both ways."""
     pytest.importorskip("aiohttp")
     from agentrl.gateway.serving.standalone import Standalone, running_server
 

@@ -6,9 +6,6 @@ agentrl play agentrl_envs.coding:CodingEnv --player agentrl_envs.coding:gold --d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from agentrl._util.moved import renamed
 from agentrl_envs.coding.env import CodingConfig, CodingEnv
 from agentrl_envs.coding.players import gold, hostile, noop
 from agentrl_envs.coding.problem import ApartGrader, Files, Grade, Problem, Solution, Step, TaskGrader, load_problem
@@ -28,9 +25,3 @@ __all__ = [
     "load_problem",
     "noop",
 ]
-
-
-if not TYPE_CHECKING:  # else mypy would accept any name
-
-    def __getattr__(name: str) -> Any:
-        return renamed(__name__, name, Grader="TaskGrader")
