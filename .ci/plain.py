@@ -5,7 +5,7 @@
     python .ci/plain.py --list pronouns ROOM   each docstring sentence with two or more words that replace a noun
 
 Empty names: variables, parameters and attributes whose name fits any value (`found`, `one`). Pronouns: words in
-docstrings that replace a noun. Riddles: docstring sentences of 9 to 40 words of which 35 % are such words or carry no meaning.
+docstrings that replace a noun. Riddles: docstring sentences of 9 to 40 words of which 35 % are such words or empty.
 Exits with 1 above a limit. Well-kept libraries have 0 to .2 % empty names, 1.2 to 3.9 % pronouns, 0 to .6 % riddles.
 """
 
