@@ -39,13 +39,13 @@ def write_project(name: str, template: str = "tool", folder: Path = Path()) -> l
         raise ConfigError(f"{name} is the name of an existing Python module; choose another name")
     texts = template_files(template)
     spelled = {"my_env": name, "my-env": name.replace("_", "-").lower(), "MyEnv": _class_name(name, texts)}
-    written = []
+    files = []
     for path, text in texts.items():
         target = project / _replaced(path, spelled)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_replaced(text, spelled), encoding="utf-8")
-        written.append(target)
-    return written
+        files.append(target)
+    return files
 
 
 def _is_module(name: str) -> bool:
@@ -64,14 +64,14 @@ def template_files(template: str) -> dict[str, str]:
 
 
 def _replaced(text: str, spelled: dict[str, str]) -> str:
-    return re.sub("|".join(spelled), lambda found: spelled[found[0]], text)
+    return re.sub("|".join(spelled), lambda match: spelled[match[0]], text)
 
 
 def _class_name(name: str, texts: dict[str, str]) -> str:
     """`weather_report` as WeatherReport, or as WeatherReportEnv if the template already uses that name."""
-    found = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    class_name = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     sources = [text for path, text in texts.items() if path.endswith(".py")]
-    return f"{found}Env" if any(found in _names(source) for source in sources) else found
+    return f"{class_name}Env" if any(class_name in _names(source) for source in sources) else class_name
 
 
 def _names(source: str) -> set[str]:

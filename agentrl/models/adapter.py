@@ -53,10 +53,10 @@ def without_adapter(model: Any) -> Any:
 def base_of(folder: Path) -> str:
     """The name or folder of the model that an adapter was trained on. Raises ConfigError."""
     try:
-        said = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{folder / _CONFIG}: not readable as JSON: {exc}") from exc
-    base = said.get("base_model_name_or_path") if isinstance(said, dict) else None
+    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
     if not isinstance(base, str) or not base:
         raise ConfigError(
             f"{folder / _CONFIG} names no base_model_name_or_path: write the model's name or folder there"
@@ -93,9 +93,9 @@ def _check(peft: Any, model: Any, folder: Path, name: str) -> None:
     from safetensors import safe_open
 
     with safe_open(folder / _WEIGHTS, framework="pt") as file:
-        found = set(file.keys())
-    wanted = set(peft.get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False))
-    if wrong := sorted(found ^ wanted):
+        stored = set(file.keys())
+    expected = set(peft.get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False))
+    if wrong := sorted(stored ^ expected):
         raise ConfigError(f"{folder}: its adapter does not fit the base model at {wrong[0]} and {len(wrong) - 1} more")
 
 

@@ -26,7 +26,7 @@ def load_folder(folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         auto = AutoModelForImageTextToText if config.model_type in _WITH_IMAGES else AutoModelForCausalLM
         with quiet_transformers():  # its report on missing weights has fifty lines; ours is one
-            model, found = auto.from_pretrained(
+            model, loading = auto.from_pretrained(
                 folder,
                 local_files_only=True,
                 trust_remote_code=False,  # None would prompt at the terminal
@@ -36,12 +36,12 @@ def load_folder(folder: Path) -> Any:
     except Exception as exc:
         raise ConfigError(_unreadable(folder, exc)) from exc
     wrong = {
-        "missing": found["missing_keys"],
-        "of another shape": {mismatch[0] for mismatch in found["mismatched_keys"]},
-        "unreadable": found.get("error_msgs") or (),
+        "missing": loading["missing_keys"],
+        "of another shape": {mismatch[0] for mismatch in loading["mismatched_keys"]},
+        "unreadable": loading.get("error_msgs") or (),
     }
-    problems = [f"{_some(names)} {what}" for what, names in wrong.items() if names]
-    if unused := _unused(model, found["unexpected_keys"]):
+    problems = [f"{_some(names)} {problem}" for problem, names in wrong.items() if names]
+    if unused := _unused(model, loading["unexpected_keys"]):
         problems.append(f"{_some(unused)} not of this model")
     if problems:
         raise ConfigError(
@@ -85,8 +85,8 @@ def _unused(model: Any, names: Collection[str]) -> list[str]:
 
     Weights of other parts (a vision tower, a value head) are ignored, and so are buffers in old checkpoints.
     """
-    own = {_part(name) for name in model.state_dict()}
-    return [name for name in names if _part(name) in own and not name.endswith(_OLD_BUFFERS)]
+    parts = {_part(name) for name in model.state_dict()}
+    return [name for name in names if _part(name) in parts and not name.endswith(_OLD_BUFFERS)]
 
 
 def _part(name: str) -> str:

@@ -89,11 +89,11 @@ def _cached(name: str, revision: str) -> Path | None:
 
     for file in (*_TOKENIZERS, "config.json", "adapter_config.json"):
         try:
-            found = try_to_load_from_cache(name, file, revision=revision)
+            path = try_to_load_from_cache(name, file, revision=revision)
         except HFValidationError as exc:
             raise ConfigError(f"unknown model {name!r}: {' '.join(str(exc).split())}") from exc
-        if isinstance(found, str):
-            return Path(found).parent
+        if isinstance(path, str):
+            return Path(path).parent
     return None
 
 
@@ -117,39 +117,39 @@ def _download(name: str, revision: str, *, weights: bool) -> Path:
     """Download what the cache lacks of one commit. Finished files of an interrupted download are kept."""
     from huggingface_hub import HfApi, constants, hf_hub_download
 
-    found = HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    listed = [file.rfilename for file in found.siblings or ()]
+    info = HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    listed = [file.rfilename for file in info.siblings or ()]
     small = [file for file in listed if file.endswith(_SMALL) and "/" not in file.removeprefix(_TEMPLATES)]
     small.sort(key=lambda file: _TOKENIZERS.index(file) if file in _TOKENIZERS else -1)
     if not small:
         raise ConfigError(f"{name} holds no model that transformers reads: take the model that it was made from")
-    with _progress_bars(shown=False):
+    with _progress_bars(visible=False):
         for file in small:
-            path = hf_hub_download(name, file, revision=found.sha)
+            path = hf_hub_download(name, file, revision=info.sha)
         hf_hub_download(name, small[-1], revision=revision)  # the cache notes which commit the revision is
     folder = Path(path.removesuffix(small[-1]))
     if weights:
         files = _weight_files(folder, listed)
         if not files:
             raise ConfigError(f"{name} holds no weights that transformers reads (*.safetensors): take another model")
-        with _progress_bars(shown=True):
+        with _progress_bars(visible=True):
             for file in files:
-                hf_hub_download(name, file, revision=found.sha)
+                hf_hub_download(name, file, revision=info.sha)
     return folder
 
 
 @contextmanager
-def _progress_bars(*, shown: bool) -> Iterator[None]:
+def _progress_bars(*, visible: bool) -> Iterator[None]:
     """Show or hide huggingface_hub's progress bars, unless the user's environment decides about them."""
     from huggingface_hub import constants
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     before = not are_progress_bars_disabled()
-    if before == shown or constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
+    if before == visible or constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
         yield
         return
     switch = {True: enable_progress_bars, False: disable_progress_bars}
-    switch[shown]()
+    switch[visible]()
     try:
         yield
     finally:
@@ -162,8 +162,8 @@ def _raise_full_disk(exc: Exception) -> None:
 
     cache = Path(constants.HF_HUB_CACHE)
     disk = next((path for path in (cache, *cache.parents) if path.exists()), Path("/"))
-    known = isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT)
-    if known or shutil.disk_usage(disk).free < _FULL_BYTES:
+    is_full = isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT)
+    if is_full or shutil.disk_usage(disk).free < _FULL_BYTES:
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (HF_HOME names another disk)", str(cache)) from exc
 
 

@@ -34,22 +34,22 @@ class PatchWriter:
 
         side, merge = self._processor.patch_size, self._processor.merge_size
         size, values = (rows * merge * side, columns * merge * side), torch.from_numpy(np.array(picture))
-        given = values.permute(2, 0, 1)[None]
-        resized = given if given.shape[2:] == size else interpolate(given, size, mode="bicubic", antialias=True)
+        image = values.permute(2, 0, 1)[None]
+        resized = image if image.shape[2:] == size else interpolate(image, size, mode="bicubic", antialias=True)
         cut = resized[0].reshape(3, rows, merge, side, columns, merge, side)
         places = cut.permute(1, 4, 2, 5, 0, 3, 6)  # row, column, row and column within, channel, y, x
         whole = to.view(rows, columns * merge**2, 3, self._processor.temporal_patch_size, side**2)
         mean, deviation = self._scale()
-        for one, patches in zip(places, whole, strict=True):  # a row of patches fits into the processor's cache
-            pixels = one.contiguous().view(-1, 3, side**2).float()
+        for row, patches in zip(places, whole, strict=True):  # a row of patches fits into the processor's cache
+            pixels = row.contiguous().view(-1, 3, side**2).float()
             patches.copy_(pixels.sub_(mean).div_(deviation).unsqueeze(2))
 
     def _scale(self) -> tuple[Tensor, Tensor]:
         """Mean and deviation [3, 1] of pixels from 0 to 255, as transformers makes one step of two."""
         import torch
 
-        found, unit = self._processor, 1.0 / self._processor.rescale_factor
-        return torch.tensor(found.image_mean)[:, None] * unit, torch.tensor(found.image_std)[:, None] * unit
+        processor, unit = self._processor, 1.0 / self._processor.rescale_factor
+        return torch.tensor(processor.image_mean)[:, None] * unit, torch.tensor(processor.image_std)[:, None] * unit
 
     def _agrees(self) -> bool:
         import torch
@@ -63,9 +63,9 @@ class PatchWriter:
             picture = Pillow.frombytes("RGB", (width, height), random.Random(0).randbytes(3 * width * height))
             features = processor(images=[picture], return_tensors="pt", do_resize=exact)
             expected, (_, rows, columns) = features["pixel_values"], features["image_grid_thw"][0].tolist()
-            found = torch.empty_like(expected)
-            self.write(picture, rows // processor.merge_size, columns // processor.merge_size, found)
-            off = float((found - expected).abs().max())
+            written_patches = torch.empty_like(expected)
+            self.write(picture, rows // processor.merge_size, columns // processor.merge_size, written_patches)
+            off = float((written_patches - expected).abs().max())
             return off == 0 if exact else off < _ROUNDING and processor.resample == Pillow.Resampling.BICUBIC
         except Exception:  # noqa: BLE001 - the boundary of foreign processors: one with other settings raises anything
             return False

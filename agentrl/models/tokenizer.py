@@ -65,11 +65,11 @@ def _tokenizer_class(folder: Path) -> Any:
 
     config = folder / "tokenizer_config.json"
     try:
-        said = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{config}: not readable as JSON: {exc}") from exc
-    declared = said.get("tokenizer_class")
-    nothing_else = not declared and "auto_map" not in said and not (folder / "config.json").is_file()
+    declared = settings.get("tokenizer_class")
+    nothing_else = not declared and "auto_map" not in settings and not (folder / "config.json").is_file()
     if declared in ("PreTrainedTokenizerFast", "TokenizersBackend") or nothing_else:
         return PreTrainedTokenizerFast
     return AutoTokenizer

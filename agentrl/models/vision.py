@@ -98,16 +98,18 @@ class Vision:
         """
         import torch
 
-        found, at, end = torch.empty((3, length), dtype=torch.long), 0, 0
-        for one in media:
-            rows, columns = self.grid(one.image)
-            found[:, end : one.start] = torch.arange(at, at + one.start - end)
-            at += one.start - end
+        axes, position, end = torch.empty((3, length), dtype=torch.long), 0, 0
+        for placed in media:
+            rows, columns = self.grid(placed.image)
+            axes[:, end : placed.start] = torch.arange(position, position + placed.start - end)
+            position += placed.start - end
             row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-            found[:, one.start : one.stop] = at + torch.stack([torch.zeros_like(row), row, column]).flatten(1)
-            at, end = at + max(rows, columns), one.stop
-        found[:, end:] = torch.arange(at, at + length - end)
-        return found
+            axes[:, placed.start : placed.stop] = position + torch.stack([torch.zeros_like(row), row, column]).flatten(
+                1
+            )
+            position, end = position + max(rows, columns), placed.stop
+        axes[:, end:] = torch.arange(position, position + length - end)
+        return axes
 
     def place(self, tokens: Sequence[int], images: Sequence[Image]) -> tuple[list[int], list[RenderedImage]]:
         """A prompt with one pad for each image -> the tokens with each pad expanded, and the place of each image.
@@ -116,11 +118,11 @@ class Vision:
         """
         if (pads := tokens.count(self.pad)) != len(images):
             raise ValueError(f"the prompt has {pads} pads, and {len(images)} images are given")
-        left, expanded, media = iter(images), list[int](), list[RenderedImage]()
+        remaining, expanded, media = iter(images), list[int](), list[RenderedImage]()
         for token in tokens if images else ():
             count = 1
             if token == self.pad:
-                image = next(left)
+                image = next(remaining)
                 count = self.count(image)
                 media.append(RenderedImage(len(expanded), len(expanded) + count, image))
             expanded += [token] * count
@@ -133,13 +135,17 @@ class Vision:
 
     def reads_as(self, other: Vision) -> bool:
         """Whether each image is the same tokens for both."""
-        own, its = ((one.pad, one.forbidden, one._sizes()) for one in (self, other))
-        return own == its
+        mine, theirs = ((vision.pad, vision.forbidden, vision._sizes()) for vision in (self, other))
+        return mine == theirs
 
     def _sizes(self) -> tuple[int, int, int]:
         """What `_grid` reads of the image processor."""
-        found = self._processor
-        return found.patch_size * found.merge_size, found.size["shortest_edge"], found.size["longest_edge"]
+        processor = self._processor
+        return (
+            processor.patch_size * processor.merge_size,
+            processor.size["shortest_edge"],
+            processor.size["longest_edge"],
+        )
 
     def save(self, folder: Path) -> None:
         """Write what an image processor is loaded from beside a saved model."""
@@ -165,11 +171,11 @@ class Vision:
         # One tensor for all: parts in float32 and their concatenation take four times its memory.
         pixels = torch.empty((sum(counts), values), dtype=getattr(torch, dtype))
         places = list(zip(images, torch.split(pixels, counts), strict=True))
-        first = {image.uri: (image, own) for image, own in reversed(places)}
+        first = {image.uri: (image, patches) for image, patches in reversed(places)}
         self._write_all(list(first.values()))
-        for image, own in places:
-            if own is not (made := first[image.uri][1]):
-                own.copy_(made)
+        for image, patches in places:
+            if patches is not (first_patches := first[image.uri][1]):
+                patches.copy_(first_patches)
         return {
             "pixel_values": pixels,
             "image_grid_thw": torch.tensor([[1, rows * merge, columns * merge] for rows, columns in grids]),
@@ -210,10 +216,10 @@ class Vision:
         features: Mapping[str, Any] = self._processor(images=[picture], return_tensors="pt")
         merge, (rows, columns) = self._processor.merge_size, self.grid(image)
         if features["image_grid_thw"].tolist() != [[1, rows * merge, columns * merge]]:
-            given = features["image_grid_thw"].tolist()
-            raise ValueError(f"{image!r} was counted as {rows} x {columns} tokens, and its patches are {given}")
-        found: Tensor = features["pixel_values"]
-        return found
+            actual = features["image_grid_thw"].tolist()
+            raise ValueError(f"{image!r} was counted as {rows} x {columns} tokens, and its patches are {actual}")
+        pixels: Tensor = features["pixel_values"]
+        return pixels
 
 
 def _grid(height: int, width: int, processor: Any) -> tuple[int, int]:
@@ -243,13 +249,13 @@ def load_vision(model: str) -> Vision | None:
     if is_adapter(folder):
         return load_vision(base_of(folder))
     config = folder / "config.json"
-    known = config.is_file() and _json(config).get("model_type") in _FAMILY
-    return Vision(folder) if known and (folder / _PROCESSOR).is_file() else None
+    reads_images = config.is_file() and _json(config).get("model_type") in _FAMILY
+    return Vision(folder) if reads_images and (folder / _PROCESSOR).is_file() else None
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{path} cannot be read: {exc}") from exc
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

@@ -44,10 +44,10 @@ def value_of(task: Task, key: str) -> str:
     value = task.metadata.get(key)
     if isinstance(value, str | int | float):
         return str(value)
-    found = "no such key" if value is None else "neither text nor a number under it"
+    problem = "no such key" if value is None else "neither text nor a number under it"
     keys = ", ".join(task.metadata) or "none"
     meant = did_you_mean(key, task.metadata.keys() - {key}, f"; its keys are: {keys}")
-    raise ConfigError(f"--by {key}: the metadata of task {task.id!r} has {found}{meant}")
+    raise ConfigError(f"--by {key}: the metadata of task {task.id!r} has {problem}{meant}")
 
 
 def score_of(values: Sequence[float], failed: int = 0, *, seed: int = 0) -> Score:
@@ -66,16 +66,16 @@ def scores_by(key: str, groups: Sequence[Sequence[Trajectory]], *, seed: int = 0
     """
     import numpy as np
 
-    found: dict[str, tuple[list[float], list[int]]] = {}
+    by_value: dict[str, tuple[list[float], list[int]]] = {}
     for group in groups:
         earned = rewards_of(group)
-        rewards, failed = found.setdefault(value_of(group[0].task, key), ([], []))
+        rewards, failed = by_value.setdefault(value_of(group[0].task, key), ([], []))
         rewards += [fmean(earned)] if earned else []
         failed.append(sum(not trajectory.is_valid for trajectory in group))
-    drawn = {name: _drawn_means(rewards, (seed, zlib.crc32(name.encode()))) for name, (rewards, _) in found.items()}
+    drawn = {name: _drawn_means(rewards, (seed, zlib.crc32(name.encode()))) for name, (rewards, _) in by_value.items()}
     scores = {
         name: Score(*_mean_and_interval([fmean(rewards)] if rewards else [], drawn[name]), len(rewards), sum(failed))
-        for name, (rewards, failed) in found.items()
+        for name, (rewards, failed) in by_value.items()
     }
     means = [score.mean for score in scores.values() if score.mean is not None]
     together = _mean_and_interval(means if len(means) == len(scores) else [], np.mean([*drawn.values()], axis=0))

@@ -134,13 +134,13 @@ class Canaries:
         """A random failure spares some members of a group. A failure caused by the task spares none."""
         self._failing.append(metrics)
         self._said_failing -= 1
-        failing = [one for one in self._failing if one.failed_groups]
-        failed, groups = sum(one.failed_groups for one in failing), sum(one.groups for one in self._failing)
+        failing = [window for window in self._failing if window.failed_groups]
+        failed, groups = sum(window.failed_groups for window in failing), sum(window.groups for window in self._failing)
         often = 0 < self._config.failing_groups <= len(failing) and failed >= _FAILING_SHARE * groups
         if not often or not metrics.failed_groups or self._said_failing > 0:
             return
         self._said_failing = _WINDOW
-        places = sum((Counter(one.failed_at) for one in failing), Counter[str]())
+        places = sum((Counter(window.failed_at) for window in failing), Counter[str]())
         named = ", ".join(place for place, _ in places.most_common(2)) or "no known line"
         yield (
             f"{_steps(step, len(self._failing))}: every episode of {failed} in {groups} groups failed, so their tasks "

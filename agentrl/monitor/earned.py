@@ -63,12 +63,12 @@ class Earned:
 def rewards_by_role(episodes: Iterable[Trajectory]) -> Mapping[str, Sequence[float]]:
     """What is trained on, by the roles of an agent's branches: the rewards of the valid episodes. "": the main line's,
     and those of episodes without rewards of branches."""
-    found: dict[str, list[float]] = {}
+    by_role: dict[str, list[float]] = {}
     for episode in episodes:
         for name, reward in episode.earned.items() if episode.is_valid else ():
             if reward is not None:
-                found.setdefault(role_of(name), []).append(reward)
-    return found
+                by_role.setdefault(role_of(name), []).append(reward)
+    return by_role
 
 
 def rewards_of(episodes: Iterable[Trajectory]) -> Sequence[float]:

@@ -71,7 +71,10 @@ class EpisodeMetrics:
         counts = {name: info.get(name) for name in _COUNTED}
         by_key = {name: info.get(name) for name in _COUNTED_BY_KEY}
         return {
-            **{name: found if isinstance(found, Mapping) else {} for name, found in by_key.items()},
+            **{
+                name: counts_by_key if isinstance(counts_by_key, Mapping) else {}
+                for name, counts_by_key in by_key.items()
+            },
             **{name: count if isinstance(count, int) else 0 for name, count in counts.items()},
         }
 
@@ -196,8 +199,8 @@ class RolloutMetrics:
 
     def to_json(self) -> dict[str, JSON]:
         """Every metric by its name. Metrics that could not be counted are left out."""
-        found = {metric.name: getattr(self, metric.name) for metric in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {metric.name: getattr(self, metric.name) for metric in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 _PLACES = 10
@@ -205,7 +208,7 @@ _PLACES = 10
 _COUNTED = ("observation_tokens_cut", "special_tokens")
 """Counts in an episode's `info`."""
 _COUNTED_BY_KEY = ("tool_errors", "refused_hosts")
-_SUMMED = ("resumes", "restarts", *(one.name for one in fields(CheckCounts)), *_COUNTED)
+_SUMMED = ("resumes", "restarts", *(count_field.name for count_field in fields(CheckCounts)), *_COUNTED)
 """Metrics that are the sum of an episode's field of the same name."""
 
 

@@ -86,13 +86,13 @@ class NumericsWatch:
 
     def watch(self, where: str, mean: float, largest: float) -> list[str]:
         """Warnings about the mean and the largest difference of some tokens. Raises CanaryError above `stop`."""
-        said = (
+        message = (
             f"{where}: trainer and engine differ by {mean:.2g} on average over the log-probs of the same tokens "
             f"(at most by {largest:.2g}); do both use the same weights, temperature and dtype?"
         )
         if not mean <= self._config.stop:  # nor NaN
-            raise CanaryError(f"{said} (numerics.stop is {self._config.stop:g})")
+            raise CanaryError(f"{message} (numerics.stop is {self._config.stop:g})")
         if mean <= self._config.warn or self._warned:
             return []
         self._warned = True
-        return [f"{said} Where they cannot, tis_clip corrects for it"]
+        return [f"{message} Where they cannot, tis_clip corrects for it"]

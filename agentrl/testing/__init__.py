@@ -25,6 +25,6 @@ def __getattr__(name: str) -> Any:
     """The server's names, imported when they are asked for."""
     if name not in ("Answer", "chat_server"):
         raise AttributeError(f"module 'agentrl.testing' has no attribute {name!r}")
-    found = vars(import_module("agentrl.testing.chat_server"))
-    globals().update({key: found[key] for key in ("Answer", "chat_server")})
-    return found[name]
+    names = vars(import_module("agentrl.testing.chat_server"))
+    globals().update({key: names[key] for key in ("Answer", "chat_server")})
+    return names[name]

@@ -74,11 +74,11 @@ def chat_server(reply: Replying, *, port: int = 0, key: str | None = None) -> It
         thread.join()
 
 
-def completion(said: str | Message | Mapping[str, JSON], body: Mapping[str, JSON]) -> JSON:
+def completion(reply: str | Message | Mapping[str, JSON], body: Mapping[str, JSON]) -> JSON:
     """A whole chat completion with the reply to `body`."""
-    if not isinstance(said, str) and "role" not in said:
-        return said
-    message = {"role": "assistant", "content": said} if isinstance(said, str) else _sent(said)
+    if not isinstance(reply, str) and "role" not in reply:
+        return reply
+    message = {"role": "assistant", "content": reply} if isinstance(reply, str) else _sent(reply)
     calls = bool(message.get("tool_calls"))
     prompt, answer = _words(body["messages"]), _words(message)
     return {
@@ -101,8 +101,8 @@ def _sent(message: Message) -> Message:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _words(said: JSON) -> int:
-    return len(json.dumps(said).split())
+def _words(message: JSON) -> int:
+    return len(json.dumps(message).split())
 
 
 class _ChatHttpServer(ThreadingHTTPServer):
@@ -139,10 +139,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != "/v1/chat/completions":
             return _no_such(self.path)
         try:
-            said = asyncio.run(_awaited(self.server.reply(body["messages"], body.get("tools") or ())))
+            reply = asyncio.run(_awaited(self.server.reply(body["messages"], body.get("tools") or ())))
         except Exception as exc:  # noqa: BLE001 - the boundary of the user's function: its client reads the error
             return Answer({"error": {"message": f"{type(exc).__name__}: {exc}"}}, 500)
-        return said if isinstance(said, Answer) else Answer(completion(said, body))
+        return reply if isinstance(reply, Answer) else Answer(completion(reply, body))
 
     def _send(self, answer: Answer) -> None:
         text = isinstance(answer.body, str)
@@ -172,8 +172,8 @@ class _Callable(ModuleType):
 sys.modules[__name__].__class__ = _Callable
 
 
-async def _awaited(said: MaybeAwait[str | Message | Answer]) -> str | Message | Answer:
-    return await said if inspect.isawaitable(said) else said
+async def _awaited(reply: MaybeAwait[str | Message | Answer]) -> str | Message | Answer:
+    return await reply if inspect.isawaitable(reply) else reply
 
 
 def main() -> None:
@@ -183,11 +183,11 @@ def main() -> None:
     )
     parser.add_argument("reply", help="A function of messages and tools: file.py:function or package.module:function.")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one.")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        reply = load_object(given.reply)
-        with chat_server(reply, port=given.port) as server:
-            sys.stdout.write(f"{given.reply} at {server.url}, Ctrl-C ends it\n")
+        reply = load_object(arguments.reply)
+        with chat_server(reply, port=arguments.port) as server:
+            sys.stdout.write(f"{arguments.reply} at {server.url}, Ctrl-C ends it\n")
             sys.stdout.flush()
             threading.Event().wait()
     except (ConfigError, OSError) as exc:

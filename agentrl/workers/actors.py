@@ -46,8 +46,8 @@ class WorkerActor:
     async def where(self) -> str:
         return f"process {os.getpid()} on {ray.util.get_node_ip_address()}"
 
-    async def ask(self, method: str, given: tuple[Any, ...]) -> Any:
-        return await answered(self._player, method, given)
+    async def ask(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        return await answered(self._player, method, arguments)
 
     async def live(self) -> None:
         """Never returns. So its caller learns when the process has ended."""
@@ -63,7 +63,7 @@ class ActorTransport:
 
     async def check(self, count: int) -> None:
         """Raises ConfigError if the cluster has too few CPUs."""
-        total, free = (int(found().get("CPU", 0)) for found in (ray.cluster_resources, ray.available_resources))
+        total, free = (int(resources().get("CPU", 0)) for resources in (ray.cluster_resources, ray.available_resources))
         if free < count:
             raise ConfigError(
                 f"workers: {count} need a CPU each, and of the {total} CPUs of the Ray cluster {free} are free; ask "
@@ -102,17 +102,17 @@ class ActorLink:
     def name(self) -> str:
         return f"worker {self._number} ({self._where})"
 
-    async def ask(self, method: str, *given: Any) -> Any:
+    async def ask(self, method: str, *arguments: Any) -> Any:
         if self._lost.done():
             raise self._lost.result().with_traceback(None)
         try:
-            outcome = await self._actor.ask.remote(method, given)
+            outcome = await self._actor.ask.remote(method, arguments)
         except RayActorError as exc:
             raise self._loss(exc) from exc
         return result_of(outcome, self.name())
 
-    def tell(self, method: str, *given: Any) -> None:
-        self._actor.ask.remote(method, given)
+    def tell(self, method: str, *arguments: Any) -> None:
+        self._actor.ask.remote(method, arguments)
 
     def last_words(self) -> str:
         return ""  # Ray has printed them, after the worker's number

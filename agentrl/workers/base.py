@@ -47,14 +47,14 @@ class JobOrder:
         return encoded(self, "the configuration of the workers")
 
 
-def encoded(value: Any, what: str) -> bytes:
-    """The value as bytes. Raises ConfigError, which names `what`, if it cannot be sent to another process."""
+def encoded(value: Any, subject: str) -> bytes:
+    """The value as bytes. Raises ConfigError, which names `subject`, if it cannot be sent to another process."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as exc:  # the pickle boundary: any object may be in there
         problem = " ".join(str(exc).split())
         raise ConfigError(
-            f"{what} cannot be sent to a worker: {problem:.200}; use plain data there, or workers: 0"
+            f"{subject} cannot be sent to a worker: {problem:.200}; use plain data there, or workers: 0"
         ) from exc
 
 
@@ -65,14 +65,14 @@ class WorkerLink(Protocol):
         """The worker as messages name it, such as `worker 1 (process 4711)`."""
         ...
 
-    async def ask(self, method: str, *given: Any) -> Any:
+    async def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the worker's `Player`.
 
         Raises WorkerLostError if the worker has ended, and the errors of the method.
         """
         ...
 
-    def tell(self, method: str, *given: Any) -> None:
+    def tell(self, method: str, *arguments: Any) -> None:
         """Call a method without waiting for it. Nothing happens if the worker has ended."""
         ...
 

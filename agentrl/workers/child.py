@@ -29,8 +29,8 @@ async def _serve(end: socket.socket) -> None:
     stream, player, tasks = await MessageStream.over(end), Player(), set[asyncio.Task[None]]()
     parent = os.getppid()
 
-    async def answer(number: int, method: str, given: Any) -> None:
-        outcome = await answered(player, method, given)
+    async def answer(number: int, method: str, arguments: Any) -> None:
+        outcome = await answered(player, method, arguments)
         if number:
             stream.send((number, outcome))
 

@@ -27,8 +27,8 @@ class MessageStream:
         """Send a message. Nothing happens if the other end is closed: the reader learns that."""
         if self._writer.is_closing():
             return
-        written = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        self._writer.writelines((len(written).to_bytes(_SIZE), written))
+        body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        self._writer.writelines((len(body).to_bytes(_SIZE), body))
 
     async def receive(self) -> Any:
         """The next message. Raises EOFError if the other end is closed."""

@@ -113,7 +113,7 @@ class PipeLink:
     def __init__(self, process: WorkerProcess, stream: MessageStream) -> None:
         self._process, self._stream = process, stream
         self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._lost: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read())
         self._watching = asyncio.create_task(self._watch())
@@ -125,19 +125,19 @@ class PipeLink:
     def name(self) -> str:
         return str(self._process)
 
-    async def ask(self, method: str, *given: Any) -> Any:
+    async def ask(self, method: str, *arguments: Any) -> Any:
         if self._lost.done():
             raise self._lost.result().with_traceback(None)
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._stream.send((number, method, given))
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._stream.send((number, method, arguments))
         try:
             return result_of(await answer, self.name())
         finally:
-            self._asked.pop(number, None)
+            self._answers.pop(number, None)
 
-    def tell(self, method: str, *given: Any) -> None:
-        self._stream.send((0, method, given))
+    def tell(self, method: str, *arguments: Any) -> None:
+        self._stream.send((0, method, arguments))
 
     def last_words(self) -> str:
         return "\n".join(self._process.lines)
@@ -153,7 +153,7 @@ class PipeLink:
         with suppress(EOFError):
             while True:
                 number, outcome = await self._stream.receive()
-                answer = self._asked.get(number)
+                answer = self._answers.get(number)
                 if answer is not None and not answer.done():
                     answer.set_result(outcome)
 
@@ -177,7 +177,7 @@ class PipeLink:
         if not self._lost.done():
             self._lost.set_result(lost)
         self._stream.close()
-        for answer in list(self._asked.values()):
+        for answer in list(self._answers.values()):
             if not answer.done():
                 answer.set_exception(lost)
 
@@ -193,5 +193,5 @@ def _how(status: int) -> str:
 
 def _python_path() -> str:
     """Where the process finds this agentrl, and what else this process finds."""
-    own = str(Path(__file__).parents[2])
-    return os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH", ""))))
+    package_folder = str(Path(__file__).parents[2])
+    return os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH", ""))))

@@ -36,8 +36,8 @@ class Player:
     async def begin(self, order: bytes, search_path: Sequence[str]) -> int:
         """Open the job, and return the id of this process. Raises what opening it raises."""
         sys.path.extend(folder for folder in search_path if folder not in sys.path)
-        said: JobOrder = pickle.loads(order)
-        opening = asyncio.ensure_future(self._stack.enter_async_context(load_object(said.opener)(said.config)))
+        job: JobOrder = pickle.loads(order)
+        opening = asyncio.ensure_future(self._stack.enter_async_context(load_object(job.opener)(job.config)))
         self._job = await self._held(-1, opening)
         gc.collect()
         gc.freeze()
@@ -80,11 +80,11 @@ class Player:
         await self._stack.aclose()
 
 
-async def answered(player: Player, method: str, given: Sequence[Any]) -> Outcome:
+async def answered(player: Player, method: str, arguments: Sequence[Any]) -> Outcome:
     """The outcome of a method of the player, ready to be sent."""
     try:
-        found = getattr(player, method)(*given)
-        result = await found if asyncio.iscoroutine(found) else found
+        result_or_coroutine = getattr(player, method)(*arguments)
+        result = await result_or_coroutine if asyncio.iscoroutine(result_or_coroutine) else result_or_coroutine
         return encoded(result, "the answer of an episode"), None
     except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the boundary of the process: the driver raises it
         return None, _described(exc)
@@ -93,9 +93,9 @@ async def answered(player: Player, method: str, given: Sequence[Any]) -> Outcome
 def _described(exc: BaseException) -> tuple[str, str, str]:
     import traceback
 
-    own = next((cls.__name__ for cls in type(exc).__mro__ if _is_own(cls)), "")
-    text = str(exc) if own else f"{type(exc).__name__}: {exc}"
-    return own, text, "".join(traceback.format_exception(exc))
+    class_name = next((cls.__name__ for cls in type(exc).__mro__ if _is_own(cls)), "")
+    text = str(exc) if class_name else f"{type(exc).__name__}: {exc}"
+    return class_name, text, "".join(traceback.format_exception(exc))
 
 
 def _is_own(cls: type) -> bool:

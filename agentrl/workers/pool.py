@@ -170,8 +170,8 @@ class WorkerPool:
     async def status(self) -> list[Any]:
         """What the episodes of each ready worker are doing."""
         links = [seat.link for seat in self._seats if seat.ready and seat.link is not None]
-        asked = await asyncio.gather(*(link.ask("status") for link in links), return_exceptions=True)
-        return [found for found in asked if not isinstance(found, BaseException)]
+        replies = await asyncio.gather(*(link.ask("status") for link in links), return_exceptions=True)
+        return [reply for reply in replies if not isinstance(reply, BaseException)]
 
     async def close(self) -> None:
         """Have each worker close its Envs, and end it, even if the caller is cancelled. Safe to call twice."""
@@ -206,9 +206,9 @@ class WorkerPool:
                 if link is not None:
                     await link.end()
         except NoPlaceError as exc:
-            left = sum(other.ready for other in self._seats)
-            if seat.lives and left:
-                log.warning("%s; %d workers are left", exc, left)
+            ready = sum(other.ready for other in self._seats)
+            if seat.lives and ready:
+                log.warning("%s; %d workers are left", exc, ready)
             else:  # the pool begins with all of its workers
                 self.fail(exc)
         except TimeoutError:
