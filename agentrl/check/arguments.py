@@ -84,9 +84,9 @@ def _array(schema: Mapping[str, JSON], root: Mapping[str, JSON], rng: Random, nu
 
 
 def _text(schema: Mapping[str, JSON], root: Mapping[str, JSON], rng: Random, number: int, depth: int) -> JSON:
-    said = _TEXTS[number % len(_TEXTS)] if number < len(_TEXTS) else rng.choice(_TEXTS)
+    text = _TEXTS[number % len(_TEXTS)] if number < len(_TEXTS) else rng.choice(_TEXTS)
     least, most = schema.get("minLength", 0), schema.get("maxLength", len(LONG))
-    return (said + "x" * max(0, least - len(said)))[:most]
+    return (text + "x" * max(0, least - len(text)))[:most]
 
 
 def _whole(schema: Mapping[str, JSON], root: Mapping[str, JSON], rng: Random, number: int, depth: int) -> JSON:
@@ -98,8 +98,8 @@ def _whole(schema: Mapping[str, JSON], root: Mapping[str, JSON], rng: Random, nu
 def _number(schema: Mapping[str, JSON], root: Mapping[str, JSON], rng: Random, number: int, depth: int) -> JSON:
     if "exclusiveMinimum" in schema or "exclusiveMaximum" in schema:
         return (schema.get("exclusiveMinimum", 0) + schema.get("exclusiveMaximum", 2)) / 2
-    found = float(rng.choice(_NUMBERS)) / 2 if number else 1.0
-    return min(max(found, schema.get("minimum", found)), schema.get("maximum", found))
+    number_value = float(rng.choice(_NUMBERS)) / 2 if number else 1.0
+    return min(max(number_value, schema.get("minimum", number_value)), schema.get("maximum", number_value))
 
 
 _MAKERS: Mapping[str, Any] = {
@@ -115,7 +115,7 @@ _MAKERS: Mapping[str, Any] = {
 
 def _referred(reference: Any, root: Mapping[str, JSON]) -> JSON:
     """The schema that `#/$defs/Name` refers to."""
-    found: Any = root
+    schema: Any = root
     for part in str(reference).removeprefix("#/").split("/"):
-        found = found.get(part, {}) if isinstance(found, Mapping) else {}
-    return found
+        schema = schema.get(part, {}) if isinstance(schema, Mapping) else {}
+    return schema

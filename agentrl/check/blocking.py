@@ -77,8 +77,8 @@ class _Stall:
 class Watchdog:
     """Watches the running event loop, within `with`. Findings are made by `report`."""
 
-    def __init__(self, own: AuthorCode, episode: Callable[[], int]) -> None:
-        self._own, self._loop, self._episode = own, asyncio.get_running_loop(), episode
+    def __init__(self, author: AuthorCode, episode: Callable[[], int]) -> None:
+        self._author, self._loop, self._episode = author, asyncio.get_running_loop(), episode
         self._ident, self._native = threading.get_ident(), threading.get_native_id()
         self._beat = time.monotonic()
         self._stall: _Stall | None = None
@@ -108,17 +108,17 @@ class Watchdog:
                 continue
             how = next(iter(episodes.values()))
             within = f", inside {line.library}," if line.library else ""
-            what = (
+            message = (
                 f"this line {how}{within} on the event loop, where every other episode waits for it "
                 f"(seen in {len(episodes)} episodes)"
             )
             if line.library is None and max(episodes) > replayed:
-                report.error(_CHECK, line.place, what, _REMEDY)
+                report.error(_CHECK, line.place, message, _REMEDY)
             elif line.library is None:
-                what += "; it did not block when it was played again"
-                report.warn(_CHECK, line.place, what, f"unless a busy machine explains it, {_REMEDY}")
+                message += "; it did not block when it was played again"
+                report.warn(_CHECK, line.place, message, f"unless a busy machine explains it, {_REMEDY}")
             else:
-                report.warn(_CHECK, line.place, what, f"unless this is an awaited call of {line.library}, {_REMEDY}")
+                report.warn(_CHECK, line.place, message, f"unless this is an awaited call of {line.library}, {_REMEDY}")
 
     def _strike(self) -> None:
         self._beat = time.monotonic()
@@ -160,7 +160,7 @@ class Watchdog:
         Also None while a process starts: asyncio itself waits on the loop until the child runs, which takes long on a
         busy machine. Also None while agentrl renders and tokenises for the Env, for example for a simulated user.
         """
-        if _renders(self._own, frame):
+        if _renders(self._author, frame):
             return None
         outer = frame
         while outer is not None:
@@ -169,8 +169,8 @@ class Watchdog:
             if outer.f_code.co_name == "_execute_child":  # of subprocess.Popen
                 return None
             outer = outer.f_back
-        place = self._own.of_frame(frame)
-        return _Line(place, library_of(self._own, frame)) if place is not None else None
+        place = self._author.of_frame(frame)
+        return _Line(place, library_of(self._author, frame)) if place is not None else None
 
     def _clock(self) -> _Clock:
         worked = waited = 0.0
@@ -180,22 +180,22 @@ class Watchdog:
         return _Clock(time.monotonic(), worked, waited)
 
 
-def _renders(own: AuthorCode, frame: FrameType | None) -> bool:
+def _renders(author: AuthorCode, frame: FrameType | None) -> bool:
     """Whether agentrl's rendering runs, without the author's code inside it."""
-    while frame is not None and not own.has(frame.f_code.co_filename):
+    while frame is not None and not author.has(frame.f_code.co_filename):
         if _RENDERING in frame.f_code.co_filename:
             return True
         frame = frame.f_back
     return False
 
 
-def sleeping_calls(own: AuthorCode, report: Report) -> None:
+def sleeping_calls(author: AuthorCode, report: Report) -> None:
     """Report calls that always block, in `async def` methods that perhaps no play has reached."""
     import ast
 
     from agentrl.check.places import dotted
 
-    for file, function in own.functions():
+    for file, function in author.functions():
         if not isinstance(function, ast.AsyncFunctionDef):
             continue
         for node in _own_nodes(function):
@@ -212,13 +212,13 @@ def _own_nodes(function: object) -> list[object]:
     """The nodes that a function executes itself, without those of functions nested in it."""
     import ast
 
-    found, waiting = [], list(getattr(function, "body", ()))
+    nodes, waiting = [], list(getattr(function, "body", ()))
     while waiting:
         node = waiting.pop()
-        found.append(node)
+        nodes.append(node)
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             waiting += ast.iter_child_nodes(node)
-    return found
+    return nodes
 
 
 _ASYNC_HTTP = "use an asynchronous client, or `await self.call(function)`"

@@ -31,7 +31,7 @@ class StuckError(Exception):
 
 async def cancellation(subject: EnvUnderTest, ledger: LeakTracker, task: Task, speak: Speak) -> tuple[int, int]:
     """How many waits were tried, and how many there are."""
-    counter = Suspensions(subject.own)
+    counter = Suspensions(subject.author)
     took = (await play(subject, task, speak, prepare=counter.attach)).seconds
     chosen, seen = [], Counter[Wait]()
     for number, wait in enumerate(counter.waits):
@@ -62,8 +62,10 @@ async def _unless_stuck(
     if task.done():
         task.result()
         return
-    waiting = [place for one in asyncio.all_tasks() - before if (place := subject.own.of_awaited(one.get_coro()))]
-    place = waiting[0] if waiting else subject.own.of_member("step", "reset")
+    waiting = [
+        place for other in asyncio.all_tasks() - before if (place := subject.author.of_awaited(other.get_coro()))
+    ]
+    place = waiting[0] if waiting else subject.author.of_member("step", "reset")
     await quiet_cancel(task)
     after = f", after another was cancelled in {last.hook} at line {last.place.line}" if last else ""
     subject.report.error(
@@ -76,28 +78,28 @@ async def _unless_stuck(
 
 
 async def _cancelled_at(subject: EnvUnderTest, ledger: LeakTracker, task: Task, speak: Speak, number: int) -> None:
-    there = ledger.look()
+    before = ledger.look()
     counter, closing = await _cancel(subject, task, speak, number)
     if counter.cancelled is None:
         return  # this play had fewer waits
     _judge(subject, counter)
     if closing:
         _close_failed(subject, counter.cancelled, closing[0])
-    left = await _left(ledger, there)
-    if left:  # once more, as a busy machine may be slow to end something
-        there = ledger.look()
+    leaks = await _left(ledger, before)
+    if leaks:  # once more, as a busy machine may be slow to end something
+        before = ledger.look()
         again, _ = await _cancel(subject, task, speak, number)
-        same = {one.same for one in left}
-        for one in [found for found in await _left(ledger, there) if found.same in same]:
+        same = {leak.same for leak in leaks}
+        for leak in [repeated for repeated in await _left(ledger, before) if repeated.same in same]:
             report_left(
-                subject, ledger, one, f"an episode that is cancelled at {again.cancelled and again.cancelled.place}"
+                subject, ledger, leak, f"an episode that is cancelled at {again.cancelled and again.cancelled.place}"
             )
 
 
-async def _left(ledger: LeakTracker, there: Any) -> list[Leak]:
-    left = await ledger.left(there)
-    await ledger.clear(left)
-    return [one for one in left if one.same not in ledger.known]
+async def _left(ledger: LeakTracker, before: Any) -> list[Leak]:
+    leaks = await ledger.leaks(before)
+    await ledger.clear(leaks)
+    return [leak for leak in leaks if leak.same not in ledger.reported]
 
 
 async def _cancel(
@@ -105,7 +107,7 @@ async def _cancel(
 ) -> tuple[Suspensions, Sequence[Exception]]:
     """Play until the wait with that number, and cancel there. Also returns what close raised."""
     playing: asyncio.Task[Any]
-    counter = Suspensions(subject.own, number, lambda: playing.cancel())
+    counter = Suspensions(subject.author, number, lambda: playing.cancel())
     closing: list[Exception] = []
 
     async def whole() -> None:
@@ -133,21 +135,24 @@ def _judge(subject: EnvUnderTest, counter: Suspensions) -> None:
         return
     place = _catcher(wait.place) or wait.place
     if counter.ended == "returned":
-        what = f"{wait.hook} swallows its cancellation at line {wait.place.line}, and continues"
+        message = f"{wait.hook} swallows its cancellation at line {wait.place.line}, and continues"
     elif counter.ended == "":
-        what = f"{wait.hook} does not end when it is cancelled at line {wait.place.line}"
+        message = f"{wait.hook} does not end when it is cancelled at line {wait.place.line}"
     else:
-        said = one_line(counter.error) if counter.error is not None else counter.ended
-        what = f"{wait.hook} turns its cancellation at line {wait.place.line} into another error: {said}"
+        error = one_line(counter.error) if counter.error is not None else counter.ended
+        message = f"{wait.hook} turns its cancellation at line {wait.place.line} into another error: {error}"
     report.error(
-        _CHECK, place, what, "let asyncio.CancelledError through: catch Exception, or `raise` again after cleaning up"
+        _CHECK,
+        place,
+        message,
+        "let asyncio.CancelledError through: catch Exception, or `raise` again after cleaning up",
     )
 
 
 def _close_failed(subject: EnvUnderTest, wait: Wait, error: Exception) -> None:
     subject.report.error(
         _CHECK,
-        subject.own.of_error(error) or subject.own.of_member("close"),
+        subject.author.of_error(error) or subject.author.of_member("close"),
         f"close fails after {wait.hook} was cancelled at line {wait.place.line}: "
         + "; ".join(map(one_line, leaves(error))),
         "close only what exists: reset may end at any await",
@@ -160,11 +165,11 @@ def _catcher(place: Place) -> Place | None:
         tree = ast.parse(Path(place.file).read_text())
     except (OSError, SyntaxError):
         return None
-    found = None
+    line = None
     for node in ast.walk(tree):  # outer ones come first
-        if isinstance(node, ast.Try) and any(_holds(one, place.line) for one in node.body):
-            found = next((one.lineno for one in node.handlers if _catches(one)), None) or found
-    return Place(place.file, found) if found else None
+        if isinstance(node, ast.Try) and any(_holds(statement, place.line) for statement in node.body):
+            line = next((statement.lineno for statement in node.handlers if _catches(statement)), None) or line
+    return Place(place.file, line) if line else None
 
 
 def _holds(node: ast.stmt, line: int) -> bool:

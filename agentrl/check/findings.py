@@ -20,13 +20,13 @@ class Finding:
     severity: Severity
     check: str
     place: Place
-    what: str
+    message: str
     remedy: str
     play: Mapping[str, JSON] | None = None
     """The episode where it was found: player, task, turns, turn_limit, reward. None if no single one shows it."""
 
     def __str__(self) -> str:
-        return f"{self.place}  {self.severity}: {self.what}; {self.remedy} [{self.check}]"
+        return f"{self.place}  {self.severity}: {self.message}; {self.remedy} [{self.check}]"
 
 
 @dataclass(slots=True)
@@ -39,30 +39,35 @@ class Report:
     skipped: dict[str, str] = field(default_factory=dict)
     """Check -> why it, or a part of it, could not be done."""
 
-    def error(self, check: str, place: Place, what: str, remedy: str, play: Mapping[str, JSON] | None = None) -> None:
-        self._add(Finding("error", check, place, _line(what), remedy, play))
+    def error(
+        self, check: str, place: Place, message: str, remedy: str, play: Mapping[str, JSON] | None = None
+    ) -> None:
+        self._add(Finding("error", check, place, _line(message), remedy, play))
 
-    def warn(self, check: str, place: Place, what: str, remedy: str, play: Mapping[str, JSON] | None = None) -> None:
-        self._add(Finding("warning", check, place, _line(what), remedy, play))
+    def warn(self, check: str, place: Place, message: str, remedy: str, play: Mapping[str, JSON] | None = None) -> None:
+        self._add(Finding("warning", check, place, _line(message), remedy, play))
 
-    def _add(self, found: Finding) -> None:
+    def _add(self, finding: Finding) -> None:
         """Keep it, unless the same check already has a finding for that place: the first is the clearest."""
-        if not any((one.check, one.place) == (found.check, found.place) for one in self.findings):
-            self.findings.append(found)
+        if not any((earlier.check, earlier.place) == (finding.check, finding.place) for earlier in self.findings):
+            self.findings.append(finding)
 
     def has(self, *checks: str) -> bool:
-        return any(found.check in checks for found in self.findings)
+        return any(finding.check in checks for finding in self.findings)
 
     @property
     def errors(self) -> list[Finding]:
-        return [found for found in self.findings if found.severity == "error"]
+        return [finding for finding in self.findings if finding.severity == "error"]
 
     def to_json(self) -> dict[str, JSON]:
-        rows = [{**asdict(one), "place": None, "file": one.place.file, "line": one.place.line} for one in self.findings]
+        rows = [
+            {**asdict(finding), "place": None, "file": finding.place.file, "line": finding.place.line}
+            for finding in self.findings
+        ]
         for row in rows:
             del row["place"]
         return {"findings": rows, "checked": dict(self.checked), "skipped": dict(self.skipped)}
 
 
-def _line(said: str) -> str:
-    return text(" ".join(said.split()))
+def _line(message: str) -> str:
+    return text(" ".join(message.split()))

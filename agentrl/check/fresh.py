@@ -67,13 +67,13 @@ async def fresh_process(subject: EnvUnderTest, task: Task, script: Sequence[Turn
     order = _Order(subject.path, config, task, actions, *_saved(parked, task), subject.limits, subject.patience_s)
     try:
         here = await played(order, subject.envs)
-        there = await _elsewhere(order)
+        elsewhere = await _elsewhere(order)
     except Exception as exc:  # noqa: BLE001 - the boundary of another process: pickle, the Env and Python may refuse
         subject.report.skipped["in a separate process"] = one_line(exc)
         return
     finally:
         await release(parked.machines if parked else ())
-    _compare(subject, here, there)
+    _compare(subject, here, elsewhere)
     subject.report.checked["in a separate process"] = f"reset, {len(actions)} turns" + (", restore" if parked else "")
 
 
@@ -117,54 +117,62 @@ async def _elsewhere(order: _Order) -> dict[str, Any]:
             await process.wait()
     if process.returncode:
         raise RuntimeError(err.decode(errors="replace").strip().splitlines()[-1])
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    answers: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return answers
 
 
-def _compare(subject: EnvUnderTest, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+def _compare(subject: EnvUnderTest, here: Mapping[str, Any], elsewhere: Mapping[str, Any]) -> None:
     from agentrl.check.repeating import difference
     from agentrl.check.undetermined import undetermined_calls
 
-    report, own = subject.report, subject.own
-    if here["broken"] != there["broken"]:
-        place = Place(*there["place"]) if there["place"] else own.of_member("restore", "reset")
-        report.error(_CHECK, place, f"in a separate process: {there['broken'] or 'no failure'}", "keep nothing else")
+    report, author = subject.report, subject.author
+    if here["broken"] != elsewhere["broken"]:
+        place = Place(*elsewhere["place"]) if elsewhere["place"] else author.of_member("restore", "reset")
+        report.error(
+            _CHECK, place, f"in a separate process: {elsewhere['broken'] or 'no failure'}", "keep nothing else"
+        )
         return
-    calls = [found for found in undetermined_calls(own) if found[1] in ("hash", "id")]
-    begin, rest = difference(here["first"], there["first"]), difference(here["answers"], there["answers"])
+    calls = [call for call in undetermined_calls(author) if call[1] in ("hash", "id")]
+    begin, rest = difference(here["first"], elsewhere["first"]), difference(here["answers"], elsewhere["answers"])
     if begin:
-        place, what = (calls[0][0] if calls else own.of_member("reset")), f"reset shows one task in two ways: {begin}"
+        place, message = (
+            (calls[0][0] if calls else author.of_member("reset")),
+            f"reset shows one task in two ways: {begin}",
+        )
     elif rest and subject.cls.deterministic:
-        place, what = (calls[0][0] if calls else own.of_member("step", "exec_tool")), f"the same actions get {rest}"
-    elif said := difference(here["restored"], there["restored"]):
-        place, what = own.of_member("snapshot"), f"a restored episode answers {said}"
+        place, message = (
+            (calls[0][0] if calls else author.of_member("step", "exec_tool")),
+            f"the same actions get {rest}",
+        )
+    elif answers := difference(here["restored"], elsewhere["restored"]):
+        place, message = author.of_member("snapshot"), f"a restored episode answers {answers}"
     else:
         return
     report.error(
         _CHECK,
         place,
-        f"another process, with the same seed: {what}",
+        f"another process, with the same seed: {message}",
         "sort what comes out of a set; hash and id differ",
     )
 
 
 async def played(order: _Order, envs: EnvFactory) -> dict[str, Any]:
     """What an Env answers to the order. Only its hooks are called."""
-    found: dict[str, Any] = {"first": [], "answers": [], "restored": [], "broken": "", "place": None}
+    answers: dict[str, Any] = {"first": [], "answers": [], "restored": [], "broken": "", "place": None}
     try:
         env = envs.make()
         try:
             begin_env(env, own_task(order.task), order.limits)
-            found["first"] = _said(await runtime(env).hook(env.reset, env.task))
-            found["first"] += [json.dumps(await offered_tools(env))]
-            found["answers"] = [text for action in order.actions for text in await _answer(env, action)]
+            answers["first"] = _said(await runtime(env).hook(env.reset, env.task))
+            answers["first"] += [json.dumps(await offered_tools(env))]
+            answers["answers"] = [text for action in order.actions for text in await _answer(env, action)]
         finally:
             await close_env(env)
         if order.saved is not None:
-            found["restored"] = await _restored(order, envs)
+            answers["restored"] = await _restored(order, envs)
     except Exception as exc:  # noqa: BLE001 - the boundary of the Env: both processes must fail alike
-        found["broken"] = one_line(exc)
-    return found
+        answers["broken"] = one_line(exc)
+    return answers
 
 
 async def _restored(order: _Order, envs: EnvFactory) -> list[str]:
@@ -185,8 +193,8 @@ async def _answer(env: Env, action: Action) -> list[str]:
     return [*([] if nothing else _said(result.observation)), f"reward {result.reward}, done {result.done}"]
 
 
-def _said(given: Any) -> list[str]:
-    seen = observed(given, "reset")
+def _said(observation: Any) -> list[str]:
+    seen = observed(observation, "reset")
     return [seen.text] if isinstance(seen, Raw) else [str(message.get("content")) for message in messages_of(seen)]
 
 
@@ -201,8 +209,8 @@ def _read(raw: bytes) -> _Order:
     """The order. It may hold instances of classes in the Env's file, so that file is imported first."""
     path, order = pickle.loads(raw)
     load_env(path)
-    found: _Order = pickle.loads(order)
-    return found
+    parsed: _Order = pickle.loads(order)
+    return parsed
 
 
 if __name__ == "__main__":

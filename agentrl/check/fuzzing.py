@@ -30,27 +30,29 @@ _TEXTS = ("", "\n", "I do not know.", "<tool_call>", "</search></answer>", "{}",
 async def fuzzing(subject: EnvUnderTest, task: Task, tools: Sequence[ToolSpec], seed: int = 0) -> str:
     """Play in random order until everything has been tried. Returns how much that was, in words."""
     rng = Random(seed)
-    said: list[Turn] = [_call(one) for spec in tools for one in tries(spec, rng, fitting=3 if subject.slow else 8)]
-    said += [call("no_such_tool", query="x"), *_TEXTS] if tools else [*_TEXTS]
-    waiting, watched = deque(said), _Watched(subject)
+    turns: list[Turn] = [
+        _call(attempt) for spec in tools for attempt in tries(spec, rng, fitting=3 if subject.slow else 8)
+    ]
+    turns += [call("no_such_tool", query="x"), *_TEXTS] if tools else [*_TEXTS]
+    waiting, watched = deque(turns), _Watched(subject)
     for _ in range(_PLAYS):
         if not waiting:
             break
         before = len(waiting)
-        played = await play(
+        episode = await play(
             subject, task, lambda task, trajectory: _speech(waiting), turns=_TURNS, prepare=watched.attach
         )
-        sizes(subject, played)
-        in_range(subject, played, "calls by chance")
-        _broke(subject, played)
+        sizes(subject, episode)
+        in_range(subject, episode, "calls by chance")
+        _broke(subject, episode)
         if len(waiting) == before:
             break
     watched.report()
-    return f"{len(said) - len(waiting)} of {len(said)} turns played"
+    return f"{len(turns) - len(waiting)} of {len(turns)} turns played"
 
 
-def _call(one: Try) -> Turn:
-    return call(one.tool, **one.arguments)
+def _call(attempt: Try) -> Turn:
+    return call(attempt.tool, **attempt.arguments)
 
 
 def _speech(waiting: deque[Turn]) -> Speech:
@@ -60,19 +62,19 @@ def _speech(waiting: deque[Turn]) -> Speech:
         yield "That is all."
 
 
-def _broke(subject: EnvUnderTest, played: PlayedEpisode) -> None:
+def _broke(subject: EnvUnderTest, episode: PlayedEpisode) -> None:
     """Report a hook that raised because of the model's turn."""
-    failure = played.failure
+    failure = episode.failure
     if failure is None or failure.boundary in ("engine", "render"):
         return
     place = subject.place_of(failure)
     if failure.kind == "bug":
-        what = f"{failure.boundary} fails for a turn that a model may write: {failure.error}"
-        subject.report.error(_CHECK, place, what, "answer it, or raise ToolError, which the model reads")
+        message = f"{failure.boundary} fails for a turn that a model may write: {failure.error}"
+        subject.report.error(_CHECK, place, message, "answer it, or raise ToolError, which the model reads")
         return
-    what = f"{failure.boundary} raises InfraError for a turn that a model may write: {failure.error}"
+    message = f"{failure.boundary} raises InfraError for a turn that a model may write: {failure.error}"
     subject.report.error(
-        _CHECK, place, what, "raise ToolError for a mistake of the model's: an InfraError masks the episode"
+        _CHECK, place, message, "raise ToolError for a mistake of the model's: an InfraError masks the episode"
     )
 
 
@@ -87,42 +89,42 @@ class _Watched:
     def attach(self, env: Env) -> None:
         if env.bad_calls is not None:
             env.bad_calls = BadCallPolicy(in_a_row=10**6)  # type: ignore[misc]  # for this Env only
-        original, kept = env.exec_tool, runtime(env)
+        original, env_runtime = env.exec_tool, runtime(env)
 
         async def exec_tool(call: ToolCall) -> ToolResult | JSON:
             try:
-                result = await kept.call(original, call)
+                result = await env_runtime.call(original, call)
             except ToolError:
                 raise
             except Exception as exc:
                 self._raised.append((call, exc))
                 raise
-            if (said := _odd(result)) is not None:
-                self._odd.append((call, said))
+            if (problem := _odd(result)) is not None:
+                self._odd.append((call, problem))
             return result
 
         setattr(env, "exec_tool", exec_tool)  # noqa: B010 - a method is replaced
 
     def report(self) -> None:
-        report, own = self._subject.report, self._subject.own
-        for call_, said in self._odd:
+        report, author = self._subject.report, self._subject.author
+        for call_, problem in self._odd:
             report.error(
                 "schemas",
                 self._of_tool(call_),
-                f"tool {call_.name} returned {said}, which JSON cannot hold",
+                f"tool {call_.name} returned {problem}, which JSON cannot hold",
                 "return text, numbers, lists or dicts",
             )
         for call_, exc in self._raised:
-            if any(isinstance(one, InfraError) for one in leaves(exc)):
+            if any(isinstance(leaf, InfraError) for leaf in leaves(exc)):
                 self._infra(call_, exc)
                 continue
-            place = own.of_error(exc) or self._of_tool(call_)
-            what = f"tool {call_.name} raises {one_line(exc)[:120]} for {_shown(call_.arguments)}"
+            place = author.of_error(exc) or self._of_tool(call_)
+            message = f"tool {call_.name} raises {one_line(exc)[:120]} for {_shown(call_.arguments)}"
             world = is_the_worlds(exc)
             remedy = "raise ToolError for the model's mistakes" + (
                 ", InfraError if the environment itself failed" if world else ""
             )
-            report.error(_CHECK, place, what, remedy)
+            report.error(_CHECK, place, message, remedy)
 
     def _infra(self, call_: ToolCall, exc: Exception) -> None:
         """Report an InfraError that hides a bug, or that the model's input caused."""
@@ -131,19 +133,19 @@ class _Watched:
             return  # the failure of the episode reports it, if it has one
         self._subject.report.error(
             _CHECK,
-            self._subject.own.of_error(exc) or self._of_tool(call_),
+            self._subject.author.of_error(exc) or self._of_tool(call_),
             f"tool {call_.name} raises InfraError, but the cause is {one_line(cause)[:80]}: {_shown(call_.arguments)}",
             "raise InfraError only if the environment failed, ToolError for the model's mistakes",
         )
 
     def _of_tool(self, call_: ToolCall) -> Place:
-        return place_of_tool(self._subject.own, call_.name)
+        return place_of_tool(self._subject.author, call_.name)
 
 
-def place_of_tool(own: AuthorCode, name: str) -> Place:
+def place_of_tool(author: AuthorCode, name: str) -> Place:
     """The line of a tool's method, else of the hook that offers the tool."""
-    tools = tools_of(own.cls)
-    return own.of_member(tools[name].attribute) if name in tools else own.of_member("tools", "exec_tool")
+    tools = tools_of(author.cls)
+    return author.of_member(tools[name].attribute) if name in tools else author.of_member("tools", "exec_tool")
 
 
 def _odd(result: Any) -> str | None:
@@ -156,8 +158,8 @@ def _odd(result: Any) -> str | None:
 
 
 def _shown(arguments: Mapping[str, JSON]) -> str:
-    said = ", ".join(f"{key}={value!r:.40}" for key, value in arguments.items())
-    return said[:100] or "no arguments"
+    text = ", ".join(f"{key}={value!r:.40}" for key, value in arguments.items())
+    return text[:100] or "no arguments"
 
 
 def explored(trajectory: Trajectory) -> list[Turn]:

@@ -28,13 +28,13 @@ async def interleaved(subject: EnvUnderTest, tasks: Sequence[Task], speaks: Sequ
     )
     if not subject.steady or subject.report.has(_CHECK):
         return "the answers differ from play to play anyway" if not subject.steady else ""
-    said = next((d for a, b in zip(alone, both, strict=True) if (d := difference(a.answers(), b.answers()))), "")
-    if said:
+    differing = next((d for a, b in zip(alone, both, strict=True) if (d := difference(a.answers(), b.answers()))), "")
+    if differing:
         culprit, _ = await first_change(subject, tasks, speaks[0])
         subject.report.error(
             _CHECK,
-            culprit.place or subject.own.of_member("step", "reset"),
-            f"an episode gets different answers when another one runs at the same time: {said}",
+            culprit.place or subject.author.of_member("step", "reset"),
+            f"an episode gets different answers when another one runs at the same time: {differing}",
             "keep what belongs to an episode on self, not on the class, the module or self.shared",
         )
     return "" if rounds.strict else "one episode had to wait for the other, so they could not alternate"
@@ -81,8 +81,8 @@ class _Rounds:
             self._give(following)
 
     def _after(self, number: int) -> int:
-        at = self._active.index(number)
-        return self._active[(at + 1) % len(self._active)]
+        index = self._active.index(number)
+        return self._active[(index + 1) % len(self._active)]
 
     def _give(self, number: int) -> None:
         self._holder = number

@@ -45,22 +45,22 @@ class _Snapshot:
     threads: set[Any]
     files: Mapping[int, str]
     processes: Mapping[int, str]
-    made: set[str]
-    held: int
+    temporary: set[str]
+    sandboxes: int
 
 
 class LeakTracker:
     """Within `with`: knows what existed before, and which line made what has come since."""
 
-    def __init__(self, own: AuthorCode, held: Callable[[], int] = lambda: 0) -> None:
-        self._own, self._held = own, held
+    def __init__(self, author: AuthorCode, sandboxes: Callable[[], int] = lambda: 0) -> None:
+        self._author, self._sandboxes = author, sandboxes
         self._tasks: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
         self._threads: WeakKeyDictionary[threading.Thread, Place] = WeakKeyDictionary()
         self._sockets: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
         self._opened: dict[str, Place] = {}
         self._started: dict[str, Place] = {}
-        self._made: dict[str, Place] = {}
-        self.known: set[tuple[str, object]] = set()
+        self._temporary_files: dict[str, Place] = {}
+        self.reported: set[tuple[str, object]] = set()
         """What was reported already; it is not looked for again."""
         self._temporary = os.path.realpath(tempfile.gettempdir())
 
@@ -70,14 +70,16 @@ class LeakTracker:
         factory = loop.get_task_factory()
         ledger = self
 
-        def make(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **given: Any) -> Any:
-            task = asyncio.Task(coroutine, loop=loop, **given) if factory is None else factory(loop, coroutine, **given)
-            if (place := ledger._own.here()) is not None:
+        def make(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **kwargs: Any) -> Any:
+            task = (
+                asyncio.Task(coroutine, loop=loop, **kwargs) if factory is None else factory(loop, coroutine, **kwargs)
+            )
+            if (place := ledger._author.here()) is not None:
                 ledger._tasks[task] = place
             return task
 
         def begin(thread: threading.Thread) -> None:
-            if (place := ledger._own.here()) is not None:
+            if (place := ledger._author.here()) is not None:
                 ledger._threads[thread] = place
             start(thread)
 
@@ -96,29 +98,34 @@ class LeakTracker:
         tasks = {task for task in asyncio.all_tasks() if not task.done()}
         threads = {t for t in threading.enumerate() if not t.name.startswith(_OF_HOST)}
         return _Snapshot(
-            tasks, threads, _open_files(), _children(), {p for p in self._made if os.path.lexists(p)}, self._held()
+            tasks,
+            threads,
+            _open_files(),
+            _children(),
+            {p for p in self._temporary_files if os.path.lexists(p)},
+            self._sandboxes(),
         )
 
-    async def left(self, before: _Snapshot, *, patience: float = _WAIT_S) -> list[Leak]:
+    async def leaks(self, before: _Snapshot, *, patience: float = _WAIT_S) -> list[Leak]:
         """What exists now, did not exist before, and does not end by itself."""
         until = time.monotonic() + patience
         while True:
             await asyncio.sleep(0)
-            found = list(self._since(before))
-            if time.monotonic() > until or all(one.same in self.known for one in found):
-                return found
+            leaks = list(self._since(before))
+            if time.monotonic() > until or all(leak.same in self.reported for leak in leaks):
+                return leaks
             gc.collect()
             await asyncio.sleep(0.02)
 
-    async def clear(self, left: list[Leak]) -> None:
+    async def clear(self, leaks: list[Leak]) -> None:
         """End what was left, as far as possible, so that it does not disturb the next check."""
-        for one in left:
-            if one.kind == "task" and isinstance(one.key, asyncio.Task):
-                one.key.cancel()
-            elif one.kind == "process" and isinstance(one.key, int):
+        for leak in leaks:
+            if leak.kind == "task" and isinstance(leak.key, asyncio.Task):
+                leak.key.cancel()
+            elif leak.kind == "process" and isinstance(leak.key, int):
                 with suppress(OSError):
-                    os.kill(one.key, signal.SIGKILL)
-        if tasks := [one.key for one in left if isinstance(one.key, asyncio.Task)]:
+                    os.kill(leak.key, signal.SIGKILL)
+        if tasks := [leak.key for leak in leaks if isinstance(leak.key, asyncio.Task)]:
             await asyncio.wait(tasks, timeout=_WAIT_S)
 
     def _since(self, before: _Snapshot) -> Iterator[Leak]:
@@ -136,23 +143,26 @@ class LeakTracker:
         for pid, command in now.processes.items():
             if before.processes.get(pid) is None:
                 yield Leak("process", command, self._started.get(command), pid)
-        if now.held > before.held:
-            places = [place for place, name in self._own.calls(lambda name: name.endswith(".acquire"))]
-            yield Leak("sandbox", f"{now.held - before.held} of the pool", next(iter(places), None), None)
-        for path in sorted(now.made - before.made):
-            yield Leak("temporary file", path, self._made[path], path)
+        if now.sandboxes > before.sandboxes:
+            places = [place for place, name in self._author.calls(lambda name: name.endswith(".acquire"))]
+            yield Leak("sandbox", f"{now.sandboxes - before.sandboxes} of the pool", next(iter(places), None), None)
+        for path in sorted(now.temporary - before.temporary):
+            yield Leak("temporary file", path, self._temporary_files[path], path)
         for number, name in now.files.items():
             if before.files.get(number) != name:
                 yield Leak("open file", name, self._opener(number, name), number)
 
     def _opener(self, number: int, name: str) -> Place | None:
         if name.startswith("socket:"):
-            return next((place for one, place in list(self._sockets.items()) if one.fileno() == number), None)
+            return next(
+                (place for opened_socket, place in list(self._sockets.items()) if opened_socket.fileno() == number),
+                None,
+            )
         return self._opened.get(name)
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         hear = _EVENTS.get(event)
-        if hear is not None and (place := self._own.here()) is not None:
+        if hear is not None and (place := self._author.here()) is not None:
             hear(self, args, place)
 
     # Which line made what: Python's audit events come before the event itself
@@ -172,9 +182,9 @@ class LeakTracker:
         if (
             inside
             and not os.path.lexists(path)
-            and not any(path.startswith(f"{other}{os.sep}") for other in self._made)
+            and not any(path.startswith(f"{other}{os.sep}") for other in self._temporary_files)
         ):
-            self._made[path] = place
+            self._temporary_files[path] = place
 
     def _makes_folder(self, args: tuple[Any, ...], place: Place) -> None:
         with suppress(TypeError):
@@ -230,18 +240,18 @@ def sandboxes_held(shared: object) -> int:
 
 
 def _open_files() -> dict[int, str]:
-    found = {}
+    names = {}
     with suppress(OSError):  # only systems with /proc
         for number in os.listdir("/proc/self/fd"):
             with suppress(OSError):
-                found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
-    return {number: name for number, name in found.items() if not name.startswith(("/proc/", "anon_inode:"))}
+                names[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+    return {number: name for number, name in names.items() if not name.startswith(("/proc/", "anon_inode:"))}
 
 
 def _children() -> dict[int, str]:
-    found = {}
+    commands = {}
     for task in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
             for pid in task.read_text().split():
-                found[int(pid)] = Path("/proc", pid, "cmdline").read_text().replace("\0", " ").strip()
-    return found
+                commands[int(pid)] = Path("/proc", pid, "cmdline").read_text().replace("\0", " ").strip()
+    return commands

@@ -15,18 +15,18 @@ _CHECK = "lifecycle"
 
 async def lifecycle(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
     """Findings about `make` and `close`."""
-    one, other = subject.envs.make(), subject.envs.make()
-    if one is other:
+    env, other = subject.envs.make(), subject.envs.make()
+    if env is other:
         subject.report.error(
             _CHECK,
-            subject.own.of_member("__new__"),
+            subject.author.of_member("__new__"),
             "two episodes get the same object",
             "return a new Env each time: an Env plays one episode",
         )
         return
-    await _close_without_reset(subject, one, task)
+    await _close_without_reset(subject, env, task)
     await _close(other)
-    if subject.own.wrote("close"):
+    if subject.author.wrote("close"):
         await _close_twice(subject, task, speak)
         subject.report.checked[_CHECK] = "close after no reset, and twice"
     else:
@@ -40,7 +40,7 @@ async def _close_without_reset(subject: EnvUnderTest, env: Env, task: Task) -> N
     if error is not None:
         subject.report.error(
             _CHECK,
-            subject.own.of_error(error) or subject.own.of_member("close"),
+            subject.author.of_error(error) or subject.author.of_member("close"),
             f"close fails where reset has not run: {_told(error)}",
             "close only what exists: give it a value in the class (`box = None`), or use `await self.enter(...)`",
         )
@@ -76,18 +76,18 @@ async def _close_twice(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
 
         setattr(env, "close", twice if inspect.iscoroutinefunction(close) else twice_in_thread)  # noqa: B010
 
-    played = await play(subject, task, speak, prepare=prepare)
-    for error in played.close_errors[:1]:
+    episode = await play(subject, task, speak, prepare=prepare)
+    for error in episode.close_errors[:1]:
         subject.report.error(
             _CHECK,
-            subject.own.of_error(error) or subject.own.of_member("close"),
+            subject.author.of_error(error) or subject.author.of_member("close"),
             f"close fails after an episode: {_told(error)}",
             "fix close: a resource that it does not release stays open",
         )
     for error in second[:1]:
         subject.report.error(
             _CHECK,
-            subject.own.of_error(error) or subject.own.of_member("close"),
+            subject.author.of_error(error) or subject.author.of_member("close"),
             f"a second close fails: {_told(error)}",
             "forget the closed resource (`self.box = None`), or use `await self.enter(...)`",
         )

@@ -18,7 +18,7 @@ def own_tasks(subject: EnvUnderTest) -> None:
     """Findings about `Env.tasks`."""
     if not makes_tasks(subject.cls):
         return
-    place = subject.own.of_member("tasks")
+    place = subject.author.of_member("tasks")
     try:
         train, again, held_out = (
             [_seen(subject, task) for task in made_by(subject.envs, split, most=_MOST)] for split in _SPLITS
@@ -27,10 +27,13 @@ def own_tasks(subject: EnvUnderTest) -> None:
         subject.report.error(_CHECK, place, str(exc), "fix tasks")
         return
     if train != again:
-        calls = undetermined_calls(subject.own)
-        what = "tasks gives different tasks each time it is called"
+        calls = undetermined_calls(subject.author)
+        message = "tasks gives different tasks each time it is called"
         subject.report.error(
-            _CHECK, calls[0][0] if calls else place, what, "make them by random.Random(split): a run must be repeatable"
+            _CHECK,
+            calls[0][0] if calls else place,
+            message,
+            "make them by random.Random(split): a run must be repeatable",
         )
     elif train and train == held_out:
         subject.report.error(
@@ -41,4 +44,4 @@ def own_tasks(subject: EnvUnderTest) -> None:
 
 def _seen(subject: EnvUnderTest, task: object) -> object:
     fields = ("prompt", "label", "metadata", "tools", "seed")
-    return [picture(getattr(task, name, None), subject.own) for name in fields]
+    return [picture(getattr(task, name, None), subject.author) for name in fields]

@@ -71,38 +71,38 @@ class AuthorCode:
 
     def of_traceback(self, traceback: TracebackType | None) -> Place | None:
         """The innermost line of the Env's own code in an exception's traceback, or None."""
-        found = None
+        place = None
         while traceback is not None:
             if self.has(traceback.tb_frame.f_code.co_filename):
-                found = Place(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+                place = Place(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
             traceback = traceback.tb_next
-        return found
+        return place
 
     def of_error(self, exc: BaseException) -> Place | None:
         """Like `of_traceback`, for an error that may be a group of errors or have another error as its cause."""
-        if (found := self.of_traceback(exc.__traceback__)) is not None:
-            return found
+        if (line := self.of_traceback(exc.__traceback__)) is not None:
+            return line
         inner = [*getattr(exc, "exceptions", ()), exc.__cause__, exc.__context__]
-        return next((place for one in inner if one is not None and (place := self.of_error(one))), None)
+        return next((place for error in inner if error is not None and (place := self.of_error(error))), None)
 
     def of_text(self, traceback: str) -> Place | None:
         """Like `of_traceback`, for the text of a traceback."""
-        found = re.findall(r'^\s*File "(.+)", line (\d+)', traceback, re.MULTILINE)
-        own = [Place(file, int(line)) for file, line in found if self.has(file)]
-        return own[-1] if own else None
+        lines = re.findall(r'^\s*File "(.+)", line (\d+)', traceback, re.MULTILINE)
+        places = [Place(file, int(line)) for file, line in lines if self.has(file)]
+        return places[-1] if places else None
 
     def of_awaited(self, coroutine: Any) -> Place | None:
         """The innermost own line where a coroutine is suspended."""
-        found = None
+        place = None
         while coroutine is not None:
             frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
             frame = frame or getattr(coroutine, "ag_frame", None)
             if frame is not None and self.has(frame.f_code.co_filename):
-                found = Place(frame.f_code.co_filename, frame.f_lineno)
+                place = Place(frame.f_code.co_filename, frame.f_lineno)
             following = (getattr(coroutine, name, None) for name in ("cr_await", "ag_await", "gi_yieldfrom"))
             counted = frame.f_locals.get("counted_coroutine") if frame is not None else None
-            coroutine = counted or next((one for one in following if one is not None), None)
-        return found
+            coroutine = counted or next((inner for inner in following if inner is not None), None)
+        return place
 
     # Lines of the source
 
@@ -110,10 +110,10 @@ class AuthorCode:
         """Where the first of these members that the author wrote is defined; else where the class is."""
         for name in names:
             for base in self.classes:
-                if name in vars(base) and (found := _definition(vars(base)[name])) is not None:
-                    return found
-                if (found := self._assignment(base, name)) is not None:
-                    return found
+                if name in vars(base) and (place := _definition(vars(base)[name])) is not None:
+                    return place
+                if (place := self._assignment(base, name)) is not None:
+                    return place
         return _line_of(self.cls)
 
     def of_global(self, name: str) -> Place | None:
@@ -144,8 +144,8 @@ class AuthorCode:
                 tree = ast.parse(file.read())
         except (OSError, TypeError, SyntaxError):
             return ast.parse("class _: ...").body[0]  # type: ignore[return-value]
-        found = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == base.__name__]
-        return found[0] if found else ast.parse("class _: ...").body[0]  # type: ignore[return-value]
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == base.__name__]
+        return classes[0] if classes else ast.parse("class _: ...").body[0]  # type: ignore[return-value]
 
     @cached_property
     def modules(self) -> list[ModuleType]:
@@ -160,11 +160,11 @@ class AuthorCode:
         file = getattr(module, "__file__", None)
         return isinstance(file, str) and file.startswith(self._homes) and self.has(file)
 
-    def calls(self, wanted: Callable[[str], bool]) -> Iterator[tuple[Place, str]]:
+    def calls(self, accepts: Callable[[str], bool]) -> Iterator[tuple[Place, str]]:
         """The calls in the files of the author's classes, with the names as written: `time.sleep`."""
         for file in dict.fromkeys(filter(None, map(_source, self.classes))):
             for node in ast.walk(ast.parse(Path(file).read_text())):
-                if isinstance(node, ast.Call) and wanted(name := dotted(node.func)):
+                if isinstance(node, ast.Call) and accepts(name := dotted(node.func)):
                     yield Place(file, node.lineno), name
 
     def functions(self) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -201,8 +201,8 @@ def _definition(member: Any) -> Place | None:
         lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError):
         return Place(code.co_filename, code.co_firstlineno)
-    at = next((i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "async def "))), 0)
-    return Place(code.co_filename, first + at)
+    offset = next((i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "async def "))), 0)
+    return Place(code.co_filename, first + offset)
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
@@ -235,14 +235,14 @@ def _is_agentrls(module: str) -> bool:
     return module == "agentrl" or module.startswith("agentrl.")
 
 
-def library_of(own: AuthorCode, frame: FrameType | None) -> str | None:
+def library_of(author: AuthorCode, frame: FrameType | None) -> str | None:
     """The installed package that the Env's own code has called and that is running. None if the Env's own line runs.
 
     The standard library does not count: a call such as `time.sleep` belongs to the Env's line.
     """
-    while frame is not None and not own.has(frame.f_code.co_filename):
-        if found := _INSTALLED.search(frame.f_code.co_filename):
-            return found["package"].removesuffix(".py")
+    while frame is not None and not author.has(frame.f_code.co_filename):
+        if match := _INSTALLED.search(frame.f_code.co_filename):
+            return match["package"].removesuffix(".py")
         frame = frame.f_back
     return None
 

@@ -28,11 +28,11 @@ async def players(subject: EnvUnderTest, tasks: Sequence[Task], of: str = "") ->
     """
     plays = [await _both(subject, task) for task in tasks]
     _unscored(subject, plays)
-    for one in plays:
-        _judged(subject, one)
-    _nothing_rewarded(subject, [one for one in plays if not one.broken])
-    given = [name for name, player in (("gold", subject.gold), ("no-op", subject.noop)) if player]
-    by_whom = " and ".join([*given, *([] if subject.noop else ["no-op by agentrl"])])
+    for both in plays:
+        _judged(subject, both)
+    _nothing_rewarded(subject, [both for both in plays if not both.broken])
+    names = [name for name, player in (("gold", subject.gold), ("no-op", subject.noop)) if player]
+    by_whom = " and ".join([*names, *([] if subject.noop else ["no-op by agentrl"])])
     subject.report.checked[_CHECK] = f"{len(tasks)} of {of or f'{len(tasks)} tasks'}, each twice by {by_whom}"
     if subject.gold is None:
         subject.report.skipped[_CHECK] = "whether the task can be won: name a player that knows the answers, --gold"
@@ -49,19 +49,19 @@ class _Both:
     @property
     def broken(self) -> bool:
         """Whether a play failed. That is reported elsewhere."""
-        return any(played.failure for played in (*self.gold, *self.noop))
+        return any(episode.failure for episode in (*self.gold, *self.noop))
 
     def nothing(self) -> float:
         """The highest reward for doing nothing. No reward counts as 0."""
-        return max(played.trajectory.reward or 0.0 for played in self.noop)
+        return max(episode.trajectory.reward or 0.0 for episode in self.noop)
 
 
 async def _both(subject: EnvUnderTest, task: Task) -> _Both:
     gold: list[PlayedEpisode] = []
     if subject.gold is not None:
-        said: list[Turn] = []
-        gold.append(await _played(subject, task, recording(by(subject.gold), said), _GOLD))
-        subject.scripts[task.id] = _without_rest(said)
+        turns: list[Turn] = []
+        gold.append(await _played(subject, task, recording(by(subject.gold), turns), _GOLD))
+        subject.scripts[task.id] = _without_rest(turns)
         gold += [await _played(subject, task, by(subject.gold), _GOLD) for _ in range(TIMES - 1)]
     speak = by(subject.noop) if subject.noop else _nothing
     noop = [await _played(subject, task, speak, _noop(subject), turns=_TURNS_OF_NOTHING) for _ in range(TIMES)]
@@ -74,41 +74,43 @@ def _unscored(subject: EnvUnderTest, plays: Sequence[_Both]) -> None:
     A `score` may return what the steps gave, which is None if no step gave anything. That is an error only if no step
     of any play gave a reward; otherwise it is a warning.
     """
-    whose = [(_GOLD, played) for one in plays for played in one.gold]
-    whose += [(_noop(subject), played) for one in plays for played in one.noop]
-    place = subject.own.of_member("score", "step", "run")
-    in_steps = any(played.trajectory.step_rewards for _, played in whose)
-    for player, played in whose:
-        if played.failure is not None or played.trajectory.reward is not None:
+    whose = [(_GOLD, episode) for both in plays for episode in both.gold]
+    whose += [(_noop(subject), episode) for both in plays for episode in both.noop]
+    place = subject.author.of_member("score", "step", "run")
+    in_steps = any(episode.trajectory.step_rewards for _, episode in whose)
+    for player, episode in whose:
+        if episode.failure is not None or episode.trajectory.reward is not None:
             continue
-        if subject.own.wrote("score") and (player == _GOLD or not in_steps):
-            what = f"score returned None ({played.told(player)})"
-            subject.report.error(_CHECK, place, what, "return a number", played.row(player))
+        if subject.author.wrote("score") and (player == _GOLD or not in_steps):
+            message = f"score returned None ({episode.told(player)})"
+            subject.report.error(_CHECK, place, message, "return a number", episode.row(player))
         elif player == _GOLD:
-            what = f"the gold player got no reward, neither by a step nor by a score ({played.told(player)})"
-            subject.report.error(_CHECK, place, what, "write score, or give rewards in steps", played.row(player))
+            message = f"the gold player got no reward, neither by a step nor by a score ({episode.told(player)})"
+            subject.report.error(_CHECK, place, message, "write score, or give rewards in steps", episode.row(player))
         elif in_steps:
-            what = f"no step gave a reward, so the episode is unscored unless another one is ({played.told(player)})"
-            subject.report.warn(_CHECK, place, what, _SCORE_NOTHING, played.row(player))
+            message = (
+                f"no step gave a reward, so the episode is unscored unless another one is ({episode.told(player)})"
+            )
+            subject.report.warn(_CHECK, place, message, _SCORE_NOTHING, episode.row(player))
             return
 
 
-def _judged(subject: EnvUnderTest, one: _Both) -> None:
+def _judged(subject: EnvUnderTest, both: _Both) -> None:
     """Report what is wrong with the gold player's scores, and two plays that disagree."""
-    if one.broken or any(played.trajectory.reward is None for played in one.gold):
+    if both.broken or any(episode.trajectory.reward is None for episode in both.gold):
         return
-    gold = [Play(played.trajectory.reward) for played in one.gold]
-    noop = [Play(played.trajectory.reward or 0.0) for played in one.noop]
+    gold = [Play(episode.trajectory.reward) for episode in both.gold]
+    noop = [Play(episode.trajectory.reward or 0.0) for episode in both.noop]
     verdict, reason = judge(noop, gold, least=inf, most=_range(subject)[1])
-    place = subject.own.of_member("score", "step")
+    place = subject.author.of_member("score", "step")
     if verdict == "oracle failed":
-        what = f"the gold player does not get the highest reward: {reason} ({one.gold[0].told(_GOLD)})"
-        what += _answered(one.gold[0].trajectory)
+        message = f"the gold player does not get the highest reward: {reason} ({both.gold[0].told(_GOLD)})"
+        message += _answered(both.gold[0].trajectory)
         player = of_function(subject.gold)
-        subject.report.error(_CHECK, place, what, f"fix score, or the player at {player}", one.gold[0].row(_GOLD))
+        subject.report.error(_CHECK, place, message, f"fix score, or the player at {player}", both.gold[0].row(_GOLD))
     elif verdict == "flaky":
-        what = f"two plays of one player score differently on task {one.task.id}: {reason}"
-        subject.report.error(_CHECK, place, what, "let the score depend on task and trajectory alone")
+        message = f"two plays of one player score differently on task {both.task.id}: {reason}"
+        subject.report.error(_CHECK, place, message, "let the score depend on task and trajectory alone")
 
 
 def _answered(trajectory: Trajectory) -> str:
@@ -116,10 +118,10 @@ def _answered(trajectory: Trajectory) -> str:
     answer, label = trajectory.answer, trajectory.task.label
     if not answer or not isinstance(label, str | int | float | bool):
         return ""
-    shown = f"; it answered {answer!r:.80}, and the label is {label!r:.80}"
+    message = f"; it answered {answer!r:.80}, and the label is {label!r:.80}"
     if isinstance(label, str) or answer.strip() != str(label):
-        return shown
-    return f"{shown}, of type {type(label).__name__}: compare with str(self.task.label)"
+        return message
+    return f"{message}, of type {type(label).__name__}: compare with str(self.task.label)"
 
 
 def _nothing_rewarded(subject: EnvUnderTest, plays: Sequence[_Both]) -> None:
@@ -128,25 +130,25 @@ def _nothing_rewarded(subject: EnvUnderTest, plays: Sequence[_Both]) -> None:
     If it wins only some, those may be tasks with nothing to do.
     """
     least, most = _range(subject)
-    rewarded = [one for one in plays if one.nothing() > max(least, 0.0)]
+    rewarded = [both for both in plays if both.nothing() > max(least, 0.0)]
     if not rewarded:
         return
-    won = [one for one in plays if one.nothing() >= most]
-    better = any((played.trajectory.reward or 0.0) > one.nothing() for one in plays for played in one.gold)
-    first = max(rewarded[0].noop, key=lambda played: played.trajectory.reward or 0.0)
-    place, player = subject.own.of_member("score", "step"), _noop(subject)
-    what = f"doing nothing scored {rewarded[0].nothing():g} ({first.told(player)})"
+    won = [both for both in plays if both.nothing() >= most]
+    better = any((episode.trajectory.reward or 0.0) > both.nothing() for both in plays for episode in both.gold)
+    first = max(rewarded[0].noop, key=lambda episode: episode.trajectory.reward or 0.0)
+    place, player = subject.author.of_member("score", "step"), _noop(subject)
+    message = f"doing nothing scored {rewarded[0].nothing():g} ({first.told(player)})"
     if len(won) == len(plays) and not better:
-        what += ", and the full reward on every task that was played"
-        subject.report.error(_CHECK, place, what, "reward only actual work", first.row(player))
+        message += ", and the full reward on every task that was played"
+        subject.report.error(_CHECK, place, message, "reward only actual work", first.row(player))
         return
     if len(rewarded) < len(plays):
-        names = ", ".join(one.task.id for one in rewarded)
-        what += f"; it is rewarded on {len(rewarded)} of {len(plays)} tasks: {names}"
+        names = ", ".join(both.task.id for both in rewarded)
+        message += f"; it is rewarded on {len(rewarded)} of {len(plays)} tasks: {names}"
         remedy = "reward only actual work, but this may be right for tasks with nothing to do"
     else:
         remedy = "reward only actual work"
-    subject.report.warn(_CHECK, place, what, remedy, first.row(player))
+    subject.report.warn(_CHECK, place, message, remedy, first.row(player))
 
 
 def _range(subject: EnvUnderTest) -> tuple[float, float]:
@@ -161,16 +163,16 @@ def _noop(subject: EnvUnderTest) -> str:
 async def _played(
     subject: EnvUnderTest, task: Task, speak: Speak, player: str, turns: int | None = None
 ) -> PlayedEpisode:
-    played = await play(subject, task, speak, turns=turns)
-    sizes(subject, played)
-    in_range(subject, played, player)
-    failed(subject, played)
-    return played
+    episode = await play(subject, task, speak, turns=turns)
+    sizes(subject, episode)
+    in_range(subject, episode, player)
+    failed(subject, episode)
+    return episode
 
 
-def failed(subject: EnvUnderTest, played: PlayedEpisode) -> bool:
+def failed(subject: EnvUnderTest, episode: PlayedEpisode) -> bool:
     """Whether an ordinary play failed. A failure is reported."""
-    failure = played.failure
+    failure = episode.failure
     if failure is None:
         return False
     place: Place = subject.place_of(failure)
@@ -178,8 +180,8 @@ def failed(subject: EnvUnderTest, played: PlayedEpisode) -> bool:
         subject.report.error("lifecycle", place, f"{failure.boundary} fails: {failure.error}", "fix it")
     else:
         needs = "; ".join(subject.cls.needs(subject.envs.config, 1)) or "what the error names"
-        what = f"{failure.boundary} raises InfraError: {failure.error}"
-        subject.report.error("lifecycle", place, what, f"start what the Env needs ({needs})")
+        message = f"{failure.boundary} raises InfraError: {failure.error}"
+        subject.report.error("lifecycle", place, message, f"start what the Env needs ({needs})")
     return True
 
 
@@ -188,9 +190,9 @@ def _nothing(task: Task, trajectory: Trajectory) -> Speech:
         yield NOTHING
 
 
-def _without_rest(said: Sequence[Turn]) -> list[Turn]:
+def _without_rest(played_turns: Sequence[Turn]) -> list[Turn]:
     """The turns of a player, without those that were filled in after its end."""
-    turns = list(said)
+    turns = list(played_turns)
     while len(turns) > 1 and turns[-1] == NOTHING:
         turns.pop()
     return turns

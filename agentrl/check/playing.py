@@ -47,7 +47,7 @@ class EnvUnderTest:
     tasks: Sequence[Task]
     renderer: Renderer
     limits: Limits
-    own: AuthorCode
+    author: AuthorCode
     report: Report
     gold: Player | None = None
     noop: Player | None = None
@@ -78,7 +78,7 @@ class EnvUnderTest:
     def place_of(self, failure: Failure) -> Place:
         """The line to look at for a failure: one of the author's, or else the hook's."""
         hooks = _HOOKS_OF.get(failure.boundary, (failure.boundary,))
-        return self.own.of_text(failure.traceback) or self.own.of_member(*hooks)
+        return self.author.of_text(failure.traceback) or self.author.of_member(*hooks)
 
 
 @dataclass(slots=True)
@@ -124,11 +124,11 @@ class PlayedEpisode:
         return [line for trajectory in (self.trajectory, *self.others) for line in self._answers(trajectory)]
 
     def _answers(self, trajectory: Trajectory) -> list[str]:
-        said = [f"{m.get('role')}: {m.get('content')}" for m in trajectory.messages if m.get("role") != "assistant"]
+        spoken = [f"{m.get('role')}: {m.get('content')}" for m in trajectory.messages if m.get("role") != "assistant"]
         raw = [f"raw text: {turn.raw}" for turn in trajectory.turns if turn.raw]
         rewards = [f"reward of turn {i}: {turn.reward}" for i, turn in enumerate(trajectory.turns, 1)]
         broke = [f"failure: {trajectory.failure.error}"] if trajectory.failure else []
-        return [*said, *raw, *rewards, f"stop: {trajectory.stop}", f"reward: {trajectory.reward}", *broke]
+        return [*spoken, *raw, *rewards, f"stop: {trajectory.stop}", f"reward: {trajectory.reward}", *broke]
 
     def first(self) -> list[str]:
         """The observations before the first turn."""
@@ -154,45 +154,45 @@ async def play(
     subject.plays += 1
     env = subject.envs.make()
     trajectory = Trajectory(task, session_id=f"check-{time.monotonic_ns()}")
-    played = PlayedEpisode(env, trajectory, turn_limit=limits_of(subject, turns).turns)
+    episode = PlayedEpisode(env, trajectory, turn_limit=limits_of(subject, turns).turns)
     prepare(env)
-    keep_close_errors(env, played)
-    given = await _episode(subject, played, speak, turns, around, stop_after)
+    keep_close_errors(env, episode)
+    playing = await _episode(subject, episode, speak, turns, around, stop_after)
     began = time.monotonic()
-    await given.run(given.begin)
-    played.seconds = time.monotonic() - began
-    failure = played.failure
+    await playing.run(playing.begin)
+    episode.seconds = time.monotonic() - began
+    failure = episode.failure
     if failure is not None and (failure.kind, failure.boundary) == ("bug", "engine"):
         raise RuntimeError(f"the player failed: {failure.error}\n{failure.traceback}")
-    return played
+    return episode
 
 
 async def _episode(
     subject: EnvUnderTest,
-    played: PlayedEpisode,
+    episode: PlayedEpisode,
     speak: Speak,
     turns: int | None,
     around: Around,
     stop_after: int | None,
 ) -> Episode:
-    trajectory, heard = played.trajectory, LastAnswer(played.env)
+    trajectory, heard = episode.trajectory, LastAnswer(episode.env)
 
     async def park(parked: Parked) -> None:
-        played.parked = parked
+        episode.parked = parked
 
     def is_over() -> bool:
-        return stop_after is not None and played.turns >= stop_after and not any_open(played)
+        return stop_after is not None and episode.turns >= stop_after and not any_open(episode)
 
     hooks = EpisodeHooks(on_turn=heard.note, park=park if stop_after is not None else None, aborted=is_over)
     options = EpisodeOptions(limits=limits_of(subject, turns))
     if subject.cls.seats:
         table = new_table(subject.cls.seats, trajectory.task, trajectory.session_id, options)
-        played.trajectory, *played.others = (state.trajectory for state in table.seats.values())
-        engines = _in_time(speak(trajectory.task, played.trajectory), table, subject.renderer, around)
-        return _seated(subject, played, table, engines, options, hooks)
+        episode.trajectory, *episode.others = (state.trajectory for state in table.seats.values())
+        engines = _in_time(speak(trajectory.task, episode.trajectory), table, subject.renderer, around)
+        return _seated(subject, episode, table, engines, options, hooks)
     engine = ScriptedEngine(speak(trajectory.task, trajectory), subject.renderer, reads=heard.read)
     return Episode.of(
-        played.env,
+        episode.env,
         EpisodeState(trajectory),
         around(engine),
         subject.renderer,
@@ -202,33 +202,33 @@ async def _episode(
     )
 
 
-def any_open(played: PlayedEpisode) -> bool:
-    return any(trajectory.open for trajectory in (played.trajectory, *played.others))
+def any_open(episode: PlayedEpisode) -> bool:
+    return any(trajectory.open for trajectory in (episode.trajectory, *episode.others))
 
 
 def _seated(
     subject: EnvUnderTest,
-    played: PlayedEpisode,
+    episode: PlayedEpisode,
     table: Table,
     engines: Mapping[str, Engine],
     options: EpisodeOptions,
     hooks: EpisodeHooks,
 ) -> SeatedEpisode:
     engine = engines[table.seat]
-    return SeatedEpisode.around(played.env, table, engine, subject.renderer, engines, options, None, hooks)
+    return SeatedEpisode.around(episode.env, table, engine, subject.renderer, engines, options, None, hooks)
 
 
 def _in_time(speech: Speech, table: Table, renderer: Renderer, around: Around) -> dict[str, Engine]:
     """An engine for each seat. Together they take the turns of one player, in order of time."""
-    begun = False
+    is_started = False
 
     def take(trajectory: Trajectory) -> Speech:
-        nonlocal begun
+        nonlocal is_started
         while True:
             read = takewhile(lambda message: message["role"] != "assistant", reversed(trajectory.messages))
             heard = "\n".join(str(message["content"]) for message in reversed([*read]))
-            turn = speech.send(heard) if begun else next(speech)
-            begun = True
+            turn = speech.send(heard) if is_started else next(speech)
+            is_started = True
             yield turn
 
     return {
@@ -240,11 +240,11 @@ def _in_time(speech: Speech, table: Table, renderer: Renderer, around: Around) -
 async def go_on(subject: EnvUnderTest, parked: Parked, turns: Sequence[Turn]) -> PlayedEpisode:
     """Continue a parked episode in a fresh Env. Raises ResumeError if that Env does not reach the same state."""
     env = parked.env or subject.envs.make()
-    played = PlayedEpisode(env, parked.episode.trajectory)
-    keep_close_errors(env, played)
+    episode = PlayedEpisode(env, parked.episode.trajectory)
+    keep_close_errors(env, episode)
     heard = LastAnswer(env)
     if (table := parked.episode.table) is not None:
-        played.others = [state.trajectory for state in table.seats.values() if state is not parked.episode]
+        episode.others = [state.trajectory for state in table.seats.values() if state is not parked.episode]
         engines = _in_time(talk(turns), table, subject.renderer, lambda engine: engine)
         await resume_seats(
             parked,
@@ -254,13 +254,13 @@ async def go_on(subject: EnvUnderTest, parked: Parked, turns: Sequence[Turn]) ->
             players=engines,
             options=EpisodeOptions(limits=limits_of(subject, None)),
         )
-        return played
+        return episode
     engine = ScriptedEngine(talk(turns), subject.renderer, reads=heard.read)
     options = EpisodeOptions(limits=limits_of(subject, None))
     await resume_episode(
         parked, env, engine=engine, renderer=subject.renderer, options=options, hooks=EpisodeHooks(on_turn=heard.note)
     )
-    return played
+    return episode
 
 
 def limits_of(subject: EnvUnderTest, turns: int | None) -> Limits:
@@ -269,19 +269,19 @@ def limits_of(subject: EnvUnderTest, turns: int | None) -> Limits:
     return subject.limits if turns is None else replace(subject.limits, turns=turns)
 
 
-def keep_close_errors(env: Env, played: PlayedEpisode) -> None:
+def keep_close_errors(env: Env, episode: PlayedEpisode) -> None:
     """Keep what closing the Env raises; an episode only logs it."""
-    kept = runtime(env)
-    original = kept.close
+    env_runtime = runtime(env)
+    original = env_runtime.close
 
     async def close(hook: Callable[[], Any]) -> None:
         try:
             await original(hook)
         except Exception as exc:
-            played.close_errors.append(exc)
+            episode.close_errors.append(exc)
             raise
 
-    kept.close = close  # type: ignore[method-assign]
+    env_runtime.close = close  # type: ignore[method-assign]
 
 
 def talk(turns: Sequence[Turn]) -> Speech:
@@ -306,7 +306,7 @@ def by(player: Player) -> Speak:
     return speak
 
 
-def recording(speak: Speak, said: list[Turn]) -> Speak:
+def recording(speak: Speak, turns: list[Turn]) -> Speak:
     """The same player. Its turns are added to the given list."""
 
     def again(task: Task, trajectory: Trajectory) -> Speech:
@@ -314,7 +314,7 @@ def recording(speak: Speak, said: list[Turn]) -> Speak:
         try:
             turn = next(speech)
             while True:
-                said.append(turn)
+                turns.append(turn)
                 heard = yield turn
                 turn = speech.send(heard)
         except StopIteration:

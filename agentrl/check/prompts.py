@@ -37,20 +37,20 @@ class ResetReads:
         self.anything = False
 
     def attach(self, env: Env) -> None:
-        kept = runtime(env)
-        hook = kept.hook
+        env_runtime = runtime(env)
+        hook = env_runtime.hook
 
-        async def watching(called: Any, *args: Any, **given: Any) -> Any:
+        async def watching(called: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(called, "__name__", "") != "reset":
-                return await hook(called, *args, **given)
-            before = _READ.pop(id(env.task), None), kept.rng.getstate()
+                return await hook(called, *args, **kwargs)
+            before = _READ.pop(id(env.task), None), env_runtime.rng.getstate()
             try:
-                return await hook(called, *args, **given)
+                return await hook(called, *args, **kwargs)
             finally:
                 read = _READ.pop(id(env.task), set())
-                self.anything = self.anything or bool(read) or kept.rng.getstate() != before[1]
+                self.anything = self.anything or bool(read) or env_runtime.rng.getstate() != before[1]
 
-        kept.hook = watching  # type: ignore[method-assign, assignment]
+        env_runtime.hook = watching  # type: ignore[method-assign, assignment]
 
 
 def prompts(subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: ResetReads) -> None:
@@ -61,13 +61,13 @@ def prompts(subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: ResetR
 
 
 def _ignored(subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: ResetReads) -> None:
-    first = [played.first() for played in plays]
+    first = [episode.first() for episode in plays]
     tasks = [(p.trajectory.task.prompt, p.trajectory.task.label, p.trajectory.task.metadata) for p in plays]
     differ = any(task != tasks[0] for task in tasks)
-    if len(plays) > 1 and differ and not reads.anything and all(one == first[0] for one in first):
+    if len(plays) > 1 and differ and not reads.anything and all(observation == first[0] for observation in first):
         subject.report.error(
             _CHECK,
-            subject.own.of_member("reset"),
+            subject.author.of_member("reset"),
             f"reset ignores its task: {len(plays)} tasks begin with the same observation",
             "show the task's prompt, or what follows from task.metadata or self.rng",
         )
@@ -75,23 +75,27 @@ def _ignored(subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: Reset
 
 def _label_shown(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
     """Report if each prompt contains its own label, and not those of the other tasks."""
-    shown = [(_prompt(played), _labels(played.trajectory.task.label)) for played in plays]
-    if len(shown) < 2 or not all(labels for _, labels in shown) or len({tuple(labels) for _, labels in shown}) < 2:
+    prompts_and_labels = [(_prompt(episode), _labels(episode.trajectory.task.label)) for episode in plays]
+    if (
+        len(prompts_and_labels) < 2
+        or not all(labels for _, labels in prompts_and_labels)
+        or len({tuple(labels) for _, labels in prompts_and_labels}) < 2
+    ):
         subject.report.skipped.setdefault("label in prompt", "it needs two tasks with different labels that are text")
         return
-    own = all(any(_holds(prompt, label) for label in labels) for prompt, labels in shown)
+    holds_own = all(any(_holds(prompt, label) for label in labels) for prompt, labels in prompts_and_labels)
     foreign = any(
         _holds(prompt, label)
-        for i, (prompt, mine) in enumerate(shown)
-        for j, (_, labels) in enumerate(shown)
+        for i, (prompt, mine) in enumerate(prompts_and_labels)
+        for j, (_, labels) in enumerate(prompts_and_labels)
         for label in labels
         if i != j and label not in mine
     )
-    if own and not foreign:
+    if holds_own and not foreign:
         subject.report.warn(
             _CHECK,
-            subject.own.of_member("reset"),
-            f"each of {len(plays)} prompts holds its own label, such as {shown[0][1][0]!r:.40}",
+            subject.author.of_member("reset"),
+            f"each of {len(plays)} prompts holds its own label, such as {prompts_and_labels[0][1][0]!r:.40}",
             "leave it out, unless the task is to find it there",
         )
 
@@ -101,11 +105,11 @@ def _labels(label: Any) -> list[str]:
         return []
     if isinstance(label, str | int | float):
         return [str(label).strip()] if str(label).strip() else []
-    return [one for item in label for one in _labels(item)] if isinstance(label, list | tuple) else []
+    return [text for item in label for text in _labels(item)] if isinstance(label, list | tuple) else []
 
 
-def _prompt(played: PlayedEpisode) -> str:
-    return "\n".join(played.first()[:-1])
+def _prompt(episode: PlayedEpisode) -> str:
+    return "\n".join(episode.first()[:-1])
 
 
 def _holds(prompt: str, label: str) -> bool:

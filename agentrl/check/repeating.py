@@ -8,6 +8,8 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from agentrl.check.leaks import Leak, LeakTracker
 from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Speak, play, saying
@@ -28,8 +30,8 @@ _REMEDIES = {
 
 @dataclass(slots=True)
 class _Once:
-    played: PlayedEpisode
-    left: list[Leak]
+    episode: PlayedEpisode
+    leaks: list[Leak]
     before: Pictures
     after: Pictures
 
@@ -39,22 +41,22 @@ async def repeat(subject: EnvUnderTest, ledger: LeakTracker, script: Sequence[Tu
     speak = saying(script)
     plays = [await _once(subject, ledger, task, speak, number) for number in range(_TIMES)]
     _leaks(subject, ledger, plays[-2:])
-    sizes(subject, plays[0].played)
-    in_range(subject, plays[0].played, "a script, played again")
+    sizes(subject, plays[0].episode)
+    in_range(subject, plays[0].episode, "a script, played again")
     await _state(subject, task, speak, plays)
-    _determinism(subject, [once.played for once in plays])
+    _determinism(subject, [once.episode for once in plays])
 
 
 async def _once(subject: EnvUnderTest, ledger: LeakTracker, task: Task, speak: Speak, number: int) -> _Once:
     gc.collect()  # garbage of earlier episodes is collected now, not during this one
     for _ in range(3):
         await asyncio.sleep(0)
-    there, before = ledger.look(), pictures(subject.own, subject.envs)
+    opened, before = ledger.look(), pictures(subject.author, subject.envs)
     with global_random(number):
-        played = await play(subject, task, speak)
-    left = await ledger.left(there) if number else []
-    await ledger.clear(left)
-    return _Once(played, left, before, pictures(subject.own, subject.envs))
+        episode = await play(subject, task, speak)
+    leaks = await ledger.leaks(opened) if number else []
+    await ledger.clear(leaks)
+    return _Once(episode, leaks, before, pictures(subject.author, subject.envs))
 
 
 @contextmanager
@@ -70,18 +72,18 @@ def global_random(seed: int) -> Iterator[None]:
 
 def _leaks(subject: EnvUnderTest, ledger: LeakTracker, plays: Sequence[_Once]) -> None:
     """Report what both plays left open. What only one of them leaves is kept on purpose, such as a pool's thread."""
-    first, second = ({one.same: one for one in once.left} for once in plays)
+    first, second = ({leak.same: leak for leak in once.leaks} for once in plays)
     for same in first.keys() & second.keys():
         report_left(subject, ledger, second[same], "an episode")
 
 
-def report_left(subject: EnvUnderTest, ledger: LeakTracker, one: Leak, when: str) -> None:
-    ledger.known.add(one.same)
+def report_left(subject: EnvUnderTest, ledger: LeakTracker, leak: Leak, when: str) -> None:
+    ledger.reported.add(leak.same)
     subject.report.error(
         "leaks",
-        one.place or subject.own.of_member("reset", "step", "run"),
-        f"{when} leaves {'an' if one.kind == 'open file' else 'a'} {one.kind} behind: {one.name[:80]}",
-        _ENDINGS[one.kind],
+        leak.place or subject.author.of_member("reset", "step", "run"),
+        f"{when} leaves {'an' if leak.kind == 'open file' else 'a'} {leak.kind} behind: {leak.name[:80]}",
+        _ENDINGS[leak.kind],
     )
 
 
@@ -97,35 +99,39 @@ _ENDINGS = {
 
 async def _state(subject: EnvUnderTest, task: Task, speak: Speak, plays: Sequence[_Once]) -> None:
     """Report what every play changes anew. A cache is filled only once, by the first play."""
-    found = changed(plays[1].before, plays[1].after) & changed(plays[2].before, plays[2].after)
-    if difference(plays[0].played.answers(), plays[1].played.answers()):
-        found |= changed(plays[0].before, plays[0].after)
-    for kept in sorted(found):
-        with Culprit(subject.own, lambda kept=kept: pictures(subject.own, subject.envs).get(kept)) as culprit:  # type: ignore[misc]
+    changes = changed(plays[1].before, plays[1].after) & changed(plays[2].before, plays[2].after)
+    if difference(plays[0].episode.answers(), plays[1].episode.answers()):
+        changes |= changed(plays[0].before, plays[0].after)
+    for change in sorted(changes):
+        with Culprit(subject.author, partial(_pictured, subject, change)) as culprit:
             await play(subject, task, speak)
-        place = culprit.place or subject.own.of_global(kept.name) or subject.own.of_member(kept.name)
-        said = f"an episode changes {kept}, which outlives it"
-        tell = subject.report.error if kept.kind == "class" else subject.report.warn
-        tell("state", place, said, _REMEDIES[kept.kind])
+        place = culprit.place or subject.author.of_global(change.name) or subject.author.of_member(change.name)
+        message = f"an episode changes {change}, which outlives it"
+        tell = subject.report.error if change.kind == "class" else subject.report.warn
+        tell("state", place, message, _REMEDIES[change.kind])
 
 
 async def first_change(subject: EnvUnderTest, tasks: Sequence[Task], speak: Speak) -> tuple[Culprit, set[StateName]]:
     """Play two tasks, and find the first line that changes something which outlives the episode."""
-    before = pictures(subject.own, subject.envs)
-    with Culprit(subject.own, lambda: pictures(subject.own, subject.envs)) as culprit:
+    before = pictures(subject.author, subject.envs)
+    with Culprit(subject.author, lambda: pictures(subject.author, subject.envs)) as culprit:
         for task in tasks:
             await play(subject, task, speak)
-    return culprit, changed(before, pictures(subject.own, subject.envs))
+    return culprit, changed(before, pictures(subject.author, subject.envs))
 
 
-def difference(one: Sequence[str], other: Sequence[str]) -> str:
+def _pictured(subject: EnvUnderTest, state: StateName) -> Any:
+    return pictures(subject.author, subject.envs).get(state)
+
+
+def difference(answers: Sequence[str], other: Sequence[str]) -> str:
     """Where two lists of answers differ first; "" if they do not."""
-    for a, b in zip(one, other, strict=False):
+    for a, b in zip(answers, other, strict=False):
         if a != b:
-            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            start = max(0, at - 20) if at > 60 else 0
+            first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            start = max(0, first - 20) if first > 60 else 0
             return f"{a[start : start + 100]!r} and {b[start : start + 100]!r}"
-    return "" if len(one) == len(other) else f"{len(one)} and {len(other)} messages"
+    return "" if len(answers) == len(other) else f"{len(answers)} and {len(other)} messages"
 
 
 def _determinism(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
@@ -137,19 +143,21 @@ def _determinism(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
     subject.steady = False
     if report.has("state"):
         return  # this explains the difference
-    calls = undetermined_calls(subject.own)
+    calls = undetermined_calls(subject.author)
     used = f" ({calls[0][1]})" if calls else ""
     if begins:
-        place = calls[0][0] if calls else subject.own.of_member("reset", "tools")
-        said = f"reset shows two worlds for one task and seed{used}: {answers}"
-        report.error("determinism", place, said, "use self.rng, which task.seed has seeded; a group shares one world")
+        place = calls[0][0] if calls else subject.author.of_member("reset", "tools")
+        message = f"reset shows two worlds for one task and seed{used}: {answers}"
+        report.error(
+            "determinism", place, message, "use self.rng, which task.seed has seeded; a group shares one world"
+        )
     elif subject.cls.deterministic:
-        place = calls[0][0] if calls else subject.own.of_member("deterministic")
-        said = f"`deterministic = True`, but the same actions got two answers{used}: {answers}"
-        report.error("determinism", place, said, "use self.rng, or remove `deterministic`")
+        place = calls[0][0] if calls else subject.author.of_member("deterministic")
+        message = f"`deterministic = True`, but the same actions got two answers{used}: {answers}"
+        report.error("determinism", place, message, "use self.rng, or remove `deterministic`")
     elif calls:
-        said = f"the same actions got two answers under one seed{used}: {answers}"
-        report.warn("determinism", calls[0][0], said, "use self.rng, which task.seed has seeded")
+        message = f"the same actions got two answers under one seed{used}: {answers}"
+        report.warn("determinism", calls[0][0], message, "use self.rng, which task.seed has seeded")
     else:
         report.skipped["determinism"] = (
             f"the same actions got two answers, and the Env does not declare `deterministic`: {answers}"

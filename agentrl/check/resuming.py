@@ -42,10 +42,10 @@ async def _resumed(subject: EnvUnderTest, task: Task, script: Sequence[Turn], wh
     """Whether an episode that is aborted after that many turns ends as `whole` did."""
     first = await play(subject, task, saying(script), stop_after=after)
     if first.parked is None:
-        said = first.trajectory.info.get("not_parked")
-        if said is not None:
-            _found(subject, _of_snapshot(subject), f"snapshot fails after turn {after}: {said}", "fix it")
-        return said is None
+        problem = first.trajectory.info.get("not_parked")
+        if problem is not None:
+            _found(subject, _of_snapshot(subject), f"snapshot fails after turn {after}: {problem}", "fix it")
+        return problem is None
     parked = _through_pickle(subject, first.parked, after)
     if parked is None:
         return False
@@ -53,43 +53,46 @@ async def _resumed(subject: EnvUnderTest, task: Task, script: Sequence[Turn], wh
         second = await go_on(subject, parked, script[after:])
     except ResumeError as exc:
         if subject.steady:
-            place = (subject.own.of_error(exc) if exc.__cause__ else None) or _of_snapshot(subject)
+            place = (subject.author.of_error(exc) if exc.__cause__ else None) or _of_snapshot(subject)
             _found(
                 subject, place, f"an episode cannot be resumed after turn {after}: {one_line(exc)}", _remedy(subject)
             )
         return False
     finally:
         await release(parked.machines)
-    said = difference(whole.answers(), second.answers())
-    if said and subject.steady:
+    problem = difference(whole.answers(), second.answers())
+    if problem and subject.steady:
         place = _where(subject, second)
         _found(
-            subject, place, f"an episode that is resumed after turn {after} ends differently: {said}", _remedy(subject)
+            subject,
+            place,
+            f"an episode that is resumed after turn {after} ends differently: {problem}",
+            _remedy(subject),
         )
-    return not said
+    return not problem
 
 
-def _where(subject: EnvUnderTest, played: PlayedEpisode) -> Place:
+def _where(subject: EnvUnderTest, episode: PlayedEpisode) -> Place:
     """The line that broke after resuming, if any; else the snapshot's."""
-    if played.failure is not None:
-        return subject.place_of(played.failure)
-    error = runtime(played.env).first_tool_error
-    return (subject.own.of_error(error) if error is not None else None) or _of_snapshot(subject)
+    if episode.failure is not None:
+        return subject.place_of(episode.failure)
+    error = runtime(episode.env).first_tool_error
+    return (subject.author.of_error(error) if error is not None else None) or _of_snapshot(subject)
 
 
 def _through_pickle(subject: EnvUnderTest, parked: Parked, after: int) -> Parked | None:
     try:
-        written = pickle.dumps(replace(parked, env=None))
+        pickled = pickle.dumps(replace(parked, env=None))
     except Exception as exc:  # noqa: BLE001 - the pickle boundary: classes that refuse it raise anything
-        what = f"pickle cannot write the snapshot after turn {after}: {one_line(exc)}"
-        _found(subject, subject.own.of_member("snapshot"), what, "return plain data: numbers, text, lists, dicts")
+        message = f"pickle cannot write the snapshot after turn {after}: {one_line(exc)}"
+        _found(subject, subject.author.of_member("snapshot"), message, "return plain data: numbers, text, lists, dicts")
         return None
-    read: Parked = pickle.loads(written)
+    read: Parked = pickle.loads(pickled)
     return read
 
 
 def _of_snapshot(subject: EnvUnderTest) -> Place:
-    return subject.own.of_member("snapshot" if subject.cls.snapshot is not Env.snapshot else "deterministic")
+    return subject.author.of_member("snapshot" if subject.cls.snapshot is not Env.snapshot else "deterministic")
 
 
 def _remedy(subject: EnvUnderTest) -> str:
@@ -98,5 +101,5 @@ def _remedy(subject: EnvUnderTest) -> str:
     return "put all that later turns and the score need into snapshot, and set it in restore"
 
 
-def _found(subject: EnvUnderTest, place: Place, what: str, remedy: str) -> None:
-    subject.report.error(_CHECK, place, what, remedy)
+def _found(subject: EnvUnderTest, place: Place, message: str, remedy: str) -> None:
+    subject.report.error(_CHECK, place, message, remedy)

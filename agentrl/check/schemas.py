@@ -25,16 +25,16 @@ def schemas(subject: EnvUnderTest, tools: Sequence[ToolSpec]) -> None:
     """Findings about the tools that an episode offers."""
     for spec in tools:
         function = spec["function"]
-        place = place_of_tool(subject.own, function["name"])
-        for what, remedy in _wrong(function):
-            subject.report.error(_CHECK, place, what, remedy)
+        place = place_of_tool(subject.author, function["name"])
+        for message, remedy in _wrong(function):
+            subject.report.error(_CHECK, place, message, remedy)
         _described(subject, function, place)
     names = [spec["function"]["name"] for spec in tools]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        place = place_of_tool(subject.own, name)
+        place = place_of_tool(subject.author, name)
         subject.report.error(_CHECK, place, f"two tools are named {name!r}", "rename one")
-    for made in tools_of(subject.cls).values():
-        _documented(subject, made.name, getattr(subject.cls, made.attribute))
+    for tool in tools_of(subject.cls).values():
+        _documented(subject, tool.name, getattr(subject.cls, tool.attribute))
     _rendered(subject, tools)
     subject.report.checked[_CHECK] = f"{len(tools)} tools"
 
@@ -49,8 +49,8 @@ def _wrong(function: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
             'write {"type": "object", "properties": {...}}',
         )
         return
-    for path, said in _faults(schema, "parameters"):
-        yield f"the schema of {name} is not valid JSON Schema: {path} {said}", "see json-schema.org"
+    for path, problem in _faults(schema, "parameters"):
+        yield f"the schema of {name} is not valid JSON Schema: {path} {problem}", "see json-schema.org"
 
 
 def _faults(schema: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -66,14 +66,14 @@ def _faults(schema: Any, path: str) -> Iterator[tuple[str, str]]:
         if not isinstance(inner, Mapping):
             yield f"{path}.{key}", f"is {inner!r:.40}, not an object"
             continue
-        for name, one in inner.items():
-            yield from _faults(one, f"{path}.{key}.{name}")
+        for name, subschema in inner.items():
+            yield from _faults(subschema, f"{path}.{key}.{name}")
     for key in ("items", "additionalProperties"):
         if key in schema:
             yield from _faults(schema[key], f"{path}.{key}")
     for key in ("anyOf", "oneOf", "allOf"):
-        for number, one in enumerate(schema.get(key, ())):
-            yield from _faults(one, f"{path}.{key}[{number}]")
+        for number, subschema in enumerate(schema.get(key, ())):
+            yield from _faults(subschema, f"{path}.{key}[{number}]")
 
 
 def _faults_here(schema: Mapping[str, JSON], path: str) -> Iterator[tuple[str, str]]:
@@ -102,18 +102,18 @@ def _described(subject: EnvUnderTest, function: Mapping[str, JSON], place: Place
     properties = (function.get("parameters") or {}).get("properties") or {}
     if not isinstance(properties, Mapping):
         return
-    told = [key for key, one in properties.items() if isinstance(one, Mapping) and one.get("description")]
-    silent = [key for key in properties if key not in told]
-    if told and silent:
-        said = f"tool {name} describes some of its arguments, but not {', '.join(silent)}"
-        subject.report.warn(_CHECK, place, said, "describe it too, under `Args:`")
+    described = [key for key, schema in properties.items() if isinstance(schema, Mapping) and schema.get("description")]
+    silent = [key for key in properties if key not in described]
+    if described and silent:
+        message = f"tool {name} describes some of its arguments, but not {', '.join(silent)}"
+        subject.report.warn(_CHECK, place, message, "describe it too, under `Args:`")
 
 
 def _documented(subject: EnvUnderTest, name: str, method: Any) -> None:
     """Report a docstring that describes an argument which the method does not have."""
     described = {param.arg_name for param in docstring_parser.parse(inspect.getdoc(method) or "").params}
     for unknown in sorted(described - set(inspect.signature(method).parameters)):
-        place = place_of_tool(subject.own, name)
+        place = place_of_tool(subject.author, name)
         subject.report.error(
             _CHECK,
             _line_in_docstring(method, unknown, place),
@@ -127,20 +127,22 @@ def _line_in_docstring(method: Any, word: str, otherwise: Place) -> Place:
         lines, first = inspect.getsourcelines(inspect.unwrap(getattr(method, "__func__", method)))
     except (OSError, TypeError):
         return otherwise
-    at = next((i for i, line in enumerate(lines) if re.match(rf"\s*(:param )?\s*\*?{re.escape(word)}\b", line)), None)
-    return otherwise if at is None else Place(otherwise.file, first + at)
+    offset = next(
+        (i for i, line in enumerate(lines) if re.match(rf"\s*(:param )?\s*\*?{re.escape(word)}\b", line)), None
+    )
+    return otherwise if offset is None else Place(otherwise.file, first + offset)
 
 
 def _rendered(subject: EnvUnderTest, tools: Sequence[ToolSpec]) -> None:
     """Report tools that the model's template does not show."""
-    place = subject.own.of_member("tools", *(made.attribute for made in tools_of(subject.cls).values()))
+    place = subject.author.of_member("tools", *(tool.attribute for tool in tools_of(subject.cls).values()))
     try:
         subject.envs.prove(subject.renderer)
         rendered = subject.renderer.bind(tools).prompt("Hello.")
     except TemplateError as exc:
         subject.report.error(_CHECK, place, f"the model's template cannot carry the Env: {exc}", "try another --model")
         return
-    shown = subject.renderer.decode(rendered.tokens)
-    for name in [spec["function"]["name"] for spec in tools if spec["function"]["name"] not in shown]:
-        what = f"the model's template does not show tool {name}"
-        subject.report.error(_CHECK, place_of_tool(subject.own, name), what, "try another --model")
+    prompt_text = subject.renderer.decode(rendered.tokens)
+    for name in [spec["function"]["name"] for spec in tools if spec["function"]["name"] not in prompt_text]:
+        message = f"the model's template does not show tool {name}"
+        subject.report.error(_CHECK, place_of_tool(subject.author, name), message, "try another --model")

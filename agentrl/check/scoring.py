@@ -16,18 +16,18 @@ _USUAL = (-1.0, 1.0)
 
 async def scoring(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
     """Findings about `score`. It is called twice on one trajectory, which must not change."""
-    if not subject.own.wrote("score"):
+    if not subject.author.wrote("score"):
         return
     seen: list[tuple[Any, Any, bool]] = []
 
     def prepare(env: Env) -> None:
-        score, kept = env.score, runtime(env)
+        score, env_runtime = env.score, runtime(env)
 
         async def twice(trajectory: Any) -> Any:
             before = _json(trajectory)
-            first = await kept.call(score, trajectory) if _is_plain(score) else await score(trajectory)  # type: ignore[misc]
+            first = await env_runtime.call(score, trajectory) if _is_plain(score) else await score(trajectory)  # type: ignore[misc]
             unchanged = _json(trajectory) == before
-            second = await kept.call(score, trajectory) if _is_plain(score) else await score(trajectory)  # type: ignore[misc]
+            second = await env_runtime.call(score, trajectory) if _is_plain(score) else await score(trajectory)  # type: ignore[misc]
             seen.append((_value(first), _value(second), unchanged))
             return first
 
@@ -40,7 +40,7 @@ async def scoring(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
         elif first != second and first == first:
             subject.report.warn(
                 _CHECK,
-                subject.own.of_member("score"),
+                subject.author.of_member("score"),
                 f"score gives {first} and, called again on the same trajectory, {second}",
                 "let score only read: what it consumes or counts differs in the next call",
             )
@@ -50,47 +50,49 @@ async def _changes(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
     places = []
 
     def prepare(env: Env) -> None:
-        score, kept = env.score, runtime(env)
+        score, env_runtime = env.score, runtime(env)
 
         async def watched(trajectory: Any) -> Any:
-            with Culprit(subject.own, lambda: picture(_json(trajectory), subject.own)) as culprit:
-                value = await kept.call(score, trajectory) if _is_plain(score) else await score(trajectory)  # type: ignore[misc]
+            with Culprit(subject.author, lambda: picture(_json(trajectory), subject.author)) as culprit:
+                value = await env_runtime.call(score, trajectory) if _is_plain(score) else await score(trajectory)  # type: ignore[misc]
             places.append(culprit.place)
             return value
 
         setattr(env, "score", watched)  # noqa: B010 - a method is replaced
 
     await play(subject, task, speak, prepare=prepare)
-    place = next(filter(None, places), None) or subject.own.of_member("score")
-    what = "score changes the trajectory, and the changed one is trained on and logged"
-    subject.report.error(_CHECK, place, what, "work on a copy; write notes to trajectory.info")
+    place = next(filter(None, places), None) or subject.author.of_member("score")
+    message = "score changes the trajectory, and the changed one is trained on and logged"
+    subject.report.error(_CHECK, place, message, "work on a copy; write notes to trajectory.info")
 
 
-def in_range(subject: EnvUnderTest, played: PlayedEpisode, player: str) -> None:
+def in_range(subject: EnvUnderTest, episode: PlayedEpisode, player: str) -> None:
     """Report a reward outside the range that the Env declares, or else outside the usual one."""
-    reward, declared = played.trajectory.reward, subject.cls.reward_range
+    reward, declared = episode.trajectory.reward, subject.cls.reward_range
     if reward is None:
         return
     least, most = declared or _USUAL
     if least <= reward <= most:
         return
-    place = subject.own.of_member("score", "step")
+    place = subject.author.of_member("score", "step")
     if declared:
-        what = f"the reward {reward:g} is outside of reward_range, {least:g} to {most:g} ({played.told(player)})"
-        subject.report.error(_CHECK, place, what, "fix score, or reward_range", played.row(player))
+        message = f"the reward {reward:g} is outside of reward_range, {least:g} to {most:g} ({episode.told(player)})"
+        subject.report.error(_CHECK, place, message, "fix score, or reward_range", episode.row(player))
     else:
-        what = f"the reward {reward:g} is outside of -1 to 1, and no reward_range is declared ({played.told(player)})"
+        message = (
+            f"the reward {reward:g} is outside of -1 to 1, and no reward_range is declared ({episode.told(player)})"
+        )
         remedy = f"scale it, or declare it: reward_range = ({min(0.0, reward):g}, ...)"
-        subject.report.warn(_CHECK, place, what, remedy, played.row(player))
+        subject.report.warn(_CHECK, place, message, remedy, episode.row(player))
 
 
 def _json(trajectory: Any) -> dict[str, JSON]:
-    written: dict[str, JSON] = trajectory.to_json()
-    return {key: value for key, value in written.items() if key not in ("info", "reward", "reward_parts")}
+    values: dict[str, JSON] = trajectory.to_json()
+    return {key: value for key, value in values.items() if key not in ("info", "reward", "reward_parts")}
 
 
-def _value(given: Any) -> Any:
-    return given.value if isinstance(given, Reward) else given
+def _value(score: Any) -> Any:
+    return score.value if isinstance(score, Reward) else score
 
 
 def _is_plain(hook: Any) -> bool:

@@ -15,20 +15,20 @@ _REPEATS = 3
 _LEAST = 20
 
 
-def sizes(subject: EnvUnderTest, played: PlayedEpisode) -> None:
+def sizes(subject: EnvUnderTest, episode: PlayedEpisode) -> None:
     """Findings about the observations of one play."""
-    observed = _observed(played)
+    observed = _observed(episode)
     if (largest := max(map(len, observed), default=0)) > LARGE:
         subject.report.warn(
             _CHECK,
-            subject.own.of_member(*_hooks(subject, observed)),
+            subject.author.of_member(*_hooks(subject, observed)),
             f"an observation has {largest} characters, about {largest // 4} tokens",
             "cut it, or show a part and let the model ask for more; limits.observation_tokens only cuts the end off",
         )
     elif _repeats(observed[1:]):
         subject.report.warn(
             _CHECK,
-            subject.own.of_member("step", "exec_tool", *_tools(subject)),
+            subject.author.of_member("step", "exec_tool", *_tools(subject)),
             f"each observation repeats all earlier ones, from {len(observed[1])} to {len(observed[-1])} characters",
             "show only what is new: the model still reads the earlier observations",
         )
@@ -39,21 +39,21 @@ def _hooks(subject: EnvUnderTest, observed: Sequence[str]) -> Sequence[str]:
 
 
 def _tools(subject: EnvUnderTest) -> list[str]:
-    return [made.attribute for made in tools_of(subject.cls).values()]
+    return [spec.attribute for spec in tools_of(subject.cls).values()]
 
 
-def _observed(played: PlayedEpisode) -> list[str]:
+def _observed(episode: PlayedEpisode) -> list[str]:
     """The prompt and each answer as text."""
-    found, now = [""], 0
-    for message in played.trajectory.messages:
+    texts, now = [""], 0
+    for message in episode.trajectory.messages:
         if message.get("role") == "assistant":
             now += 1
             continue
-        while len(found) <= now:
-            found.append("")
-        found[now] += str(message.get("content") or "")
-    raw = [turn.raw for turn in played.trajectory.turns if turn.raw]
-    return [found[0], *raw] if raw else found
+        while len(texts) <= now:
+            texts.append("")
+        texts[now] += str(message.get("content") or "")
+    raw = [turn.raw for turn in episode.trajectory.turns if turn.raw]
+    return [texts[0], *raw] if raw else texts
 
 
 def _repeats(observed: Sequence[str]) -> bool:

@@ -34,34 +34,34 @@ class StateName(NamedTuple):
 Pictures = Mapping[StateName, Any]
 
 
-def pictures(own: AuthorCode, envs: EnvFactory) -> Pictures:
+def pictures(author: AuthorCode, envs: EnvFactory) -> Pictures:
     """A picture of each thing that outlives an episode. Two pictures differ if the thing was changed."""
-    found = {StateName("shared", "", "self.shared"): envs.shared}
-    for base in own.classes:
+    values = {StateName("shared", "", "self.shared"): envs.shared}
+    for base in author.classes:
         for name, value in vars(base).items():
             if _is_data(name, value):
-                found[StateName("class", base.__name__, name)] = value
-    for module in own.modules:
+                values[StateName("class", base.__name__, name)] = value
+    for module in author.modules:
         for name, value in list(vars(module).items()):
             if _is_data(name, value):
-                found[StateName("module", "", name)] = value
-    return {kept: picture(value, own) for kept, value in found.items()}
+                values[StateName("module", "", name)] = value
+    return {name_of_state: picture(value, author) for name_of_state, value in values.items()}
 
 
-def picture(value: Any, own: AuthorCode) -> Any:
+def picture(value: Any, author: AuthorCode) -> Any:
     """A value as nested tuples. Objects of classes that the author did not write are compared by identity only."""
-    return _Painter(own).paint(value, 0)
+    return _Painter(author).paint(value, 0)
 
 
 def changed(before: Pictures, after: Pictures) -> set[StateName]:
-    return {kept for kept, seen in after.items() if kept in before and before[kept] != seen}
+    return {state for state, seen in after.items() if state in before and before[state] != seen}
 
 
 class Culprit:
     """Watches a `with` block. `place` is the line of the author's code that changed what `look` returns, or None."""
 
-    def __init__(self, own: AuthorCode, look: Callable[[], Any]) -> None:
-        self._own, self._look = own, look
+    def __init__(self, author: AuthorCode, look: Callable[[], Any]) -> None:
+        self._author, self._look = author, look
         self.place: Place | None = None
         self._last: dict[int, Place] = {}
         self._looking = False
@@ -77,7 +77,7 @@ class Culprit:
         threading.settrace(self._traced)
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if self.place is not None or self._looking or not self._own.has(frame.f_code.co_filename):
+        if self.place is not None or self._looking or not self._author.has(frame.f_code.co_filename):
             return None
         return self._line
 
@@ -96,14 +96,14 @@ class Culprit:
 
 
 class _Painter:
-    def __init__(self, own: AuthorCode) -> None:
-        self._own, self._left, self._inside = own, _MOST, set[int]()
+    def __init__(self, author: AuthorCode) -> None:
+        self._author, self._budget, self._inside = author, _MOST, set[int]()
 
     def paint(self, value: Any, depth: int) -> Any:
         if value is None or isinstance(value, bool | int | float | str | bytes):
             return value
-        self._left -= 1
-        if depth > _DEEPEST or self._left < 0 or id(value) in self._inside:
+        self._budget -= 1
+        if depth > _DEEPEST or self._budget < 0 or id(value) in self._inside:
             return "..."
         self._inside.add(id(value))
         try:
@@ -129,14 +129,14 @@ class _Painter:
         return f"{type(value).__qualname__} {id(value)}"
 
     def _attributes(self, value: Any, depth: int) -> list[Any]:
-        given = dict(getattr(value, "__dict__", {}))
+        values = dict(getattr(value, "__dict__", {}))
         if is_dataclass(value):
-            given |= {field.name: getattr(value, field.name, None) for field in fields(value)}
-        return [(name, self.paint(item, depth)) for name, item in given.items()]
+            values |= {field.name: getattr(value, field.name, None) for field in fields(value)}
+        return [(name, self.paint(item, depth)) for name, item in values.items()]
 
     def _is_own(self, cls: type) -> bool:
         module = sys.modules.get(cls.__module__)
-        return self._own.has(getattr(module, "__file__", None) or "<none>")
+        return self._author.has(getattr(module, "__file__", None) or "<none>")
 
 
 def _is_data(name: str, value: Any) -> bool:

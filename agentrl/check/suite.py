@@ -80,53 +80,58 @@ class CheckInputs:
     """Called with the name of each check when it begins."""
 
 
-async def check(given: CheckInputs) -> Report:
+async def check(inputs: CheckInputs) -> Report:
     """Check an Env. Raises ConfigError if it cannot be made, InfraError if `share` raises one."""
-    for name in given.only:
+    for name in inputs.only:
         if name not in CHECKS:
             raise ConfigError(f"only: there is no check {name!r}{did_you_mean(name, CHECKS, '; the checks are {}')}")
-    envs = EnvFactory(given.env, given.config)
-    report, own = Report(), AuthorCode(envs.cls)
-    path = given.env if isinstance(given.env, str) else ""
-    limits = replace(given.limits, turns=min(given.limits.turns, _TURNS))
-    subject = EnvUnderTest(path, envs, given.tasks, given.renderer, limits, own, report, given.gold, given.noop)
-    subject.patience_s = given.seconds
-    ledger = LeakTracker(own, held=lambda: sandboxes_held(envs.shared))
-    with _quiet(), WarningCollector(subject) as warned, Watchdog(own, lambda: subject.plays) as dog, ledger.watching():
-        there, began = ledger.look(), time.monotonic()
-        given.begins("share")
+    envs = EnvFactory(inputs.env, inputs.config)
+    report, author = Report(), AuthorCode(envs.cls)
+    path = inputs.env if isinstance(inputs.env, str) else ""
+    limits = replace(inputs.limits, turns=min(inputs.limits.turns, _TURNS))
+    subject = EnvUnderTest(path, envs, inputs.tasks, inputs.renderer, limits, author, report, inputs.gold, inputs.noop)
+    subject.patience_s = inputs.seconds
+    ledger = LeakTracker(author, sandboxes=lambda: sandboxes_held(envs.shared))
+    with (
+        _quiet(),
+        WarningCollector(subject) as warned,
+        Watchdog(author, lambda: subject.plays) as dog,
+        ledger.watching(),
+    ):
+        opened, began = ledger.look(), time.monotonic()
+        inputs.begins("share")
         async with envs:
             subject.share_s = time.monotonic() - began
-            suite = _Suite(subject, ledger, given)
+            suite = _Suite(subject, ledger, inputs)
             await suite.run()
             replayed = subject.plays
             if dog.suspects():
                 await suite.replay()
-        left = await ledger.left(there)
-        await ledger.clear(left)
+        leaks = await ledger.leaks(opened)
+        await ledger.clear(leaks)
         warned.report()
     dog.report(report, replayed)
-    report.findings.sort(key=lambda found: (found.severity, found.place))
+    report.findings.sort(key=lambda finding: (finding.severity, finding.place))
     return report
 
 
 class _Suite:
     """One Env, with what watches it."""
 
-    def __init__(self, subject: EnvUnderTest, ledger: LeakTracker, given: CheckInputs) -> None:
-        self.subject, self.ledger, self.given = subject, ledger, given
+    def __init__(self, subject: EnvUnderTest, ledger: LeakTracker, inputs: CheckInputs) -> None:
+        self.subject, self.ledger, self.inputs = subject, ledger, inputs
         self._scripts: list[list[Turn]] = []
 
     async def replay(self) -> None:
         """Replay the scripts to confirm what seems to block, as a busy machine makes any line slow."""
-        self.given.begins("blocking, again")
+        self.inputs.begins("blocking, again")
         for script in self._scripts:
             await play(self.subject, self.subject.tasks[0], saying(script))
 
     async def run(self) -> None:
         subject, tasks = self.subject, self.subject.tasks
         if self._wants("tasks"):
-            self.given.begins("tasks")
+            self.inputs.begins("tasks")
             own_tasks(subject)
         first = await self._first_plays()
         if first is None:
@@ -135,7 +140,7 @@ class _Suite:
         if self._wants("schemas"):
             schemas(subject, tools)
         if self._wants("blocking"):
-            sleeping_calls(subject.own, subject.report)
+            sleeping_calls(subject.author, subject.report)
             subject.report.checked["blocking"] = "in every play"
         if subject.slow:
             needs = ceil(subject.seconds * _SHARE_OF_EPISODE) + 1
@@ -144,74 +149,74 @@ class _Suite:
                 f"{self._slow_s:g} s; `--seconds {needs}` checks all"
             )
         if self._wants("players"):
-            self.given.begins("players")
+            self.inputs.begins("players")
             await (self._play_seats() if subject.cls.seats else self._judge_players())
         task, plain = tasks[0], explored(first[0].trajectory)
-        scripts = [[*said] for said in (subject.scripts.get(task.id), plain) if said]
+        scripts = [[*turns] for turns in (subject.scripts.get(task.id), plain) if turns]
         self._scripts = scripts = scripts[:1] if subject.slow else scripts
         await self._of_scripts(task, scripts)
         if self._wants("robustness", "sizes") and not subject.is_agent:
-            self.given.begins("robustness")
+            self.inputs.begins("robustness")
             subject.report.checked["robustness"] = await fuzzing(subject, task, tools)
         elif subject.is_agent:
             subject.report.skipped["robustness"] = "an agent takes its turns by itself; its tools are its own"
         if self._wants("cancellation"):  # the last one, as it may leave a lock that is never released
-            self.given.begins("cancellation")
+            self.inputs.begins("cancellation")
             await self._cancelled(task, scripts)
 
     async def _judge_players(self) -> None:
         subject = self.subject
-        await players(subject, subject.tasks[:1] if subject.slow else subject.tasks, self.given.of)
+        await players(subject, subject.tasks[:1] if subject.slow else subject.tasks, self.inputs.of)
 
     async def _play_seats(self) -> None:
         """Keep the gold player's turns. Its reward is not judged, as its seats play against each other."""
-        subject, said, task = self.subject, list[Turn](), self.subject.tasks[0]
+        subject, turns, task = self.subject, list[Turn](), self.subject.tasks[0]
         subject.report.skipped["players"] = "the player has every seat, so that one of them may have to lose"
         if subject.gold is not None:
-            await play(subject, task, recording(by(subject.gold), said))
-            subject.scripts[task.id] = said
+            await play(subject, task, recording(by(subject.gold), turns))
+            subject.scripts[task.id] = turns
 
     async def _first_plays(self) -> list[PlayedEpisode] | None:
         """Play each task once. None if none can be played."""
         subject, plays, reads = self.subject, list[PlayedEpisode](), ResetReads()
-        self.given.begins("prompt")
+        self.inputs.begins("prompt")
         for task in subject.tasks:
             plays.append(await play(subject, watched(task), saying(()), turns=2, prepare=reads.attach))
             subject.seconds = min(subject.seconds or 1e9, plays[-1].seconds)
         subject.slow = subject.seconds > self._slow_s
-        broken = [played for played in plays if failed(subject, played)]
+        broken = [episode for episode in plays if failed(subject, episode)]
         if len(broken) == len(plays):
             subject.report.skipped["everything else"] = "no task can be played"
             return None
         if self._wants("prompt"):
-            prompts(subject, [played for played in plays if played not in broken], reads)
+            prompts(subject, [episode for episode in plays if episode not in broken], reads)
             subject.report.checked["prompt"] = f"{len(plays)} tasks"
-        return [played for played in plays if played not in broken]
+        return [episode for episode in plays if episode not in broken]
 
     async def _of_scripts(self, task: Task, scripts: Sequence[Sequence[Turn]]) -> None:
         subject, speak = self.subject, saying(scripts[0])
         for script in scripts:
             if self._wants("state", "determinism", "leaks", "blocking"):
-                self.given.begins("state, determinism and leaks")
+                self.inputs.begins("state, determinism and leaks")
                 await repeat(subject, self.ledger, script, task)
                 for name in ("state", "determinism", "leaks"):
                     subject.report.checked[name] = "plays of one script, compared"
         if self._wants("lifecycle"):
-            self.given.begins("lifecycle")
+            self.inputs.begins("lifecycle")
             await lifecycle(subject, task, speak)
         if self._wants("reward"):
-            self.given.begins("reward")
+            self.inputs.begins("reward")
             await scoring(subject, task, speak)
         for script in scripts if self._wants("state") else ():
-            self.given.begins("state: episodes side by side")
+            self.inputs.begins("state: episodes side by side")
             await self._beside(task, script)
         for script in scripts:
             if self._wants("resuming"):
-                self.given.begins("resuming")
+                self.inputs.begins("resuming")
                 subject.report.checked["resuming"] = await resuming(subject, task, script)
-        if self._wants("determinism", "resuming") and self.given.process:
-            self.given.begins("determinism in a separate process")
-            await fresh_process(subject, task, scripts[-1], self.given.config)
+        if self._wants("determinism", "resuming") and self.inputs.process:
+            self.inputs.begins("determinism in a separate process")
+            await fresh_process(subject, task, scripts[-1], self.inputs.config)
 
     async def _beside(self, task: Task, script: Sequence[Turn]) -> None:
         """Play two tasks at the same time, or one twice."""
@@ -222,31 +227,31 @@ class _Suite:
             subject.report.skipped["state"] = (
                 "an agent sends its requests at any time, so episodes cannot be played in turns"
             )
-        elif said := await interleaved(subject, [task, other], speaks):
-            subject.report.skipped["state"] = f"episodes side by side: {said}"
+        elif reason := await interleaved(subject, [task, other], speaks):
+            subject.report.skipped["state"] = f"episodes side by side: {reason}"
 
     async def _cancelled(self, task: Task, scripts: Sequence[Sequence[Turn]]) -> None:
-        tried, known, began = 0, 0, time.monotonic()
+        tried, waits, began = 0, 0, time.monotonic()
         for script in scripts:
             try:
                 done, of = await cancellation(self.subject, self.ledger, task, saying(script))
             except StuckError:
                 break
-            tried, known = tried + done, known + of
+            tried, waits = tried + done, waits + of
         took = time.monotonic() - began
         self.subject.report.checked["cancellation"] = f"cancelled at {tried} waits"
-        if tried < known:
+        if tried < waits:
             self.subject.report.skipped["cancellation"] = (
-                f"{known - tried} of {known} waits: a script has {self.given.seconds:g} s for them; "
-                f"`--seconds {ceil(took * known / max(1, tried)) + 1}` gives it more"
+                f"{waits - tried} of {waits} waits: a script has {self.inputs.seconds:g} s for them; "
+                f"`--seconds {ceil(took * waits / max(1, tried)) + 1}` gives it more"
             )
 
     @property
     def _slow_s(self) -> float:
-        return self.given.seconds / _SHARE_OF_EPISODE
+        return self.inputs.seconds / _SHARE_OF_EPISODE
 
     def _wants(self, *names: str) -> bool:
-        return not self.given.only or any(name in self.given.only for name in names)
+        return not self.inputs.only or any(name in self.inputs.only for name in names)
 
 
 @contextmanager

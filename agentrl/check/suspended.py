@@ -25,8 +25,10 @@ class Wait(NamedTuple):
 class Suspensions:
     """All waits of one episode, in order. `cancel` is called at the one with index `at`."""
 
-    def __init__(self, own: AuthorCode, at: int | None = None, cancel: Callable[[], object] = lambda: None) -> None:
-        self._own, self._at, self._cancel = own, at, cancel
+    def __init__(
+        self, author: AuthorCode, number: int | None = None, cancel: Callable[[], object] = lambda: None
+    ) -> None:
+        self._author, self._number, self._cancel = author, number, cancel
         self.waits: list[Wait] = []
         self.cancelled: Wait | None = None
         self.ended: str = ""
@@ -35,8 +37,8 @@ class Suspensions:
 
     def attach(self, env: Env) -> None:
         """Count in the hooks, tools and resources of an Env whose episode has not begun."""
-        names = [name for name in _HOOKS if self._own.wrote(name) and hasattr(env, name)]
-        names += [made.attribute for made in tools_of(env).values()]
+        names = [name for name in _HOOKS if self._author.wrote(name) and hasattr(env, name)]
+        names += [spec.attribute for spec in tools_of(env).values()]
         for name in names:
             setattr(env, name, self._counted(name, getattr(env, name)))
         enter = env.enter
@@ -46,32 +48,32 @@ class Suspensions:
         if inspect.iscoroutinefunction(hook):
 
             @wraps(hook)
-            async def counted(*args: Any, **given: Any) -> Any:
-                return await CountedCoroutine(self, name, hook(*args, **given))
+            async def counted(*args: Any, **kwargs: Any) -> Any:
+                return await CountedCoroutine(self, name, hook(*args, **kwargs))
 
             return counted
 
         loop = asyncio.get_running_loop()
 
         @wraps(hook)
-        def begun(*args: Any, **given: Any) -> Any:
+        def counted_start(*args: Any, **kwargs: Any) -> Any:
             if self._counts(Wait(name, _begin(hook))):
                 self.ended = "cancelled"  # a thread is not cancelled; its hook ends by itself
                 loop.call_soon_threadsafe(self._cancel)
-            return hook(*args, **given)
+            return hook(*args, **kwargs)
 
-        return begun
+        return counted_start
 
     def _counts(self, wait: Wait) -> bool:
         """Count a wait. Returns whether the episode is cancelled here."""
         self.waits.append(wait)
-        if self._at is None or len(self.waits) - 1 != self._at or self.cancelled is not None:
+        if self._number is None or len(self.waits) - 1 != self._number or self.cancelled is not None:
             return False
         self.cancelled = wait
         return True
 
     def suspends(self, name: str, coroutine: Any) -> bool:
-        place = self._own.of_awaited(coroutine)
+        place = self._author.of_awaited(coroutine)
         if place is None or not self._counts(Wait(name, place)):
             return False
         asyncio.get_running_loop().call_soon(self._cancel)

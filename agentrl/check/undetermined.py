@@ -27,15 +27,15 @@ _NAMED = (
 _NOW = ("now", "utcnow", "today")
 
 
-def undetermined_calls(own: AuthorCode) -> list[tuple[Place, str]]:
+def undetermined_calls(author: AuthorCode) -> list[tuple[Place, str]]:
     """The calls, with their names as written: global random numbers first, then names, clocks and hashes."""
-    found = [
+    ranked = [
         (rank, place, name)
-        for place, name in own.calls(bool)
-        for module in own.modules
+        for place, name in author.calls(bool)
+        for module in author.modules
         if module.__file__ == place.file and (rank := _rank(_value(name, module)))
     ]
-    return [(place, name) for _, place, name in sorted(found)]
+    return [(place, name) for _, place, name in sorted(ranked)]
 
 
 def _rank(value: Any) -> int:

@@ -18,7 +18,7 @@ class WarningCollector:
     """Collects these warnings within `with`."""
 
     def __init__(self, subject: EnvUnderTest) -> None:
-        self._subject, self._said = subject, list[tuple[str, Place | None]]()
+        self._subject, self._warned = subject, list[tuple[str, Place | None]]()
 
     def __enter__(self) -> WarningCollector:
         self._loop = asyncio.get_running_loop()
@@ -36,33 +36,33 @@ class WarningCollector:
     def report(self) -> None:
         gc.collect()
         for warning in self._warnings or ():
-            said = str(warning.message)
-            if "was never awaited" in said:
-                self._said.append((said.splitlines()[0], self._subject.own.of_text(said)))
-        for said, place in self._said:
-            fallback = self._subject.own.of_member("step", "reset", "run")
-            if place is None and "never awaited" in said and not self._is_own(said):
+            message = str(warning.message)
+            if "was never awaited" in message:
+                self._warned.append((message.splitlines()[0], self._subject.author.of_text(message)))
+        for message, place in self._warned:
+            fallback = self._subject.author.of_member("step", "reset", "run")
+            if place is None and "never awaited" in message and not self._is_own(message):
                 continue
-            self._subject.report.error("leaks", place or fallback, said, _remedy(said))
+            self._subject.report.error("leaks", place or fallback, message, _remedy(message))
 
-    def _is_own(self, said: str) -> bool:
-        named = re.search(r"coroutine '(.+?)'", said)
-        return named is not None and any(base.__name__ in named[1] for base in self._subject.own.classes)
+    def _is_own(self, message: str) -> bool:
+        named = re.search(r"coroutine '(.+?)'", message)
+        return named is not None and any(base.__name__ in named[1] for base in self._subject.author.classes)
 
     def _handle(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         message, error = str(context.get("message", "")), context.get("exception")
         if message.startswith("Unclosed"):
             place = next(
-                (place for place, _ in self._subject.own.calls(lambda name: name.endswith("ClientSession"))), None
+                (place for place, _ in self._subject.author.calls(lambda name: name.endswith("ClientSession"))), None
             )
-            self._said.append((message, place))
+            self._warned.append((message, place))
         elif "never retrieved" in message and error is not None:
-            place = self._subject.own.of_error(error)
+            place = self._subject.author.of_error(error)
             if place is not None:
-                self._said.append((f"a task ended with an error that was never read: {one_line(error)}", place))
+                self._warned.append((f"a task ended with an error that was never read: {one_line(error)}", place))
 
 
-def _remedy(said: str) -> str:
-    if "never awaited" in said:
+def _remedy(message: str) -> str:
+    if "never awaited" in message:
         return "write `await` before the call"
-    return "await the task" if "task" in said else "close it in close, or open it by `await self.enter(...)`"
+    return "await the task" if "task" in message else "close it in close, or open it by `await self.enter(...)`"

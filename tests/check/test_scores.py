@@ -64,7 +64,7 @@ def found(renderer, cls, *labels, gold=gold):
 @pytest.mark.parametrize("player", [gold, None])
 def test_a_score_that_returns_none_is_an_error_at_its_line(renderer, player):
     [error] = found(renderer, Forgets, gold=player).errors
-    assert "score returned None" in error.what
+    assert "score returned None" in error.message
     assert error.remedy == "return a number"
     assert error.place.line == Forgets.score.__code__.co_firstlineno
 
@@ -88,25 +88,25 @@ def test_rewards_in_steps_need_no_score(renderer, cls):
 def test_a_loss_that_gets_no_reward_is_a_warning(renderer, cls):
     [warning] = found(renderer, cls).findings
     assert warning.severity == "warning"
-    assert "no step gave a reward" in warning.what
+    assert "no step gave a reward" in warning.message
     assert "reward=0.0" in warning.remedy
 
 
 def test_a_gold_player_without_a_reward_is_an_error(renderer):
     [error] = found(renderer, Unrewarded).errors
-    assert "the gold player got no reward" in error.what
+    assert "the gold player got no reward" in error.message
 
 
 def test_some_tasks_with_nothing_to_do_are_a_warning_that_names_them(renderer):
     [warning] = found(renderer, Scored, "one", "nothing", "two").findings
     assert warning.severity == "warning"
-    assert warning.what.endswith("it is rewarded on 1 of 3 tasks: nothing")
+    assert warning.message.endswith("it is rewarded on 1 of 3 tasks: nothing")
     assert "tasks with nothing to do" in warning.remedy
 
 
 def test_nothing_done_that_wins_every_task_is_an_error(renderer):
     [error] = found(renderer, Scored, "nothing").errors
-    assert "the full reward on every task" in error.what
+    assert "the full reward on every task" in error.message
 
 
 def test_gold_that_fails_is_told_beside_nothing_that_is_rewarded(renderer):
@@ -114,16 +114,16 @@ def test_gold_that_fails_is_told_beside_nothing_that_is_rewarded(renderer):
         yield "wrong"
 
     report = found(renderer, Scored, "one", "nothing", gold=lost)
-    assert "does not get the highest" in report.errors[0].what
+    assert "does not get the highest" in report.errors[0].message
 
 
 def test_a_reward_names_its_player_its_turns_and_their_limit(renderer):
     [warning, error] = sorted(found(renderer, Four, "one").findings, key=lambda one: one.check, reverse=True)
-    assert "the reward 4 is outside of -1 to 1, and no reward_range is declared" in warning.what
-    assert "(the gold player, task one, 1 of at most 12 turns)" in warning.what
+    assert "the reward 4 is outside of -1 to 1, and no reward_range is declared" in warning.message
+    assert "(the gold player, task one, 1 of at most 12 turns)" in warning.message
     row = {"player": "the gold player", "task": "one", "turns": 1, "turn_limit": 12, "reward": 4.0}
     assert warning.play == row
-    assert "does not get the highest" in error.what
+    assert "does not get the highest" in error.message
     [written] = [one for one in found(renderer, Four, "one").to_json()["findings"] if one["check"] == "reward"]
     assert written["play"] == row
 
@@ -145,5 +145,5 @@ def test_a_label_that_is_no_text_is_compared_with_the_answer(renderer):
         check(CheckInputs(env=Sums, tasks=tasks, renderer=renderer, gold=say, only=["players"], process=False))
     )
     error = next(one for one in report.findings if one.severity == "error")
-    assert "the solution scored 0 and 0 (" in error.what
-    assert error.what.endswith("it answered '3', and the label is 3, of type int: compare with str(self.task.label)")
+    assert "the solution scored 0 and 0 (" in error.message
+    assert error.message.endswith("it answered '3', and the label is 3, of type int: compare with str(self.task.label)")
