@@ -34,7 +34,7 @@ _MEMBERS = 16
 _SEARCHES = 4
 """Searches that are kept, with what they found."""
 
-Given = Mapping[str, str]
+Parameters = Mapping[str, str]
 
 
 class PageAnswers:
@@ -46,7 +46,7 @@ class PageAnswers:
         self._texts: dict[str | None, TokenTexts | None] = {}
         self._loading = threading.Lock()
         self._searches: OrderedDict[tuple[str, ...], TextSearch] = OrderedDict()
-        self._questions: dict[str, Callable[[Given], JSON]] = {
+        self._questions: dict[str, Callable[[Parameters], JSON]] = {
             "state": self.state,
             "list": self.listed,
             "episode": self.episode,
@@ -62,8 +62,8 @@ class PageAnswers:
     def names(self) -> frozenset[str]:
         return frozenset(self._questions)
 
-    def answer(self, name: str, given: Given) -> JSON:
-        return self._questions[name](given)
+    def answer(self, name: str, parameters: Parameters) -> JSON:
+        return self._questions[name](parameters)
 
     def warm(self) -> None:
         """Load the tokenizers, while the first page is read."""
@@ -83,19 +83,19 @@ class PageAnswers:
 
     # Questions
 
-    def state(self, given: Given) -> JSON:
+    def state(self, parameters: Parameters) -> JSON:
         """All sources. `seen`: the state that the page has; then only whether it changed."""
         states = [source.state() for source in self.sources]
         mark = "/".join(f"{state.get('wrote', 0)}:{len(state['files'])}" for state in states)
-        if given.get("seen") == mark:
+        if parameters.get("seen") == mark:
             return {"mark": mark, "now": time.time()}
         return {"mark": mark, "now": time.time(), "sources": states}
 
-    def listed(self, given: Given) -> JSON:
+    def listed(self, parameters: Parameters) -> JSON:
         """Episodes of a file, or of all (`f` is missing), newest file first: those that the query asks for."""
-        source, query = self._source(given), Query.of(given)
-        offset, limit = _whole(given, "offset", 0), min(_whole(given, "limit", _PAGE), 5_000)
-        names = [given["f"]] if "f" in given else source.listing()[::-1]
+        source, query = self._source(parameters), Query.of(parameters)
+        offset, limit = _whole(parameters, "offset", 0), min(_whole(parameters, "limit", _PAGE), 5_000)
+        names = [parameters["f"]] if "f" in parameters else source.listing()[::-1]
         files = {name: source.file(name) for name in names}
         totals = {name: file.refresh() for name, file in files.items()}
         if query.empty and len(names) == 1:
@@ -103,8 +103,8 @@ class PageAnswers:
             rows = [(names[0], n, file.outline(n)) for n in range(offset, min(offset + limit, total))]
             return {"total": total, "looked_at": total, "found": total, "rows": rows}
         with _no_collection():
-            found, looked_at = self._matching(files, query)
-            ordered = query.ordered(found)
+            matches, looked_at = self._matching(files, query)
+            ordered = query.ordered(matches)
         return {
             "total": sum(totals.values()),
             "looked_at": looked_at,
@@ -113,38 +113,38 @@ class PageAnswers:
         }
 
     def _matching(self, files: Mapping[str, EpisodeFile], query: Query) -> tuple[list[Listed], int]:
-        found, looked_at, end, matches = list[Listed](), 0, time.monotonic() + _SECONDS, query.matching()
+        listed_episodes, looked_at, end, matches = list[Listed](), 0, time.monotonic() + _SECONDS, query.matching()
         for name, file in files.items():
             listed = outlines(file, seconds=max(0.0, end - time.monotonic()))
             for number, outline in islice(listed, None if isinstance(file, Indexed) else _MOST):
                 looked_at += 1
                 if matches(outline):
-                    found.append((name, number, outline))
-        return found, looked_at
+                    listed_episodes.append((name, number, outline))
+        return listed_episodes, looked_at
 
-    def episode(self, given: Given) -> JSON:
-        source, number = self._source(given), _whole(given, "n", 0)
-        found = self._read(self._file(given), number)
-        return {"number": number, "file": given.get("f"), **episode_payload(found, self._texts_of(source))}
+    def episode(self, parameters: Parameters) -> JSON:
+        source, number = self._source(parameters), _whole(parameters, "n", 0)
+        record = self._read(self._file(parameters), number)
+        return {"number": number, "file": parameters.get("f"), **episode_payload(record, self._texts_of(source))}
 
-    def group(self, given: Given) -> JSON:
+    def group(self, parameters: Parameters) -> JSON:
         """The episodes of one group: `g`, or those whose numbers are in `n`."""
-        file, source = self._file(given), self._source(given)
-        if "n" in given:
-            numbers = [int(n) for n in given["n"].split(",") if n.isdecimal()]
+        file, source = self._file(parameters), self._source(parameters)
+        if "n" in parameters:
+            numbers = [int(n) for n in parameters["n"].split(",") if n.isdecimal()]
         else:
-            numbers = [n for n, outline in outlines(file) if str(outline.get("group")) == given.get("g")]
-        kept, left_out = list[tuple[int, EpisodeRecord]](), 0
+            numbers = [n for n, outline in outlines(file) if str(outline.get("group")) == parameters.get("g")]
+        members, left_out = list[tuple[int, EpisodeRecord]](), 0
         for number in numbers[:_MEMBERS]:
             try:
-                kept.append((number, self._read(file, number)))
+                members.append((number, self._read(file, number)))
             except NotKeptError:
                 left_out += 1
         left_out += max(0, len(numbers) - _MEMBERS)
-        return {**group_payload(kept, self._texts_of(source)), "left_out": left_out}
+        return {**group_payload(members, self._texts_of(source)), "left_out": left_out}
 
-    def worst(self, given: Given) -> JSON:
-        file, source = self._file(given), self._source(given)
+    def worst(self, parameters: Parameters) -> JSON:
+        file, source = self._file(parameters), self._source(parameters)
         listed = [(outline.get("gap"), n) for n, outline in outlines(file, seconds=_SECONDS)]
         largest = sorted(((gap, n) for gap, n in listed if gap is not None), reverse=True)[:_WORST_OF]
         read = list(self._kept(file, [n for _, n in largest]))
@@ -154,35 +154,35 @@ class PageAnswers:
             "told": len([gap for gap, _ in listed if gap is not None]),
         }
 
-    def find(self, given: Given) -> JSON:
-        found = self._read(self._file(given), _whole(given, "n", 0))
-        return {"places": find_text(found, self._texts_of(self._source(given)), given.get("q", ""))}
+    def find(self, parameters: Parameters) -> JSON:
+        record = self._read(self._file(parameters), _whole(parameters, "n", 0))
+        return {"places": find_text(record, self._texts_of(self._source(parameters)), parameters.get("q", ""))}
 
-    def search(self, given: Given) -> JSON:
+    def search(self, parameters: Parameters) -> JSON:
         """Episodes with a text, from the row `from` on. Each request reads on where the last one ended."""
-        source, sought = self._source(given), given.get("q", "")
+        source, sought = self._source(parameters), parameters.get("q", "")
         if not sought:
             raise ConfigError("give the text: q")
-        only = given.get("f") or None
-        key = given.get("s", "0"), only or "", sought
+        only = parameters.get("f") or None
+        key = parameters.get("s", "0"), only or "", sought
         search = self._searches.setdefault(key, TextSearch(sought, only))
         self._searches.move_to_end(key)
         while len(self._searches) > _SEARCHES:
             self._searches.popitem(last=False)
         search.advance(source, self._texts_of(source))
-        return search.answer(_whole(given, "from", 0))
+        return search.answer(_whole(parameters, "from", 0))
 
-    def audit(self, given: Given) -> JSON:
-        source = self._source(given)
+    def audit(self, parameters: Parameters) -> JSON:
+        source = self._source(parameters)
         texts = self._texts_of(source)
         reports = []
-        for name in [given["f"]] if "f" in given else source.listing():
+        for name in [parameters["f"]] if "f" in parameters else source.listing():
             file = source.file(name)
             episodes = ((f"#{n}", episode) for n, episode in self._kept(file, range(file.refresh())))
             reports.append(audit(name, episodes, texts.decode if texts is not None else None).to_json())
         return {"reports": reports}
 
-    def compare(self, given: Given) -> JSON:
+    def compare(self, parameters: Parameters) -> JSON:
         runs = [source for source in self.sources if isinstance(source, Run)]
         if len(runs) < 2:
             raise ConfigError("two runs are compared; start agentrl view RUN RUN")
@@ -198,39 +198,43 @@ class PageAnswers:
     def _shared(self, runs: Sequence[Run]) -> JSON:
         """The held-out tasks that several runs have played last, with each run's reward and where it is."""
         tasks: dict[str, list[JSON]] = {}
-        for at, run in enumerate(runs):
+        for number_of_run, run in enumerate(runs):
             names = [name for name in run.listing() if name.startswith("eval_")]
             name = "eval_final" if "eval_final" in names else names[-1] if names else None
             for number, outline in outlines(run.file(name)) if name else ():
                 task = str(outline.get("task"))
-                tasks.setdefault(task, [None] * len(runs))[at] = [name, number, outline.get("reward")]
-        return [[task, *found] for task, found in tasks.items() if all(found)][:_PAGE]
+                tasks.setdefault(task, [None] * len(runs))[number_of_run] = [name, number, outline.get("reward")]
+        return [[task, *places] for task, places in tasks.items() if all(places)][:_PAGE]
 
-    def image(self, given: Given) -> tuple[bytes, str]:
+    def image(self, parameters: Parameters) -> tuple[bytes, str]:
         """The file and the media type of an episode's image, by its digest: `d`."""
-        found = self._read(self._file(given), _whole(given, "n", 0))
-        for one in (one for sequence in found.sequences for one in sequence.images):
-            if one.image.digest == given.get("d"):
-                return one.image.data, one.image.media_type
+        record = self._read(self._file(parameters), _whole(parameters, "n", 0))
+        for placed_image in (placed_image for sequence in record.sequences for placed_image in sequence.images):
+            if placed_image.image.digest == parameters.get("d"):
+                return placed_image.image.data, placed_image.image.media_type
         raise ConfigError("the episode has no such image")
 
-    def export(self, given: Given, static: Mapping[str, tuple[bytes, str]]) -> tuple[str, str]:
+    def export(self, parameters: Parameters, static: Mapping[str, tuple[bytes, str]]) -> tuple[str, str]:
         """The file's name and the page of one episode."""
-        found = self._read(self._file(given), _whole(given, "n", 0))
-        pictures = {one.image.digest: one.image.uri for sequence in found.sequences for one in sequence.images}
-        page = export_page({**self.episode(given), "pictures": pictures}, static)
-        return f"{given.get('f', 'episode')}-{_whole(given, 'n', 0)}.html", page
+        record = self._read(self._file(parameters), _whole(parameters, "n", 0))
+        pictures = {
+            placed_image.image.digest: placed_image.image.uri
+            for sequence in record.sequences
+            for placed_image in sequence.images
+        }
+        page = export_page({**self.episode(parameters), "pictures": pictures}, static)
+        return f"{parameters.get('f', 'episode')}-{_whole(parameters, 'n', 0)}.html", page
 
     # Finding
 
-    def _source(self, given: Given) -> Source:
-        number = _whole(given, "s", 0)
+    def _source(self, parameters: Parameters) -> Source:
+        number = _whole(parameters, "s", 0)
         if not 0 <= number < len(self.sources):
             raise ConfigError(f"there are {len(self.sources)} sources, counted from 0")
         return self.sources[number]
 
-    def _file(self, given: Given) -> EpisodeFile:
-        return self._source(given).file(given.get("f", ""))
+    def _file(self, parameters: Parameters) -> EpisodeFile:
+        return self._source(parameters).file(parameters.get("f", ""))
 
     @staticmethod
     def _read(file: EpisodeFile, number: int) -> EpisodeRecord:
@@ -261,8 +265,8 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _whole(given: Given, name: str, default: int) -> int:
-    value = given.get(name, "")
+def _whole(parameters: Parameters, name: str, default: int) -> int:
+    value = parameters.get(name, "")
     if value and not value.isdecimal():
         raise ConfigError(f"{name}={value!r} is not a number")
     return int(value) if value else default

@@ -117,9 +117,9 @@ def _problems(episode: EpisodeRecord, decode: Decode | None) -> Iterator[TokenPr
         yield from _untold(sequence)
     yield from _missing(episode)
     if episode.linear and len(episode.sequences) > 1:
-        known = any(problem.kind == "encoded again" for problem in episode.problems)
+        is_reported = any(problem.kind == "encoded again" for problem in episode.problems)
         for before, after in pairwise(episode.sequences):
-            if not known and episode.format != "agentrl":
+            if not is_reported and episode.format != "agentrl":
                 yield from _break(before, after, decode)
         if episode.format == "agentrl":
             yield TokenProblem("several sequences", "thoughts were stripped; each token is in one", severity="note")
@@ -146,14 +146,14 @@ def _missing(episode: EpisodeRecord) -> Iterator[TokenProblem]:
     """Tokens that the engine returned, by the record's own count, and no sequence holds."""
     if episode.format != "agentrl":
         return
-    held: dict[int, int] = {}
+    recorded: dict[int, int] = {}
     for sequence in episode.sequences:
         for run in sequence.runs:
             if run.author == "model":
-                held[run.turn] = held.get(run.turn, 0) + run.length
+                recorded[run.turn] = recorded.get(run.turn, 0) + run.length
     for number, turn in enumerate(episode.turns):
-        if turn.sampled is not None and held.get(number, 0) < turn.sampled:
-            lost = turn.sampled - held.get(number, 0)
+        if turn.sampled is not None and recorded.get(number, 0) < turn.sampled:
+            lost = turn.sampled - recorded.get(number, 0)
             yield TokenProblem("sampled, in no sequence", f"turn {number}: {lost} of {turn.sampled} tokens", lost)
 
 
@@ -175,17 +175,17 @@ def _break(before: TokenSequence, after: TokenSequence, decode: Decode | None) -
 def _of_siblings(samples: Sequence[EpisodeRecord], decode: Decode | None) -> Iterator[TokenProblem]:
     """Samples of one rollout: none may be missing, no token may be trained twice or come back encoded again."""
     about = [(episode.facts.get("metadata") or {}).get("agentrl") or {} for episode in samples]
-    expected = max((found.get("segments", 0) for found in about), default=0)
+    expected = max((metadata.get("segments", 0) for metadata in about), default=0)
     if expected > len(samples):
         yield TokenProblem("sample missing", f"{len(samples)} of the {expected} samples of {samples[0].linked}")
     for before, after in pairwise(samples):
-        one, other = before.sequences[0], after.sequences[0]
-        shared = common(one.ids, other.ids)
-        twice = _trained_in(one, shared) & _trained_in(other, shared)
+        first, second = before.sequences[0], after.sequences[0]
+        shared = common(first.ids, second.ids)
+        twice = _trained_in(first, shared) & _trained_in(second, shared)
         if twice:
             yield TokenProblem("trained twice", f"two samples of {before.linked} train the same tokens", len(twice))
-        if shared < len(one.ids) and not twice and not any(about):
-            yield from _same_text(before, after) or _break(one, other, decode)
+        if shared < len(first.ids) and not twice and not any(about):
+            yield from _same_text(before, after) or _break(first, second, decode)
 
 
 def _same_text(before: EpisodeRecord, after: EpisodeRecord) -> list[TokenProblem]:
@@ -203,12 +203,12 @@ def _trained_in(sequence: TokenSequence, end: int) -> set[int]:
     return {i for run in sequence.runs if run.trained for i in range(run.start, min(run.stop, end))}
 
 
-def common(one: array[int], other: array[int]) -> int:
+def common(first: array[int], second: array[int]) -> int:
     """The length of the common beginning."""
-    low, high = 0, min(len(one), len(other))
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1

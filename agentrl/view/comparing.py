@@ -18,7 +18,7 @@ _ALWAYS = ("out",)
 
 def held_out(run: Run) -> dict[str, Score]:
     """The held-out reward of each evaluation, from its episodes."""
-    found: dict[str, Score] = {}
+    scores: dict[str, Score] = {}
     for name in run.listing():
         if not name.startswith("eval_"):
             continue
@@ -26,8 +26,8 @@ def held_out(run: Run) -> dict[str, Score]:
         failed = sum(outline.get("stop") in ("failed", "aborted") for outline in listed)
         valid = [outline for outline in listed if outline.get("stop") not in ("failed", "aborted")]
         rewards = [outline["reward"] for outline in valid if outline.get("reward") is not None]
-        found[name.removeprefix("eval_")] = score_of(rewards, failed)
-    return found
+        scores[name.removeprefix("eval_")] = score_of(rewards, failed)
+    return scores
 
 
 def ends(metrics: Sequence[Mapping[str, JSON]], name: str) -> tuple[float, float] | None:
@@ -40,8 +40,8 @@ def differing(configs: Sequence[Mapping[str, JSON]]) -> dict[str, list[JSON]]:
     """Keys whose values are not the same in all configurations -> the values, in order."""
     flat = [dict(_flat(config)) for config in configs]
     keys = dict.fromkeys(key for config in flat for key in config if key not in _ALWAYS)
-    found = {key: [config.get(key) for config in flat] for key in keys}
-    return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+    values_by_key = {key: [config.get(key) for config in flat] for key in keys}
+    return {key: values for key, values in values_by_key.items() if any(value != values[0] for value in values)}
 
 
 def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, JSON]]:

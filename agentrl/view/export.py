@@ -24,30 +24,30 @@ def export_page(data: JSON, static: Mapping[str, tuple[bytes, str]]) -> str:
     style = static["style.css"][0].decode()
     allowed = f"script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'"
-    held = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    json_text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
-        held = held.replace(character, f"\\u{ord(character):04x}")
+        json_text = json_text.replace(character, f"\\u{ord(character):04x}")
     return (
         "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         "<meta name=viewport content='width=device-width'><title>agentrl: one episode</title>"
         f"<style>{style}</style></head><body><main id=main></main>"
-        f'<script type="application/json" id=data>{held}</script>'
+        f'<script type="application/json" id=data>{json_text}</script>'
         f"<script>{script}</script></body></html>\n"
     )
 
 
 def bundle(entry: str, static: Mapping[str, tuple[bytes, str]]) -> str:
     """The modules that `entry` imports as one script. Names of exports are unique among the page's modules."""
-    parts, begun = list[str](), set[str]()
+    parts, added = list[str](), set[str]()
 
     def add(name: str) -> None:
-        if name in begun:
+        if name in added:
             return
-        begun.add(name)
+        added.add(name)
         source = static[name][0].decode()
-        for found in _IMPORT.finditer(source):
-            add(found[2])
+        for statement in _IMPORT.finditer(source):
+            add(statement[2])
         parts.append(_EXPORT.sub("", _IMPORT.sub("", source)))
 
     add(entry)

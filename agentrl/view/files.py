@@ -73,18 +73,18 @@ class Lines:
     def _scan(self) -> None:
         with self.path.open("rb") as file:
             file.seek(self._end)
-            at = begin = self._end
+            offset = begin = self._end
             while block := file.read(_BLOCK):
                 place = block.find(b"\n")
                 while place >= 0:
-                    self._add(begin, at + place)
-                    begin = at + place + 1
+                    self._add(begin, offset + place)
+                    begin = offset + place + 1
                     place = block.find(b"\n", place + 1)
-                at += len(block)
+                offset += len(block)
         self._end = begin
-        if begin < at and self._whole(begin, at):
-            self._add(begin, at)
-            self._end = at
+        if begin < offset and self._whole(begin, offset):
+            self._add(begin, offset)
+            self._end = offset
 
     def _add(self, start: int, stop: int) -> None:
         if stop > start:
@@ -126,13 +126,13 @@ class JsonLines:
 
     def refresh(self) -> int:
         before = len(self.lines.starts)
-        found = self.lines.refresh()
-        if found < before:
+        lines = self.lines.refresh()
+        if lines < before:
             self._outlines.clear()
             self._cache.clear()
-        if found and (before == 0 or self._log is not None) and is_event(self.lines.value(0)):
-            self._log = read_log([self._text(i) for i in range(found)], str(self.path))
-        return found if self._log is None else 1
+        if lines and (before == 0 or self._log is not None) and is_event(self.lines.value(0)):
+            self._log = read_log([self._text(i) for i in range(lines)], str(self.path))
+        return lines if self._log is None else 1
 
     def _text(self, number: int) -> str:
         return self.lines.read(self.lines.starts[number], self.lines.stops[number]).decode("utf-8", "replace")
@@ -235,12 +235,12 @@ class JsonDocument:
             about = self.path.stat()
             if (changed := (about.st_mtime_ns, about.st_size)) == self._read_at:
                 return len(self._records)
-            found = from_json(self.path.read_bytes())
+            document = from_json(self.path.read_bytes())
         except OSError as exc:
             raise ConfigError(f"{self.path}: {exc.strerror}; {REMEDY}") from exc
         except ValueError as exc:
             raise ConfigError(f"{self.path}: not JSON ({exc}); {REMEDY}") from exc
-        self._records, self._read_at = found if isinstance(found, list) else [found], changed
+        self._records, self._read_at = document if isinstance(document, list) else [document], changed
         return len(self._records)
 
     def outline(self, number: int) -> Mapping[str, JSON]:
@@ -254,18 +254,18 @@ class Recent:
     """The episodes that were read last."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[int, EpisodeRecord] = OrderedDict()
+        self._records: OrderedDict[int, EpisodeRecord] = OrderedDict()
 
     def get(self, number: int, read: partial[EpisodeRecord]) -> EpisodeRecord:
-        if number not in self._found:
-            self._found[number] = read()
-            while len(self._found) > _KEPT:
-                self._found.popitem(last=False)
-        self._found.move_to_end(number)
-        return self._found[number]
+        if number not in self._records:
+            self._records[number] = read()
+            while len(self._records) > _KEPT:
+                self._records.popitem(last=False)
+        self._records.move_to_end(number)
+        return self._records[number]
 
     def clear(self) -> None:
-        self._found.clear()
+        self._records.clear()
 
 
 def open_file(path: Path, index: Path | None = None) -> EpisodeFile:
@@ -285,12 +285,12 @@ def open_file(path: Path, index: Path | None = None) -> EpisodeFile:
 
 def outlines(file: EpisodeFile, *, seconds: float | None = None) -> Iterator[tuple[int, Mapping[str, JSON]]]:
     """Number and outline of the episodes. With `seconds`, it ends after that time, at the next one not read before."""
-    found = file.refresh()
+    episodes = file.refresh()
     if isinstance(file, Indexed):
         yield from enumerate(file.outlines())
         return
     began = time.monotonic()
-    for number in range(found):
+    for number in range(episodes):
         late = seconds is not None and time.monotonic() - began > seconds
         if late and not (isinstance(file, JsonLines) and file.known(number)):
             return

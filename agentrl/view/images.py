@@ -22,26 +22,26 @@ def images_of(messages: Sequence[Mapping[str, JSON]]) -> dict[str, Image]:
 
 def _readable(message: Mapping[str, JSON]) -> Iterator[Image]:
     try:
-        found = images_in(message.get("content"))
+        images = images_in(message.get("content"))
     except ValueError:
         return
-    yield from (image for image in found if image.width * image.height <= _PIXELS)
+    yield from (image for image in images if image.width * image.height <= _PIXELS)
 
 
 def placed(media: Sequence[JSON], images: Mapping[str, Image], length: int) -> list[RenderedImage]:
     """The images among `length` tokens, in order. Places that cannot be, and images that are in no message, are left
     out."""
-    found = list[RenderedImage]()
+    places = list[RenderedImage]()
     for start, stop, digest in media:
-        last = found[-1].stop if found else 0
+        last = places[-1].stop if places else 0
         if isinstance(start, int) and isinstance(stop, int) and last <= start < stop <= length and digest in images:
-            found.append(RenderedImage(start, stop, images[digest]))
-    return found
+            places.append(RenderedImage(start, stop, images[digest]))
+    return places
 
 
 def labelled(pieces: Sequence[str], images: Sequence[RenderedImage]) -> list[str]:
     """The texts of tokens, with a label in place of the text of each image's pads."""
-    found = list(pieces)
-    for one in images:
-        found[one.start : one.stop] = [one.label, *[""] * (one.stop - one.start - 1)]
-    return found
+    labels = list(pieces)
+    for image in images:
+        labels[image.start : image.stop] = [image.label, *[""] * (image.stop - image.start - 1)]
+    return labels

@@ -102,20 +102,20 @@ class TokenSequence:
 
     @property
     def masked(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        by_reason: dict[str, int] = {}
         for run in self.runs:
             if run.author == "model" and run.trained is False:
                 reason = run.reason or NOT_TOLD
-                found[reason] = found.get(reason, 0) + run.length
-        return found
+                by_reason[reason] = by_reason.get(reason, 0) + run.length
+        return by_reason
 
     def gap(self) -> float | None:
         """The largest difference between engine and trainer."""
         if self.engine is None or self.trainer is None:
             return None
         pairs = zip(self.engine, self.trainer, strict=True)
-        found = [abs(one - other) for one, other in pairs if one == one and other == other]
-        return max(found, default=None)
+        gaps = [abs(engine - trainer) for engine, trainer in pairs if engine == engine and trainer == trainer]
+        return max(gaps, default=None)
 
 
 @dataclass(slots=True)
@@ -179,25 +179,25 @@ def fill(target: array[float], runs: Iterable[TokenRun], values: Sequence[float]
     sampled = [run for run in runs if run.author == "model"]
     if sum(run.length for run in sampled) != len(values):
         return False
-    at, given = 0, array("f", values)
+    offset, column_values = 0, array("f", values)
     for run in sampled:
-        target[run.start : run.stop] = given[at : at + run.length]
-        at += run.length
+        target[run.start : run.stop] = column_values[offset : offset + run.length]
+        offset += run.length
     return True
 
 
 def merged(runs: Iterable[TokenRun]) -> list[TokenRun]:
     """The runs with equal neighbours joined, and empty ones left out."""
-    found: list[TokenRun] = []
+    joined: list[TokenRun] = []
     for run in runs:
         if run.start == run.stop:
             continue
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if last and _fate(last) == _fate(run):
-            found[-1] = TokenRun(last.start, run.stop, *_fate(run))
+            joined[-1] = TokenRun(last.start, run.stop, *_fate(run))
         else:
-            found.append(run)
-    return found
+            joined.append(run)
+    return joined
 
 
 def _fate(run: TokenRun) -> tuple[Author, int, bool | None, str | None, str | None]:

@@ -40,7 +40,11 @@ def episode_payload(episode: EpisodeRecord, texts: TokenTexts | None) -> dict[st
         "session": _session(episode.session),
         "reasons": {reason: list(REASONS[reason]) for reason in used if reason in REASONS},
         "not_sampled": NOT_SAMPLED,
-        "problems": [asdict(p) for p in episode.problems + [p for each in episode.sequences for p in each.problems]],
+        "problems": [
+            asdict(p)
+            for p in episode.problems
+            + [p for sequence_of_problem in episode.sequences for p in sequence_of_problem.problems]
+        ],
     }
 
 
@@ -64,7 +68,7 @@ def _sequence(sequence: TokenSequence, texts: TokenTexts | None) -> dict[str, JS
         "trainer": _packed(sequence.trainer),
         "advantages": _packed(sequence.advantages),
         "gap": sequence.gap(),
-        "images": [[one.start, one.stop, one.image.digest, one.label] for one in sequence.images],
+        "images": [[image.start, image.stop, image.image.digest, image.label] for image in sequence.images],
     }
 
 
@@ -83,8 +87,8 @@ def _session(session: Mapping[str, JSON] | None) -> JSON:
 def group_payload(episodes: Sequence[tuple[int, EpisodeRecord]], texts: TokenTexts | None) -> dict[str, JSON]:
     """Episodes beside each other by turn, and the first turn at which they part."""
     columns = [_turns(episode, texts) for _, episode in episodes]
-    said = [[turn["said"] for turn in column] for column in columns]
-    parted = next((i for i, turns in enumerate(zip_longest(*said)) if len(set(turns)) > 1), None)
+    replies = [[turn["said"] for turn in column] for column in columns]
+    parted = next((i for i, turns in enumerate(zip_longest(*replies)) if len(set(turns)) > 1), None)
     return {
         "parted": parted if len(episodes) > 1 else None,
         "members": [
@@ -96,16 +100,16 @@ def group_payload(episodes: Sequence[tuple[int, EpisodeRecord]], texts: TokenTex
 
 def _turns(episode: EpisodeRecord, texts: TokenTexts | None) -> list[dict[str, JSON]]:
     """What the model said in each turn, and what it read after it."""
-    found: dict[int, dict[str, JSON]] = {}
+    entries: dict[int, dict[str, JSON]] = {}
     for author, turn, text, reason in _pieces(episode, texts):
         if turn < 0:
             continue
-        entry = found.setdefault(turn, {"said": "", "read": "", "reason": None})
+        entry = entries.setdefault(turn, {"said": "", "read": "", "reason": None})
         part = "said" if author == "model" else "read" if author in ("env", "unknown") else None
         if part is not None and len(entry[part]) < _TURN:
             entry[part] += text[: _TURN - len(entry[part])]
         entry["reason"] = entry["reason"] or reason
-    return [found[turn] for turn in sorted(found)]
+    return [entries[turn] for turn in sorted(entries)]
 
 
 def _pieces(episode: EpisodeRecord, texts: TokenTexts | None) -> Iterator[tuple[str, int, str, str | None]]:
@@ -122,22 +126,22 @@ def worst_tokens(
     episodes: Sequence[tuple[int, EpisodeRecord]], texts: TokenTexts | None, count: int = 50
 ) -> list[dict[str, JSON]]:
     """The tokens at which engine and trainer differ most."""
-    found = [
-        (abs(engine - trainer), number, at, token, engine, trainer, run)
+    tokens = [
+        (abs(engine - trainer), number, index, token, engine, trainer, run)
         for number, episode in episodes
-        for at, sequence in enumerate(episode.sequences)
+        for index, sequence in enumerate(episode.sequences)
         if sequence.engine is not None and sequence.trainer is not None
         for run in sequence.runs
         if run.author == "model"
         for token in range(run.start, run.stop)
         if (engine := sequence.engine[token]) == engine and (trainer := sequence.trainer[token]) == trainer
     ]
-    found.sort(key=lambda each: -each[0])
+    tokens.sort(key=lambda row: -row[0])
     by_number = dict(episodes)
     return [
         {
             "episode": number,
-            "sequence": at,
+            "sequence": index,
             "token": token,
             "gap": gap,
             "engine": engine,
@@ -145,9 +149,9 @@ def worst_tokens(
             "turn": run.turn,
             "trained": run.trained,
             "reason": run.reason,
-            **_around(by_number[number].sequences[at], token, run, texts),
+            **_around(by_number[number].sequences[index], token, run, texts),
         }
-        for gap, number, at, token, engine, trainer, run in found[:count]
+        for gap, number, index, token, engine, trainer, run in tokens[:count]
     ]
 
 
@@ -155,33 +159,33 @@ def _around(sequence: TokenSequence, token: int, run: TokenRun, texts: TokenText
     start, stop = max(run.start, token - 8), min(run.stop, token + 9)
     ids = sequence.ids[start:stop].tolist()
     pieces = texts.pieces(ids) if texts is not None else numbered(ids)
-    at = token - start
+    index = token - start
     return {
-        "before": "".join(pieces[:at]),
-        "text": pieces[at],
-        "after": "".join(pieces[at + 1 :]),
+        "before": "".join(pieces[:index]),
+        "text": pieces[index],
+        "after": "".join(pieces[index + 1 :]),
         "id": sequence.ids[token],
     }
 
 
 def find_text(episode: EpisodeRecord, texts: TokenTexts | None, sought: str) -> list[list[int]]:
     """Where a text is: sequence, first token and the one after the last. Case makes no difference."""
-    found, sought = list[list[int]](), sought.casefold()
+    places, sought = list[list[int]](), sought.casefold()
     for number, sequence in enumerate(episode.sequences if sought else ()):
         ids = sequence.ids.tolist()
         pieces = texts.pieces(ids) if texts is not None else numbered(ids)
-        starts, at = list[int](), 0
+        starts, offset = list[int](), 0
         for piece in pieces:
-            starts.append(at)
-            at += len(piece.casefold())
+            starts.append(offset)
+            offset += len(piece.casefold())
         text, place = "".join(pieces).casefold(), 0
         token = 0
-        while (place := text.find(sought, place)) >= 0 and len(found) < _FOUND:
+        while (place := text.find(sought, place)) >= 0 and len(places) < _FOUND:
             while token + 1 < len(starts) and starts[token + 1] <= place:
                 token += 1
             stop = token + 1
             while stop < len(starts) and starts[stop] < place + len(sought):
                 stop += 1
-            found.append([number, token, stop])
+            places.append([number, token, stop])
             place += len(sought)
-    return found
+    return places

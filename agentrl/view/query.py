@@ -57,9 +57,15 @@ class Query:
     """A figure; with a minus before it, the largest first."""
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> Self:
+    def of(cls, parameters: Mapping[str, str]) -> Self:
         """From the parameters of a request; others are left out. Raises ConfigError."""
-        query = cls(**{own.name: given[own.name] for own in fields(cls) if given.get(own.name)})
+        query = cls(
+            **{
+                condition.name: parameters[condition.name]
+                for condition in fields(cls)
+                if parameters.get(condition.name)
+            }
+        )
         query.check()
         return query
 
@@ -79,18 +85,18 @@ class Query:
 
     def matching(self) -> Callable[[Mapping[str, JSON]], bool]:
         """`matches`, for many outlines: only what is asked for is looked at."""
-        asked = [holds for name, holds in _CONDITIONS if getattr(self, name)]
-        return lambda outline: all(holds(self, outline) for holds in asked)
+        conditions = [holds for name, holds in _CONDITIONS if getattr(self, name)]
+        return lambda outline: all(holds(self, outline) for holds in conditions)
 
-    def ordered(self, found: Iterable[Listed]) -> list[Listed]:
+    def ordered(self, episodes: Iterable[Listed]) -> list[Listed]:
         """Episodes without the figure come last."""
-        listed = list(found)
+        listed = list(episodes)
         if not self.sort:
             return listed
         name, largest_first = self.sort.removeprefix("-"), self.sort.startswith("-")
-        with_value = [each for each in listed if figure(each[2], name) is not None]
-        with_value.sort(key=lambda each: figure(each[2], name) or 0.0, reverse=largest_first)
-        return with_value + [each for each in listed if figure(each[2], name) is None]
+        with_value = [episode for episode in listed if figure(episode[2], name) is not None]
+        with_value.sort(key=lambda episode: figure(episode[2], name) or 0.0, reverse=largest_first)
+        return with_value + [episode for episode in listed if figure(episode[2], name) is None]
 
 
 _REWARD = re.compile(r"(<=|>=|<|>|=|)\s*(-?\d+(?:\.\d+)?)")
@@ -107,9 +113,9 @@ def figure(outline: Mapping[str, JSON], name: str) -> float | None:
 
 
 _ZERO: Mapping[str, JSON] = {
-    own.name: {} if own.name in ("masked", "calls") else 0
-    for own in fields(Outline)
-    if own.name in ("tokens", "turns", "sampled", "trained", "masked", "calls")
+    outline_field.name: {} if outline_field.name in ("masked", "calls") else 0
+    for outline_field in fields(Outline)
+    if outline_field.name in ("tokens", "turns", "sampled", "trained", "masked", "calls")
 }
 
 
@@ -118,18 +124,18 @@ def _masked_for(outline: Mapping[str, JSON], reason: str) -> bool:
     return bool(masked) if reason == "any" else reason in masked
 
 
-def _rewarded(reward: float | None, asked: str) -> bool:
-    bound = _bound(asked)
+def _rewarded(reward: float | None, condition: str) -> bool:
+    bound = _bound(condition)
     if bound is None or reward is None:
         return bound is None and reward is None
     return bound[0](reward, bound[1])
 
 
 @cache
-def _bound(asked: str) -> tuple[Callable[[float, float], bool], float] | None:
+def _bound(condition: str) -> tuple[Callable[[float, float], bool], float] | None:
     """A comparison and a number; None for `none`."""
-    found = _REWARD.fullmatch(asked)
-    return None if found is None else (_COMPARED[found[1]], float(found[2]))
+    match = _REWARD.fullmatch(condition)
+    return None if match is None else (_COMPARED[match[1]], float(match[2]))
 
 
 def _mentions(outline: Mapping[str, JSON], text: str) -> bool:

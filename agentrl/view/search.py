@@ -87,25 +87,30 @@ class TextSearch:
         except ConfigError as exc:
             self.failed = self.failed or str(exc)
             return
-        if found := _found(text_of(episode, texts), self.sought):
-            self.rows.append([name, number, episode.outline.to_json(), *found])
+        if place := _found(text_of(episode, texts), self.sought):
+            self.rows.append([name, number, episode.outline.to_json(), *place])
 
 
 def text_of(episode: EpisodeRecord, texts: TokenTexts | None) -> str:
     """The whole text of an episode: its tokens as text, or its messages if their tokenizer is not here."""
     if texts is not None and episode.sequences:
         return "\n".join(texts.decode(sequence.ids.tolist()) for sequence in episode.sequences)
-    said = [text.text for text in episode.texts]
-    return "\n".join(said or ["".join(texts_in(message.get("content"))) for message in episode.messages])
+    texts_of_episode = [text.text for text in episode.texts]
+    return "\n".join(texts_of_episode or ["".join(texts_in(message.get("content"))) for message in episode.messages])
 
 
 def _found(text: str, sought: str) -> list[JSON] | None:
     """The first place of a text, with what is around it, and the number of places. Case makes no difference."""
-    folded, wanted = text.casefold(), sought.casefold()
-    at = folded.find(wanted)
-    if at < 0:
+    folded, folded_sought = text.casefold(), sought.casefold()
+    start = folded.find(folded_sought)
+    if start < 0:
         return None
     if len(folded) != len(text):  # folding changed lengths, as of a sharp s: show the folded text
         text = folded
-    stop = at + len(wanted)
-    return [text[max(0, at - _AROUND) : at], text[at:stop], text[stop : stop + _AROUND], folded.count(wanted)]
+    stop = start + len(folded_sought)
+    return [
+        text[max(0, start - _AROUND) : start],
+        text[start:stop],
+        text[stop : stop + _AROUND],
+        folded.count(folded_sought),
+    ]

@@ -55,8 +55,8 @@ class ViewServer:
 
     @property
     def link(self) -> str:
-        shown = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
-        return f"http://{shown}:{self.port}/?token={self.token}"
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        return f"http://{host}:{self.port}/?token={self.token}"
 
     async def start(self, port: int = 0) -> None:
         """Listen. Raises ConfigError if the port is taken."""
@@ -172,8 +172,8 @@ def _answered(call: Callable[[], JSON]) -> tuple[int, bytes]:
         return 404, json.dumps({"error": " ".join(str(exc).split())}).encode()
 
 
-def _same(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(), token.encode())
+def _same(candidate: str, token: str) -> bool:
+    return hmac.compare_digest(candidate.encode(), token.encode())
 
 
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -181,11 +181,11 @@ _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 def _static() -> dict[str, tuple[bytes, str]]:
     """The page's files by name, with their types; they come with the wheel."""
-    found: dict[str, tuple[bytes, str]] = {}
+    files_by_name: dict[str, tuple[bytes, str]] = {}
     for file in files("agentrl.view").joinpath("static").iterdir():
         if (kind := _KINDS.get(Path(file.name).suffix)) is not None:
-            found[file.name] = (file.read_bytes(), kind)
-    return found
+            files_by_name[file.name] = (file.read_bytes(), kind)
+    return files_by_name
 
 
 def run_view(server: ViewServer, port: int, ready: Callable[[str], Any]) -> None:

@@ -66,10 +66,10 @@ class Folder(Source):
     kind = "folder"
 
     def listing(self) -> list[str]:
-        found = sorted(path.name for path in self.path.iterdir() if path.suffix in _SUFFIXES and path.is_file())
-        if not found:
+        names = sorted(path.name for path in self.path.iterdir() if path.suffix in _SUFFIXES and path.is_file())
+        if not names:
             raise ConfigError(f"{self.path}: no episodes in this folder; {REMEDY}")
-        return found
+        return names
 
     def _opened(self, name: str) -> EpisodeFile:
         return open_file(self.path / name)
@@ -85,34 +85,34 @@ class Run(Source):
         self._lines = {name: _GrowingLines(path / f"{name}.jsonl") for name in ("metrics", "events", "imitation")}
 
     def listing(self) -> list[str]:
-        found = {file.stem for folder in ("trajectories", INDEX) for file in (self.path / folder).glob("*.jsonl")}
-        return sorted(found)
+        names = {file.stem for folder in ("trajectories", INDEX) for file in (self.path / folder).glob("*.jsonl")}
+        return sorted(names)
 
     def _opened(self, name: str) -> EpisodeFile:
         return open_file(self.path / "trajectories" / f"{name}.jsonl", self.path / INDEX / f"{name}.jsonl")
 
     def file(self, name: str) -> EpisodeFile:
-        found = super().file(name)
-        if not hasattr(found, "index") and (self.path / INDEX / f"{name}.jsonl").is_file():
+        episodes = super().file(name)
+        if not hasattr(episodes, "index") and (self.path / INDEX / f"{name}.jsonl").is_file():
             del self._open[name]  # a file of this name has got its index
             return super().file(name)
-        return found
+        return episodes
 
     @property
     def config(self) -> dict[str, Any]:
         try:
-            found = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+            settings = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return settings if isinstance(settings, dict) else {}
 
     @property
     def model(self) -> str | None:
         """The newest folder of the run with a tokenizer, or the name in its configuration."""
         folders = [self.path / "model", *sorted((self.path / "checkpoints").glob("step_*"), reverse=True)]
-        found = next((str(folder) for folder in folders if (folder / "tokenizer.json").is_file()), None)
+        newest = next((str(folder) for folder in folders if (folder / "tokenizer.json").is_file()), None)
         name = self.config.get("model")
-        return found or (name if isinstance(name, str) else None)
+        return newest or (name if isinstance(name, str) else None)
 
     def metrics(self) -> Sequence[Mapping[str, JSON]]:
         return self._lines["metrics"].read()
@@ -145,10 +145,10 @@ class _GrowingLines:
     def read(self) -> Sequence[Mapping[str, JSON]]:
         if not self._lines.path.is_file():
             return []
-        found = self._lines.refresh()
-        if found < len(self._values):
+        lines = self._lines.refresh()
+        if lines < len(self._values):
             self._values.clear()
-        for number in range(len(self._values), found):
+        for number in range(len(self._values), lines):
             value = self._lines.value(number)
             self._values.append(value if isinstance(value, dict) else {})
         return self._values

@@ -24,9 +24,9 @@ class TokenTexts:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """A text for each token. Where a character takes several tokens, the first one has it, the others ""."""
-        found = self._joined(ids, self._table, self._alone)
-        if "".join(found) == self.decode(list(ids)):
-            return found
+        texts = self._joined(ids, self._table, self._alone)
+        if "".join(texts) == self.decode(list(ids)):
+            return texts
         return self._joined(ids, self._after, self._behind)  # this tokenizer drops spaces at the beginning
 
     def _alone(self, ids: Sequence[int]) -> str:
@@ -40,24 +40,24 @@ class TokenTexts:
     def _joined(self, ids: Sequence[int], table: dict[int, str], decode: Callable[[Sequence[int]], str]) -> list[str]:
         for token in set(ids) - table.keys():
             table[token] = decode([token])
-        found = [table[token] for token in ids]
-        at = 0
-        while at < len(found):
-            if _BROKEN in found[at]:
-                at = self._join(ids, found, at, decode)
+        texts = [table[token] for token in ids]
+        index = 0
+        while index < len(texts):
+            if _BROKEN in texts[index]:
+                index = self._join(ids, texts, index, decode)
             else:
-                at += 1
-        return found
+                index += 1
+        return texts
 
-    def _join(self, ids: Sequence[int], found: list[str], at: int, decode: Callable[[Sequence[int]], str]) -> int:
+    def _join(self, ids: Sequence[int], texts: list[str], index: int, decode: Callable[[Sequence[int]], str]) -> int:
         """Join the tokens of one character from `at` on; return where the next one begins."""
-        for stop in range(at + 2, min(at + _LONGEST, len(ids)) + 1):
-            if (text := self._characters.get(several := tuple(ids[at:stop]))) is None:
+        for stop in range(index + 2, min(index + _LONGEST, len(ids)) + 1):
+            if (text := self._characters.get(several := tuple(ids[index:stop]))) is None:
                 text = self._characters[several] = decode(several)
             if _BROKEN not in text:
-                found[at:stop] = [text, *[""] * (stop - at - 1)]
+                texts[index:stop] = [text, *[""] * (stop - index - 1)]
                 return stop
-        return at + 1
+        return index + 1
 
 
 def load_texts(model: str) -> TokenTexts:

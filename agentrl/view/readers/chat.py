@@ -105,10 +105,10 @@ def read_atif(data: Mapping[str, JSON]) -> EpisodeRecord:
         turns=[
             TurnFacts(
                 calls=[call["function_name"] for call in step.get("tool_calls") or ()],
-                generate_s=None if before is None or at is None else at - before,
+                generate_s=None if before is None or time is None else time - before,
                 sampled=(step.get("metrics") or {}).get("completion_tokens"),
             )
-            for step, before, at in zip(agents, [None, *times], times, strict=False)
+            for step, before, time in zip(agents, [None, *times], times, strict=False)
         ],
         facts={"agent": data.get("agent"), "notes": data.get("notes"), "final_metrics": data.get("final_metrics")},
         linear=True,
@@ -145,24 +145,24 @@ class _GrowingSequence:
         self, prompt: array[int], completion: Sequence[int], log_probs: Sequence[float], turn: int, *, copied: bool
     ) -> None:
         sequence = self.sequence
-        at = len(sequence.ids)
+        start = len(sequence.ids)
         if not prompt:
             sequence.problems.append(
                 TokenProblem("prompt not told", f"step {turn} has no prompt_token_ids", severity="not told")
             )
-        sequence.ids.extend(prompt[at:])
-        if not at:
+        sequence.ids.extend(prompt[start:])
+        if not start:
             sequence.prompt_length = len(prompt)
         seen = len(sequence.ids)
-        sequence.runs.append(TokenRun(at, seen, "unknown" if at else "prompt", turn - 1))
+        sequence.runs.append(TokenRun(start, seen, "unknown" if start else "prompt", turn - 1))
         sequence.ids.extend(array("i", completion))
         fate = (False, "copied") if copied else (None, None)
         sequence.runs.append(TokenRun(seen, len(sequence.ids), "model", turn, *fate))
         if log_probs and len(log_probs) != len(completion):
             detail = f"step {turn}: {len(log_probs)} log-probs for {len(completion)} tokens"
             sequence.problems.append(TokenProblem("broken", detail, len(completion)))
-        known = len(log_probs) == len(completion)
-        self._log_probs += log_probs if known else [math.nan] * len(completion)
+        has_log_probs = len(log_probs) == len(completion)
+        self._log_probs += log_probs if has_log_probs else [math.nan] * len(completion)
 
     def done(self) -> TokenSequence:
         sequence = self.sequence
@@ -204,5 +204,5 @@ def _unix(timestamp: JSON) -> float | None:
 
 
 def _reward(data: Mapping[str, JSON]) -> float | None:
-    found = ((data.get("final_metrics") or {}).get("extra") or {}).get("reward")
-    return float(found) if isinstance(found, int | float) else None
+    reward = ((data.get("final_metrics") or {}).get("extra") or {}).get("reward")
+    return float(reward) if isinstance(reward, int | float) else None

@@ -39,16 +39,16 @@ def load(path: Path) -> list[dict[str, JSON]]:
     except ModuleNotFoundError as exc:
         raise ConfigError(f"{path}: torch reads slime's dumps; pip install torch") from exc
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        dump = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as exc:  # torch raises anything for a damaged or hostile file
         raise ConfigError(
             f"{path}: not a dump of plain values and tensors, and nothing else is unpickled "
             f"({' '.join(str(exc).split()):.120}); dump it again with --save-debug-rollout-data"
         ) from exc
-    samples = found.get("samples") if isinstance(found, dict) else None
+    samples = dump.get("samples") if isinstance(dump, dict) else None
     if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
         raise ConfigError(f'{path}: a dump has "samples"; this has none. Give a file of --save-debug-rollout-data')
-    return [{**sample, "_rollout": found.get("rollout_id")} for sample in samples]
+    return [{**sample, "_rollout": dump.get("rollout_id")} for sample in samples]
 
 
 def read(sample: Mapping[str, JSON]) -> EpisodeRecord:
@@ -104,21 +104,21 @@ def _sequence(sample: Mapping[str, JSON], about: Mapping[str, JSON]) -> TokenSeq
             )
     mask = mask if len(mask) == length else [1] * length  # slime's own default
     log_probs = log_probs if len(log_probs) == length else []
-    at = sequence.prompt_length
-    given = about.get("spans")
-    response = list(_told(given, mask, sequence) if given else _guessed(mask, log_probs))
+    start = sequence.prompt_length
+    spans = about.get("spans")
+    response = list(_told(spans, mask, sequence) if spans else _guessed(mask, log_probs))
     removed = "removed" if sample.get("remove_sample") else None
     if removed:
         response = [_removed(run, removed) for run in response]
-    prompt = [TokenRun(0, at, "prompt")] if at else []
-    shifted = [TokenRun(r.start + at, r.stop + at, r.author, r.turn, r.trained, r.reason) for r in response]
+    prompt = [TokenRun(0, start, "prompt")] if start else []
+    shifted = [TokenRun(r.start + start, r.stop + start, r.author, r.turn, r.trained, r.reason) for r in response]
     sequence.runs = merged([*prompt, *shifted])
     if log_probs:
         sequence.engine = column(len(ids))
         of_response = array("f", log_probs)
         for run in sequence.runs:
             if run.author == "model":
-                sequence.engine[run.start : run.stop] = of_response[run.start - at : run.stop - at]
+                sequence.engine[run.start : run.stop] = of_response[run.start - start : run.stop - start]
     return sequence
 
 
@@ -145,13 +145,14 @@ def _told(spans: Sequence[Sequence[JSON]], mask: Sequence[int], sequence: TokenS
 def _guessed(mask: Sequence[int], log_probs: Sequence[float]) -> Iterator[TokenRun]:
     """A mask of 1 is the model's. So is a log-prob other than 0. The rest was not sampled."""
     kinds = [
-        "trained" if one else "masked" if i < len(log_probs) and log_probs[i] else "" for i, one in enumerate(mask)
+        "trained" if trained else "masked" if i < len(log_probs) and log_probs[i] else ""
+        for i, trained in enumerate(mask)
     ]
-    runs, at = list[list[JSON]](), 0
-    for kind, found in groupby(kinds):
-        length = len(list(found))
-        runs.append([kind, at, at + length])
-        at += length
+    runs, start_of_run = list[list[JSON]](), 0
+    for kind, group in groupby(kinds):
+        length = len(list(group))
+        runs.append([kind, start_of_run, start_of_run + length])
+        start_of_run += length
     for before, run, after in zip(runs, runs[1:], runs[2:], strict=False):
         if not run[0] and run[2] - run[1] <= _BRIDGED and before[0] == after[0] == "masked":
             run[0] = "masked"
@@ -176,14 +177,14 @@ def _plain(values: JSON) -> list[JSON]:
     """A list of numbers, of a list or of a tensor."""
     if values is None:
         return []
-    found: list[JSON] = values.tolist() if hasattr(values, "tolist") else list(values)
-    return found
+    numbers: list[JSON] = values.tolist() if hasattr(values, "tolist") else list(values)
+    return numbers
 
 
 def _reward(value: JSON) -> float | None:
     """slime's reward models may return a mapping; then its only number, or none."""
     if isinstance(value, Mapping):
-        numbers = [each for each in value.values() if isinstance(each, int | float)]
+        numbers = [number for number in value.values() if isinstance(number, int | float)]
         return float(numbers[0]) if len(numbers) == 1 else None
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
@@ -192,8 +193,8 @@ def _whole(value: JSON) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _failure(found: Mapping[str, JSON] | None) -> str | None:
-    return f"{found.get('kind')}/{found.get('boundary')}: {found.get('error')}" if found else None
+def _failure(failure: Mapping[str, JSON] | None) -> str | None:
+    return f"{failure.get('kind')}/{failure.get('boundary')}: {failure.get('error')}" if failure else None
 
 
 def linked(episodes: Sequence[EpisodeRecord]) -> Counter[str]:

@@ -38,7 +38,9 @@ def read(data: Mapping[str, JSON]) -> EpisodeRecord:
         _add_training(sequence, training, number, first)
         sequences.append(sequence)
         first += turns
-    outline.gap = max((gap for each in sequences if (gap := each.gap()) is not None), default=outline.gap)
+    outline.gap = max(
+        (gap for sequence_with_gap in sequences if (gap := sequence_with_gap.gap()) is not None), default=outline.gap
+    )
     return EpisodeRecord(
         outline,
         "agentrl",
@@ -52,15 +54,15 @@ def read(data: Mapping[str, JSON]) -> EpisodeRecord:
 
 
 def _sequence(data: Mapping[str, JSON], first_turn: int) -> TokenSequence:
-    at = data["prompt_length"]
+    start = data["prompt_length"]
     ids = array("i", data["tokens"])
-    runs = [TokenRun(0, at, "prompt")] if at else []
+    runs = [TokenRun(0, start, "prompt")] if start else []
     for span in data["spans"]:
         sampled, masked = span["kind"] == "sampled", span.get("masked")
         runs.append(
             TokenRun(
-                at + span["start"],
-                at + span["stop"],
+                start + span["start"],
+                start + span["stop"],
                 _AUTHORS[span["kind"]],
                 span["turn"] + first_turn,
                 sampled and masked is None,
@@ -68,7 +70,7 @@ def _sequence(data: Mapping[str, JSON], first_turn: int) -> TokenSequence:
                 span.get("weight_version"),
             )
         )
-    sequence = TokenSequence(ids, runs, at, name=data.get("branch", ""))
+    sequence = TokenSequence(ids, runs, start, name=data.get("branch", ""))
     _add_engine(sequence, data["log_probs"])
     sequence.problems = _broken(sequence, data["loss_mask"])
     return sequence
@@ -89,26 +91,29 @@ def _add_engine(sequence: TokenSequence, log_probs: Sequence[float]) -> None:
 
 def _broken(sequence: TokenSequence, loss_mask: Sequence[int]) -> list[TokenProblem]:
     """Where mask and spans contradict each other."""
-    found = list(sequence.problems)
-    at = sequence.prompt_length
-    if len(loss_mask) != len(sequence.ids) - at:
-        return [*found, TokenProblem("broken", f"{len(loss_mask)} mask values for {len(sequence.ids) - at} tokens")]
+    problems = list(sequence.problems)
+    start = sequence.prompt_length
+    if len(loss_mask) != len(sequence.ids) - start:
+        return [
+            *problems,
+            TokenProblem("broken", f"{len(loss_mask)} mask values for {len(sequence.ids) - start} tokens"),
+        ]
     end = 0
     for run in sequence.runs:
         if run.start != end:
-            return [*found, TokenProblem("broken", f"the spans leave a gap at token {end}")]
+            return [*problems, TokenProblem("broken", f"the spans leave a gap at token {end}")]
         end = run.stop
         if run.author == "prompt":
             continue
-        ones = sum(loss_mask[run.start - at : run.stop - at])
+        ones = sum(loss_mask[run.start - start : run.stop - start])
         if run.trained and ones != run.length:
-            found.append(TokenProblem("masked without a reason", f"from token {run.start}", run.length - ones))
+            problems.append(TokenProblem("masked without a reason", f"from token {run.start}", run.length - ones))
         elif not run.trained and ones:
             kind = "trained although masked" if run.author == "model" else "trained, but not sampled"
-            found.append(TokenProblem(kind, f"from token {run.start}", ones))
+            problems.append(TokenProblem(kind, f"from token {run.start}", ones))
     if end != len(sequence.ids):
-        found.append(TokenProblem("broken", f"the spans end at token {end} of {len(sequence.ids)}"))
-    return found
+        problems.append(TokenProblem("broken", f"the spans end at token {end} of {len(sequence.ids)}"))
+    return problems
 
 
 def _add_training(sequence: TokenSequence, training: Mapping[str, JSON], number: int, first_turn: int) -> None:

@@ -76,7 +76,7 @@ def read(data: Mapping[str, JSON]) -> EpisodeRecord:
 def _sequences(trace: Mapping[str, JSON]) -> Iterator[TokenSequence]:
     nodes: Sequence[Node] = trace["nodes"]
     inner = {node.get("parent") for node in nodes}
-    agent, shown = trace.get("agent") or {}, set[int]()
+    agent, earlier = trace.get("agent") or {}, set[int]()
     accepted = {
         link["node"] for node in nodes for link in node.get("semantic_parents", ()) if link.get("type") == "compaction"
     }
@@ -86,21 +86,21 @@ def _sequences(trace: Mapping[str, JSON]) -> Iterator[TokenSequence]:
         if attempt and leaf not in accepted:
             reason = "abandoned"
         path = _path(nodes, leaf)
-        yield _branch(nodes, path, shown, reason, f"{agent.get('name', 'agent')}, branch {number}")
-        shown.update(path)
+        yield _branch(nodes, path, earlier, reason, f"{agent.get('name', 'agent')}, branch {number}")
+        earlier.update(path)
 
 
 def _path(nodes: Sequence[Node], leaf: int) -> list[int]:
-    found = list[int]()
-    at: int | None = leaf
-    while at is not None and len(found) <= len(nodes):
-        found.append(at)
-        at = nodes[at].get("parent")
-    return found[::-1]
+    indices = list[int]()
+    index: int | None = leaf
+    while index is not None and len(indices) <= len(nodes):
+        indices.append(index)
+        index = nodes[index].get("parent")
+    return indices[::-1]
 
 
 def _branch(
-    nodes: Sequence[Node], path: Sequence[int], shown: set[int], reason: str | None, name: str
+    nodes: Sequence[Node], path: Sequence[int], earlier: set[int], reason: str | None, name: str
 ) -> TokenSequence:
     sequence, turn = TokenSequence(name=name), -1
     runs, log_probs, advantages, trainer = list[TokenRun](), list[float](), list[float](), list[float]()
@@ -112,13 +112,13 @@ def _branch(
             detail = f"message {index}: {len(mask)} mask values for {len(sequence.ids) - start} tokens"
             sequence.problems.append(TokenProblem("broken", detail, len(sequence.ids) - start))
         turn += bool(node.get("sampled"))
-        why = "shared" if index in shown and node.get("sampled") else reason
-        own = [_fated(run, why, turn) for run in _node_runs(node, start, sequence.problems, index)]
-        runs += own
-        sampled = sum(run.length for run in own if run.author == "model")
+        why = "shared" if index in earlier and node.get("sampled") else reason
+        node_runs = [_fated(run, why, turn) for run in _node_runs(node, start, sequence.problems, index)]
+        runs += node_runs
+        sampled = sum(run.length for run in node_runs if run.author == "model")
         for values, key in ((log_probs, "logprobs"), (advantages, "advantages"), (trainer, "trainer_logprobs")):
-            given = node.get(key) or ()
-            values += given if len(given) == sampled else [float("nan")] * sampled
+            values_of_node = node.get(key) or ()
+            values += values_of_node if len(values_of_node) == sampled else [float("nan")] * sampled
     sequence.runs = merged(_as_prompt(runs))
     sequence.prompt_length = next((r.start for r in sequence.runs if r.author != "prompt"), len(sequence.ids))
     sequence.engine = _column(sequence, log_probs)
@@ -131,8 +131,8 @@ def _column(sequence: TokenSequence, values: Sequence[float]) -> array[float] | 
     """None where no token has a value."""
     if all(value != value for value in values):
         return None
-    found = column(len(sequence.ids))
-    return found if fill(found, sequence.runs, values) else None
+    values_by_token = column(len(sequence.ids))
+    return values_by_token if fill(values_by_token, sequence.runs, values) else None
 
 
 def _node_runs(node: Node, start: int, problems: list[TokenProblem], index: int) -> Iterator[TokenRun]:
@@ -156,11 +156,11 @@ def _node_runs(node: Node, start: int, problems: list[TokenProblem], index: int)
         problems.append(TokenProblem("trained, but not sampled", f"message {index} is no reply of the model", count_of))
     if lost:
         problems.append(TokenProblem("masked without a reason", f"within the reply of message {index}", lost))
-    at = start
+    begin = start
     for fate, group in groupby(fates):
         length = len(list(group))
-        yield TokenRun(at, at + length, fate, trained=fate == "model")
-        at += length
+        yield TokenRun(begin, begin + length, fate, trained=fate == "model")
+        begin += length
 
 
 def _fated(run: TokenRun, reason: str | None, turn: int) -> TokenRun:
@@ -169,10 +169,10 @@ def _fated(run: TokenRun, reason: str | None, turn: int) -> TokenRun:
 
 
 def _as_prompt(runs: Sequence[TokenRun]) -> Iterator[TokenRun]:
-    begun = False
+    is_sampled = False
     for run in runs:
-        begun |= run.author == "model"
-        yield run if begun else TokenRun(run.start, run.stop, "prompt")
+        is_sampled |= run.author == "model"
+        yield run if is_sampled else TokenRun(run.start, run.stop, "prompt")
 
 
 def _encoded_again(trace: Mapping[str, JSON]) -> Iterator[TokenProblem]:
@@ -202,13 +202,13 @@ def _linear(trace: Mapping[str, JSON]) -> bool:
 
 
 def _rewards(traces: Sequence[Mapping[str, JSON]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for trace in traces:
         for name, reward in (trace.get("rewards") or {}).items():
             if reward is not None:
                 value = reward["score"] * reward.get("weight", 1.0) if isinstance(reward, Mapping) else float(reward)
-                found[name] = found.get(name, 0.0) + value
-    return found
+                totals[name] = totals.get(name, 0.0) + value
+    return totals
 
 
 def _calls(message: Mapping[str, JSON]) -> list[str]:
