@@ -24,7 +24,6 @@ _FOUND = 1_000
 def episode_payload(episode: EpisodeRecord, texts: TokenTexts | None) -> dict[str, JSON]:
     """Everything about an episode. Arrays are base64, little-endian."""
     used = {reason for sequence in episode.sequences for reason in sequence.masked}
-    unread = episode.facts.get("unread") or 0
     return {
         "format": episode.format,
         "outline": episode.outline.to_json(),
@@ -32,10 +31,7 @@ def episode_payload(episode: EpisodeRecord, texts: TokenTexts | None) -> dict[st
         "sequences": [_sequence(sequence, texts) for sequence in episode.sequences],
         "texts": [[text.author, text.text, text.turn, text.trained] for text in episode.texts],
         "turns": [asdict(turn) for turn in episode.turns],
-        "unread": [
-            f"{message.get('role')}: {''.join(texts_in(message.get('content')))}"
-            for message in episode.messages[len(episode.messages) - unread :]
-        ],
+        "unread": _unread(episode),
         "facts": {name: value for name, value in episode.facts.items() if name in _SHOWN and value},
         "session": _session(episode.session),
         "reasons": {reason: list(REASONS[reason]) for reason in used if reason in REASONS},
@@ -49,6 +45,12 @@ def episode_payload(episode: EpisodeRecord, texts: TokenTexts | None) -> dict[st
 
 
 _SHOWN = ("task", "info", "failure", "label", "reward", "status", "agent", "notes", "errors")
+
+
+def _unread(episode: EpisodeRecord) -> list[str]:
+    """The last messages, which no turn of the model has read."""
+    first = len(episode.messages) - (episode.facts.get("unread") or 0)
+    return [f"{m.get('role')}: {''.join(texts_in(m.get('content')))}" for m in episode.messages[first:]]
 
 
 def _sequence(sequence: TokenSequence, texts: TokenTexts | None) -> dict[str, JSON]:

@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from agentrl._util.texts import texts_in
@@ -66,6 +67,23 @@ def _texts_of(messages: Sequence[Mapping[str, JSON]]) -> Iterator[Text]:
         yield Text(author, f"{role}: {thought}{body}{_said(message.get('tool_calls'))}\n", turn, trained)
 
 
+def _turns(agents: Sequence[Mapping[str, JSON]]) -> list[TurnFacts]:
+    """Facts about the agent's steps. A step's time is that since the step before it."""
+    times = [_unix(step.get("timestamp")) for step in agents]
+    return [
+        TurnFacts(
+            calls=_called(step),
+            generate_s=None if before is None or time is None else time - before,
+            sampled=(step.get("metrics") or {}).get("completion_tokens"),
+        )
+        for step, before, time in zip(agents, [None, *times], times, strict=False)
+    ]
+
+
+def _called(step: Mapping[str, JSON]) -> list[str]:
+    return [call["function_name"] for call in step.get("tool_calls") or ()]
+
+
 def _listed(value: JSON, role: str) -> list[Mapping[str, JSON]]:
     return [{"role": role, "content": value}] if isinstance(value, str) else list(value or ())
 
@@ -86,7 +104,7 @@ def read_atif(data: Mapping[str, JSON]) -> EpisodeRecord:
     outline = Outline(
         name=str(data.get("trajectory_id") or data.get("session_id") or ""),
         turns=len(agents),
-        calls=dict(Counter(call["function_name"] for step in agents for call in step.get("tool_calls") or ())),
+        calls=dict(Counter(chain.from_iterable(map(_called, agents)))),
         started=_unix(steps[0].get("timestamp")),
         reward=_reward(data),
         answer=_text(agents[-1]["message"])[-60:] if agents else "",
@@ -96,20 +114,12 @@ def read_atif(data: Mapping[str, JSON]) -> EpisodeRecord:
     problems = [
         TokenProblem("subagent", f"{len(others)} trajectories of subagents inside, not read", severity="not told")
     ]
-    times = [_unix(step.get("timestamp")) for step in agents]
     return EpisodeRecord(
         count(outline, sequences) if sequences else outline,
         "ATIF",
         sequences,
         texts=list(_texts(steps)),
-        turns=[
-            TurnFacts(
-                calls=[call["function_name"] for call in step.get("tool_calls") or ()],
-                generate_s=None if before is None or time is None else time - before,
-                sampled=(step.get("metrics") or {}).get("completion_tokens"),
-            )
-            for step, before, time in zip(agents, [None, *times], times, strict=False)
-        ],
+        turns=_turns(agents),
         facts={"agent": data.get("agent"), "notes": data.get("notes"), "final_metrics": data.get("final_metrics")},
         linear=True,
         problems=problems if others else [],

@@ -52,10 +52,26 @@ def load(path: Path) -> list[dict[str, JSON]]:
 
 
 def read(sample: Mapping[str, JSON]) -> EpisodeRecord:
-    """One sample. Raises KeyError, TypeError or ValueError if it is none."""
+    """One sample. Raises KeyError, TypeError or ValueError for other data."""
     about = (sample.get("metadata") or {}).get("agentrl") or {}
     sequence = _sequence(sample, about)
-    outline = Outline(
+    prompt = sample.get("prompt")
+    return EpisodeRecord(
+        count(_outline(sample, about, sequence), [sequence]),
+        "slime dump",
+        [sequence],
+        messages=prompt if isinstance(prompt, list) else (),
+        facts={
+            **{name: sample[name] for name in ("label", "status", "reward", "metadata") if sample.get(name)},
+            "text": f"{prompt}{sample.get('response') or ''}" if isinstance(prompt, str) else None,
+        },
+        linear=None,
+        linked=None if sample.get("rollout_id") is None else f"rollout {sample['rollout_id']}",
+    )
+
+
+def _outline(sample: Mapping[str, JSON], about: Mapping[str, JSON], sequence: TokenSequence) -> Outline:
+    return Outline(
         name=str(sample.get("session_id") or about.get("session_id") or f"sample {sample.get('index')}"),
         task=str(sample.get("group_index", "")),
         step=_whole(sample.get("_rollout")),
@@ -72,54 +88,45 @@ def read(sample: Mapping[str, JSON]) -> EpisodeRecord:
         env_s=float(sample.get("non_generation_time") or 0.0),
         answer=answer_of([{"role": "assistant", "content": sample.get("response") or ""}]),
     )
-    prompt = sample.get("prompt")
-    return EpisodeRecord(
-        count(outline, [sequence]),
-        "slime dump",
-        [sequence],
-        messages=prompt if isinstance(prompt, list) else (),
-        facts={
-            **{name: sample[name] for name in ("label", "status", "reward", "metadata") if sample.get(name)},
-            "text": f"{prompt}{sample.get('response') or ''}" if isinstance(prompt, str) else None,
-        },
-        linear=None,
-        linked=None if sample.get("rollout_id") is None else f"rollout {sample['rollout_id']}",
-    )
 
 
 def _sequence(sample: Mapping[str, JSON], about: Mapping[str, JSON]) -> TokenSequence:
-    tokens, length = sample["tokens"], int(sample["response_length"] or 0)
-    ids = array("i", _plain(tokens))
+    ids, length = array("i", _plain(sample["tokens"])), int(sample["response_length"] or 0)
     sequence = TokenSequence(ids, prompt_length=max(len(ids) - length, 0))
     if length > len(ids):
-        sequence.problems.append(
-            TokenProblem("broken", f"response_length {length} of {len(ids)} tokens", length - len(ids))
-        )
+        detail = f"response_length {length} of {len(ids)} tokens"
+        sequence.problems.append(TokenProblem("broken", detail, length - len(ids)))
         length = len(ids)
-    mask, log_probs = _plain(sample.get("loss_mask")), _plain(sample.get("rollout_log_probs"))
-    for name, values in (("loss_mask", mask), ("rollout_log_probs", log_probs)):
-        if values and len(values) != length:
-            sequence.problems.append(
-                TokenProblem("broken", f"{len(values)} values of {name} for {length} tokens", length)
-            )
-    mask = mask if len(mask) == length else [1] * length  # slime's own default
-    log_probs = log_probs if len(log_probs) == length else []
-    start = sequence.prompt_length
+    mask = _column(sample, "loss_mask", length, sequence) or [1] * length  # slime's own default
+    log_probs = _column(sample, "rollout_log_probs", length, sequence)
     spans = about.get("spans")
     response = list(_told(spans, mask, sequence) if spans else _guessed(mask, log_probs))
-    removed = "removed" if sample.get("remove_sample") else None
-    if removed:
-        response = [_removed(run, removed) for run in response]
+    if sample.get("remove_sample"):
+        response = [_removed(run, "removed") for run in response]
+    start = sequence.prompt_length
     prompt = [TokenRun(0, start, "prompt")] if start else []
     shifted = [TokenRun(r.start + start, r.stop + start, r.author, r.turn, r.trained, r.reason) for r in response]
     sequence.runs = merged([*prompt, *shifted])
     if log_probs:
-        sequence.engine = column(len(ids))
-        of_response = array("f", log_probs)
-        for run in sequence.runs:
-            if run.author == "model":
-                sequence.engine[run.start : run.stop] = of_response[run.start - start : run.stop - start]
+        sequence.engine = _engine_column(sequence, array("f", log_probs))
     return sequence
+
+
+def _column(sample: Mapping[str, JSON], name: str, length: int, sequence: TokenSequence) -> list[JSON]:
+    """The values of the response's tokens; empty, with a problem, if there is another number of values."""
+    values = _plain(sample.get(name))
+    if values and len(values) != length:
+        detail = f"{len(values)} values of {name} for {length} tokens"
+        sequence.problems.append(TokenProblem("broken", detail, length))
+    return values if len(values) == length else []
+
+
+def _engine_column(sequence: TokenSequence, log_probs: array[float]) -> array[float]:
+    values, start = column(len(sequence.ids)), sequence.prompt_length
+    for run in sequence.runs:
+        if run.author == "model":
+            values[run.start : run.stop] = log_probs[run.start - start : run.stop - start]
+    return values
 
 
 def _told(spans: Sequence[Sequence[JSON]], mask: Sequence[int], sequence: TokenSequence) -> Iterator[TokenRun]:

@@ -5,10 +5,12 @@ A branch, from a root to a leaf, is one sequence. `mask` is 1 at sampled tokens.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
+from typing import TypeVar
 
 from agentrl._util.texts import texts_in
 from agentrl.trajectory.outline import Outline, answer_of
@@ -27,6 +29,7 @@ from agentrl.view.model import (
     merged,
 )
 
+T = TypeVar("T")
 Node = Mapping[str, JSON]
 _ROLES: Mapping[str, Author] = {"assistant": "model", "tool": "env"}
 
@@ -36,40 +39,53 @@ def is_trace(data: JSON) -> bool:
 
 
 def read(data: Mapping[str, JSON]) -> EpisodeRecord:
-    """An Episode of verifiers, or one of its traces. Raises KeyError, TypeError or ValueError if it is neither."""
+    """An Episode of verifiers, or one of its traces. Raises KeyError, TypeError or ValueError for other data."""
     traces: Sequence[Mapping[str, JSON]] = data.get("traces", [data])
-    sequences = [sequence for trace in traces for sequence in _sequences(trace)]
-    calls = [call for trace in traces for call in trace.get("calls", ())]
-    nodes = [node for trace in traces for node in trace["nodes"]]
-    messages = [node["message"] for node in nodes]
-    rewards = _rewards(traces)
+    sequences = _joined(map(_sequences, traces))
+    calls, nodes = (_joined(trace.get(key, ()) for trace in traces) for key in ("calls", "nodes"))
     task = data.get("task") or (traces[0]["task"] if traces else {})
-    errors = [*data.get("errors", ()), *(error for trace in traces for error in trace.get("errors", ()))]
-    outline = Outline(
+    errors = [*data.get("errors", ()), *_joined(trace.get("errors", ()) for trace in traces)]
+    with_tokens = sequences if any(sequence.ids for sequence in sequences) else []
+    return EpisodeRecord(
+        count(_outline(data, traces, nodes, task, errors), with_tokens),
+        "verifiers",
+        with_tokens,
+        texts=[] if with_tokens else list(_texts(nodes)),
+        turns=[_turn(node, calls, i) for i, node in enumerate(nodes) if node.get("sampled")],
+        messages=[node["message"] for node in nodes],
+        facts={"task": task, "errors": errors, "info": [trace.get("info") for trace in traces]},
+        linear=all(map(_linear, traces)),
+        problems=_joined(map(_encoded_again, traces)),
+    )
+
+
+def _joined(parts: Iterable[Iterable[T]]) -> list[T]:
+    return [*chain.from_iterable(parts)]
+
+
+def _outline(
+    data: Mapping[str, JSON],
+    traces: Sequence[Mapping[str, JSON]],
+    nodes: Sequence[Node],
+    task: Mapping[str, JSON],
+    errors: Sequence[Mapping[str, JSON]],
+) -> Outline:
+    messages, rewards = [node["message"] for node in nodes], _rewards(traces)
+    first: Mapping[str, JSON] = traces[0] if traces else {}
+    calls = _joined(trace.get("calls", ()) for trace in traces)
+    return Outline(
         name=str(data.get("id", "")),
         task=str((task.get("data") or {}).get("idx") or task.get("key") or ""),
         step=(data.get("run") or {}).get("step"),
         reward=sum(rewards.values()) if rewards else None,
         reward_parts=rewards if len(rewards) > 1 else {},
-        stop=traces[0].get("stop_condition") if traces else None,
+        stop=first.get("stop_condition"),
         failure=f"{errors[-1].get('type')}: {errors[-1].get('message')}" if errors else None,
         turns=sum(bool(node.get("sampled")) for node in nodes),
-        calls=dict(Counter(name for message in messages for name in _calls(message))),
-        started=(traces[0].get("timing") or {}).get("start") if traces else None,
+        calls=dict(Counter(_joined(map(_calls, messages)))),
+        started=(first.get("timing") or {}).get("start"),
         generate_s=round(sum(_seconds(call.get("time")) for call in calls), 4),
         answer=answer_of(messages),
-    )
-    with_tokens = sequences if any(sequence.ids for sequence in sequences) else []
-    return EpisodeRecord(
-        count(outline, with_tokens),
-        "verifiers",
-        with_tokens,
-        texts=[] if with_tokens else list(_texts(nodes)),
-        turns=[_turn(node, calls, i) for i, node in enumerate(nodes) if node.get("sampled")],
-        messages=messages,
-        facts={"task": task, "errors": errors, "info": [trace.get("info") for trace in traces]},
-        linear=all(_linear(trace) for trace in traces),
-        problems=[problem for trace in traces for problem in _encoded_again(trace)],
     )
 
 
@@ -117,14 +133,19 @@ def _branch(
         runs += node_runs
         sampled = sum(run.length for run in node_runs if run.author == "model")
         for values, key in ((log_probs, "logprobs"), (advantages, "advantages"), (trainer, "trainer_logprobs")):
-            values_of_node = node.get(key) or ()
-            values += values_of_node if len(values_of_node) == sampled else [float("nan")] * sampled
+            values += _values(node, key, sampled)
     sequence.runs = merged(_as_prompt(runs))
     sequence.prompt_length = next((r.start for r in sequence.runs if r.author != "prompt"), len(sequence.ids))
     sequence.engine = _column(sequence, log_probs)
     sequence.advantages = _column(sequence, advantages)
     sequence.trainer = _column(sequence, trainer)
     return sequence
+
+
+def _values(node: Node, key: str, sampled: int) -> Sequence[float]:
+    """The values of the node's sampled tokens; NaN for each where the trace has another number of values."""
+    values: Sequence[float] = node.get(key) or ()
+    return values if len(values) == sampled else [math.nan] * sampled
 
 
 def _column(sequence: TokenSequence, values: Sequence[float]) -> array[float] | None:
@@ -136,31 +157,44 @@ def _column(sequence: TokenSequence, values: Sequence[float]) -> array[float] | 
 
 
 def _node_runs(node: Node, start: int, problems: list[TokenProblem], index: int) -> Iterator[TokenRun]:
-    """The mask says what was sampled; `is_content`, if it is there, tells body from template."""
-    ids, mask, content = node.get("token_ids") or (), node.get("mask") or (), node.get("is_content") or ()
-    author: Author = "env" if content else "unknown"
-    fates = list[Author]()
-    for i in range(len(ids)):
-        inside = i < len(content) and content[i]
-        fates.append("model" if i < len(mask) and mask[i] else author if inside or not content else "template")
-    first = next((i for i, fate in enumerate(fates) if fate == "model"), None)
-    lost = 0
-    if node.get("sampled"):
-        if not ids:
-            problems.append(TokenProblem("reply without tokens", f"message {index} was sampled, and has no tokens"))
-        for i, fate in enumerate(fates):
-            if fate != "model" and ((first is not None and i > first) or (i < len(content) and content[i])):
-                lost += 1
-    elif first is not None:
-        count_of = fates.count("model")
-        problems.append(TokenProblem("trained, but not sampled", f"message {index} is no reply of the model", count_of))
-    if lost:
-        problems.append(TokenProblem("masked without a reason", f"within the reply of message {index}", lost))
+    authors = _authors(node)
+    problems += _node_problems(node, authors, index)
     begin = start
-    for fate, group in groupby(fates):
+    for author, group in groupby(authors):
         length = len(list(group))
-        yield TokenRun(begin, begin + length, fate, trained=fate == "model")
+        yield TokenRun(begin, begin + length, author, trained=author == "model")
         begin += length
+
+
+def _authors(node: Node) -> list[Author]:
+    """The author of each token. `mask` marks the sampled tokens; `is_content` tells body from template."""
+    ids, mask, content = node.get("token_ids") or (), node.get("mask") or (), node.get("is_content") or ()
+    other: Author = "env" if content else "unknown"
+    unsampled: list[Author] = [other if inside else "template" for inside in content] if content else [other] * len(ids)
+    unsampled += ["template"] * (len(ids) - len(unsampled))
+    sampled = [*map(bool, mask), *[False] * len(ids)]
+    return [
+        "model" if is_sampled else author for author, is_sampled in zip(unsampled[: len(ids)], sampled, strict=False)
+    ]
+
+
+def _node_problems(node: Node, authors: Sequence[Author], index: int) -> Iterator[TokenProblem]:
+    """Problems of one message: sampled tokens outside of replies, and replies with other tokens inside."""
+    trained = authors.count("model")
+    if not node.get("sampled"):
+        if trained:
+            yield TokenProblem("trained, but not sampled", f"message {index} is no reply of the model", trained)
+        return
+    if not authors:
+        yield TokenProblem("reply without tokens", f"message {index} was sampled, and has no tokens")
+    content = [*(node.get("is_content") or ()), *[False] * len(authors)]
+    first = authors.index("model") if trained else len(authors)
+    masked = sum(
+        author != "model" and (i > first or bool(inside))
+        for i, (author, inside) in enumerate(zip(authors, content, strict=False))
+    )
+    if masked:
+        yield TokenProblem("masked without a reason", f"within the reply of message {index}", masked)
 
 
 def _fated(run: TokenRun, reason: str | None, turn: int) -> TokenRun:
