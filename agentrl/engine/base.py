@@ -97,8 +97,8 @@ async def ask(
     engine: Any, input_ids: Sequence[int], sampling_params: SamplingParams, request: RequestFields
 ) -> Generation:
     """The engine's answer to a request; see `Engine.generate`."""
-    found: Generation = await engine.generate(input_ids, sampling_params, **request)
-    return found
+    generation: Generation = await engine.generate(input_ids, sampling_params, **request)
+    return generation
 
 
 @runtime_checkable

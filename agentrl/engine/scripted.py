@@ -107,11 +107,11 @@ class ScriptedEngine(AsyncClosing):
         reply = self._resumed(session, len(input_ids)) or self._generation(self._next_turn(session, input_ids))
         # The turn is open until its end. After an abort or a cancellation it stays open.
         session.open = (len(input_ids), reply)
-        played = await self._play(self._limit(reply, sampling_params), rid)
-        session.seen = len(input_ids) + len(played.tokens)
-        if played.finish_reason != "abort" or reply.finish_reason == "abort":
+        generation = await self._play(self._limit(reply, sampling_params), rid)
+        session.seen = len(input_ids) + len(generation.tokens)
+        if generation.finish_reason != "abort" or reply.finish_reason == "abort":
             session.open = None
-        return played
+        return generation
 
     def _session(self, session_id: str) -> _ScriptPosition:
         if session_id not in self._sessions and self._sessions and isinstance(self._turns, Generator):
@@ -128,10 +128,10 @@ class ScriptedEngine(AsyncClosing):
         if session.open is None:
             return None
         start, reply = session.open
-        given = length - start
-        if not 0 <= given < len(reply.tokens):
+        offset = length - start
+        if not 0 <= offset < len(reply.tokens):
             return None
-        return replace(reply, tokens=reply.tokens[given:], log_probs=reply.log_probs[given:])
+        return replace(reply, tokens=reply.tokens[offset:], log_probs=reply.log_probs[offset:])
 
     def _next_turn(self, session: _ScriptPosition, input_ids: Sequence[int]) -> Turn:
         session.turns += 1

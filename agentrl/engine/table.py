@@ -74,20 +74,20 @@ def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Eng
     The class or function gets the keys of `config`, and those fields of `parts` that it has parameters for. Raises
     ConfigError for an unknown name, an unknown key or a missing key.
     """
-    known = dict(ENGINES)
+    paths = dict(ENGINES)
     if parts.training is not None:
-        known |= {**_TRAINED, **(_OVERLAPPING if parts.training.overlap else {})}
-    make = _maker(name, known)
+        paths |= {**_TRAINED, **(_OVERLAPPING if parts.training.overlap else {})}
+    make = _maker(name, paths)
     parameters = inspect.signature(make).parameters
-    given = dict(config)
+    arguments = dict(config)
     for part in ("tokenizer", "renderer", "max_batch", "training", "vision"):
         if part in parameters and getattr(parts, part) is not None:
-            given.setdefault(part, getattr(parts, part))
-    _check_keys(name, config, given, parameters)
+            arguments.setdefault(part, getattr(parts, part))
+    _check_keys(name, config, arguments, parameters)
     if "model" in parameters:
-        given.setdefault("model", parts.model())
-    found: Engine = make(**given)
-    return found
+        arguments.setdefault("model", parts.model())
+    engine: Engine = make(**arguments)
+    return engine
 
 
 def engine_keys(name: str, *, training: bool) -> set[str]:
@@ -107,25 +107,25 @@ def check_engine(name: str, config: Mapping[str, Any] | None = None) -> None:
             _check_keys(name, config, {"max_batch": None, **config}, parameters)
 
 
-def _maker(name: str, known: Mapping[str, str]) -> Callable[..., Any]:
-    if name not in known and not set(name) & {".", ":"}:
+def _maker(name: str, paths: Mapping[str, str]) -> Callable[..., Any]:
+    if name not in paths and not set(name) & {".", ":"}:
         use = "; use {} or a path such as my_engine.py:MyEngine"
-        raise ConfigError(f"unknown engine {name!r}{did_you_mean(name, known, use)}")
-    make = load_object(known.get(name, name))
+        raise ConfigError(f"unknown engine {name!r}{did_you_mean(name, paths, use)}")
+    make = load_object(paths.get(name, name))
     if not callable(make):
         raise ConfigError(f"engine {name}: {make!r} is neither a class nor a function")
     return make  # type: ignore[no-any-return]
 
 
 def _check_keys(
-    name: str, config: Mapping[str, Any], given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
+    name: str, config: Mapping[str, Any], arguments: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> None:
-    """Raise ConfigError for an unknown key of `config`, and for a parameter that is not in `given`."""
-    own = [key for key in parameters if key not in _PARTS]
+    """Raise ConfigError for an unknown key of `config`, and for a parameter that is not in `arguments`."""
+    keys = [key for key in parameters if key not in _PARTS]
     if unknown := [key for key in config if key not in parameters or key == "training"]:
-        raise ConfigError(f"engine {name}: {unknown_key(f'engine_config.{unknown[0]}', own)}")
-    for key in own:
-        if key not in given and parameters[key].default is inspect.Parameter.empty:
+        raise ConfigError(f"engine {name}: {unknown_key(f'engine_config.{unknown[0]}', keys)}")
+    for key in keys:
+        if key not in arguments and parameters[key].default is inspect.Parameter.empty:
             hint = _HINTS.get((name, key), "")
             raise ConfigError(f"engine {name}: engine_config.{key} is missing{hint}")
 

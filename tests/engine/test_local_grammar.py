@@ -297,6 +297,6 @@ def test_the_forms_used_last_are_kept_within_a_bound(monkeypatch):
     first = grammars._compiled(grammars._tools(), LIKE[0])
     assert grammars._compiled(grammars._tools(), LIKE[0]) is first
     grammars.begin(Sampling(0, structural_tag=tag(CLOSE, CLOSE)))
-    assert LIKE[1] not in grammars._kept
-    assert LIKE[0] in grammars._kept
-    assert sum(one.memory_size_bytes for one in grammars._kept.values()) <= local_grammar._CACHE_BYTES
+    assert LIKE[1] not in grammars._cache
+    assert LIKE[0] in grammars._cache
+    assert sum(one.memory_size_bytes for one in grammars._cache.values()) <= local_grammar._CACHE_BYTES

@@ -34,7 +34,9 @@ def prompt(seed: int, length: int) -> list[int]:
 def alive(engine: LocalEngine) -> int:
     """Tokens of running rows and of kept sessions."""
     batch = engine._worker._batch
-    return sum(len(row.tokens) for row in batch.requests) + sum(len(kept.tokens) for kept in batch._kept.values())
+    return sum(len(row.tokens) for row in batch.requests) + sum(
+        len(session.tokens) for session in batch._sessions.values()
+    )
 
 
 async def ask(engine: LocalEngine, ids: list[int], count: int, session: str = "", seed: int = 1) -> Generation:
@@ -93,7 +95,7 @@ async def test_memory_is_given_back() -> None:
     async with LocalEngine(MODEL, TOKENIZER) as engine:
         batch = engine._worker._batch
         await asyncio.gather(*(ask(engine, prompt(i, 300), 3, f"s{i}") for i in range(20)))
-        assert len(batch._kept) == 20
+        assert len(batch._sessions) == 20
         assert batch.memory_bytes == alive(engine) * TOKEN_BYTES, "what is kept for sessions, and nothing else"
         engine.weight_version = "1"
         assert batch.memory_bytes == 0

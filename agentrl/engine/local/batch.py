@@ -72,7 +72,7 @@ class Batch:
         self._images, self._forbidden = images, list(forbidden)
         self._groups: dict[int, _Group] = {}
         self._split = False
-        self._kept: dict[str, _KeptSession] = {}  # the least recently used first
+        self._sessions: dict[str, _KeptSession] = {}  # the least recently used first
         self._forgetting: set[GenerateRequest] = set()
         """Running rows with keys and values from other weights. Nothing is kept of them."""
 
@@ -87,18 +87,18 @@ class Batch:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the keys and values of running rows and kept sessions."""
-        kept = sum(part.nbytes for kept in self._kept.values() for part in kept.memory)
-        return kept + sum(group.block.bytes for group in self._groups.values())
+        stored = sum(part.nbytes for stored in self._sessions.values() for part in stored.memory)
+        return stored + sum(group.block.bytes for group in self._groups.values())
 
     def forget(self) -> None:
         """Drop the kept sessions. Running rows continue, but nothing is kept of them."""
-        self._kept.clear()
+        self._sessions.clear()
         self._forgetting.update(self.requests)
 
     def clear(self) -> None:
         """Drop all rows and kept sessions, and free the memory."""
         self._groups.clear()
-        self._kept.clear()
+        self._sessions.clear()
         self._forgetting.clear()
 
     # Admission
@@ -106,29 +106,31 @@ class Batch:
     @torch.inference_mode()
     def admit(self, requests: Sequence[GenerateRequest]) -> list[Failed]:
         """Admit up to `room` requests and prefill them. Returns those that failed."""
-        kept = {request: self._kept.pop(request.session_id, None) for request in requests}
-        for request, found in kept.items():
+        sessions = {request: self._sessions.pop(request.session_id, None) for request in requests}
+        for request, session in sessions.items():
             request.tokens = list(request.input_ids)
-            if found is not None:
-                request.cached_tokens = request.computed = min(found.shared(request), len(request.input_ids) - 1)
-        while len(self._kept) > self.room - len(requests):
-            del self._kept[next(iter(self._kept))]
+            if session is not None:
+                request.cached_tokens = request.computed = min(session.shared(request), len(request.input_ids) - 1)
+        while len(self._sessions) > self.room - len(requests):
+            del self._sessions[next(iter(self._sessions))]
         new = sorted(requests, key=lambda row: len(row.input_ids) - row.computed)
-        return self._enter(new, kept)
+        return self._enter(new, sessions)
 
-    def _enter(self, new: Sequence[GenerateRequest], kept: dict[GenerateRequest, _KeptSession | None]) -> list[Failed]:
+    def _enter(
+        self, new: Sequence[GenerateRequest], sessions: dict[GenerateRequest, _KeptSession | None]
+    ) -> list[Failed]:
         try:
             self._arrange(new)
         except RuntimeError as exc:  # too little memory: find the requests at fault
             if len(new) == 1:
                 return [_failed(new[0], exc)]
-            return [failed for row in new for failed in self._enter([row], kept)]
+            return [failed for row in new for failed in self._enter([row], sessions)]
         firsts = {key: len(group.rows) for key, group in self._groups.items()}
         for row in new:
             group = self._groups[self._key(row)]
             group.rows.append(row)
-            if found := kept[row]:
-                group.block.copy_in(len(group.rows) - 1, found.memory, row.computed)
+            if session := sessions[row]:
+                group.block.copy_in(len(group.rows) - 1, session.memory, row.computed)
         failed = [failed for key, first in firsts.items() for failed in self._prefill(self._groups[key], first)]
         for failure in failed:
             self.remove(failure.request, failed=True)
@@ -156,8 +158,8 @@ class Batch:
         try:
             for offset, until in pieces(rows, width, _PREFILL_TOKENS):
                 ids = [row_ids[offset:until] for row_ids in padded]
-                at = [start + offset for start in starts]
-                self._run(group, first, rows, ids, at, end)
+                starts_of_piece = [start + offset for start in starts]
+                self._run(group, first, rows, ids, starts_of_piece, end)
         except Exception as exc:  # noqa: BLE001 - the model's own code: anything may come out of it
             if len(rows) == 1:
                 yield _failed(rows[0], exc)
@@ -170,11 +172,17 @@ class Batch:
             row.computed = len(row.input_ids) - 1
 
     def _run(
-        self, group: _Group, first: int, rows: Sequence[GenerateRequest], ids: list[list[int]], at: list[int], end: int
+        self,
+        group: _Group,
+        first: int,
+        rows: Sequence[GenerateRequest],
+        ids: list[list[int]],
+        starts: list[int],
+        end: int,
     ) -> torch.Tensor:
         """The last logits of the rows. Tokens that stand for media have none."""
-        images = {} if self._images is None else self._images.of(rows, at, ids)
-        logits = run(self._model, group.block, first, ids, at, end, self._max_context, images)
+        images = {} if self._images is None else self._images.of(rows, starts, ids)
+        logits = run(self._model, group.block, first, ids, starts, end, self._max_context, images)
         if self._forbidden:
             logits[:, self._forbidden] = -math.inf
         return logits
@@ -243,7 +251,9 @@ class Batch:
             outcomes: list[Outcome] = [_failed(max(self.requests, key=lambda row: len(row.tokens)), exc)]
         else:
             groups = self._groups.values()
-            outcomes = [found for group in groups for found in self._sample(group, 0, len(group.rows))]
+            outcomes = [
+                outcome_of_row for group in groups for outcome_of_row in self._sample(group, 0, len(group.rows))
+            ]
         for outcome in outcomes:
             self.remove(outcome.request, failed=isinstance(outcome, Failed))
         return outcomes
@@ -316,9 +326,9 @@ class Batch:
         if failed:
             group.block.wipe(seat)
         elif request.session_id and request not in self._forgetting:
-            self._kept.pop(request.session_id, None)
+            self._sessions.pop(request.session_id, None)
             memory = group.block.copy_out(seat, request.computed)
-            self._kept[request.session_id] = _KeptSession(request.tokens[: request.computed], memory, request.media)
+            self._sessions[request.session_id] = _KeptSession(request.tokens[: request.computed], memory, request.media)
         self._forgetting.discard(request)
         self._leave(group, request)
         self._drop_empty(set())
@@ -328,9 +338,9 @@ def _obey(logits: torch.Tensor, rows: Sequence[GenerateRequest]) -> list[float]:
     """Exclude what the grammars of rows exclude. Returns by how much the log-probs of each row's other tokens rise."""
     rises = [0.0] * len(rows)
     if any(row.grammar is not None for row in rows):
-        held, free = allowed([row.grammar for row in rows], logits)
-        found = exclude(logits, held, free, [row.sampling for row in rows]) if held else []
-        for row, rise in zip(held, found, strict=True):
+        grammar_rows, free = allowed([row.grammar for row in rows], logits)
+        rises_of_rows = exclude(logits, grammar_rows, free, [row.sampling for row in rows]) if grammar_rows else []
+        for row, rise in zip(grammar_rows, rises_of_rows, strict=True):
             rises[row] = rise
     return rises
 

@@ -85,8 +85,8 @@ class EngineServer:
             "end": self._end_lockstep,
         }
         while (message := self._receive()) not in (None, ("stop",)):
-            name, *given = message
-            commands[name](*given)
+            name, *arguments = message
+            commands[name](*arguments)
 
     def _load(self) -> Any:
         import torch
@@ -99,9 +99,9 @@ class EngineServer:
         order = self._order
         torch.set_num_threads(order.threads)
         model = load_model(order.folder, device=order.device, dtype=order.dtype)
-        own = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         for slot in order.slots:
-            own[slot.name].data = own[slot.name].data.to(getattr(torch, slot.dtype))
+            parameters[slot.name].data = parameters[slot.name].data.to(getattr(torch, slot.dtype))
         self._context = context_length(model.config, order.max_context)
         tokenizer = load_tokenizer(order.folder)
         engine = LocalEngine(
@@ -169,11 +169,11 @@ class EngineServer:
         self._answer(number, None)
 
     def _update(self, number: int, version: str) -> None:
-        own = self._model.state_dict()
+        tensors = self._model.state_dict()
         new = self._weights.tensors
-        replaced = {own[name].data_ptr() for name in new}
-        kept = {name: tensor for name, tensor in own.items() if tensor.data_ptr() not in replaced}
-        self._engine.load_weights({**kept, **new}, version)
+        replaced = {tensors[name].data_ptr() for name in new}
+        unchanged = {name: tensor for name, tensor in tensors.items() if tensor.data_ptr() not in replaced}
+        self._engine.load_weights({**unchanged, **new}, version)
         self._answer(number, None)
 
     # Lockstep

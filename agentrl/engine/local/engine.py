@@ -197,10 +197,10 @@ class LocalEngine(AsyncClosing):
         Tensors that already are the model's own are not copied. Raises EngineError without changing anything if a
         tensor is missing, unknown or has another shape, or when two tensors differ that the model ties.
         """
-        own: dict[str, torch.Tensor] = self._model.state_dict()
-        _check_weights(weights, own)
+        tensors: dict[str, torch.Tensor] = self._model.state_dict()
+        _check_weights(weights, tensors)
         with self._worker.between_steps() as batch, torch.no_grad():
-            for name, tensor in own.items():
+            for name, tensor in tensors.items():
                 if name in weights and weights[name].data_ptr() != tensor.data_ptr():
                     tensor.copy_(weights[name])
             batch.forget()
@@ -249,41 +249,41 @@ def token_ids(input_ids: Sequence[int]) -> list[int]:
         raise RequestError(f"the prompt must be a list of token ids: {exc}") from exc
 
 
-def _check_weights(weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
+def _check_weights(weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises EngineError unless `weights` has a value for each of the model's tensors, and no others."""
-    if strange := [name for name in weights if name not in own]:
+    if strange := [name for name in weights if name not in tensors]:
         raise EngineError(f"weights for {strange[0]} ({len(strange)} such): the model has no such tensor")
     tied: dict[int, list[str]] = {}
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         tied.setdefault(tensor.data_ptr(), []).append(name)
     for names in tied.values():
-        _check_tied([name for name in names if name in weights], names[0], weights, own)
+        _check_tied([name for name in names if name in weights], names[0], weights, tensors)
 
 
 def _check_tied(
-    given: Sequence[str], first: str, weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]
+    names: Sequence[str], first: str, weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
 ) -> None:
     """Check the values for one tensor of the model, which may have several names. A value under one is enough."""
-    if not given:
-        raise EngineError(f"weights for {first}: found nothing, the model has shape {tuple(own[first].shape)}")
-    for name in given:
-        found, shape = tuple(weights[name].shape), tuple(own[name].shape)
-        if found != shape:
-            raise EngineError(f"weights for {name}: found shape {found}, the model has shape {shape}")
-    for name in given[1:]:
-        if not torch.equal(weights[given[0]], weights[name]):
+    if not names:
+        raise EngineError(f"weights for {first}: found nothing, the model has shape {tuple(tensors[first].shape)}")
+    for name in names:
+        shape_of_weights, shape = tuple(weights[name].shape), tuple(tensors[name].shape)
+        if shape_of_weights != shape:
+            raise EngineError(f"weights for {name}: found shape {shape_of_weights}, the model has shape {shape}")
+    for name in names[1:]:
+        if not torch.equal(weights[names[0]], weights[name]):
             raise EngineError(
-                f"weights for {name} and {given[0]} differ, and this model ties them: load an untied model"
+                f"weights for {name} and {names[0]} differ, and this model ties them: load an untied model"
             )
 
 
 def _eos_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     """All tokens that end a sequence according to the model or the tokenizer."""
     tokens: set[int] = set()
-    for found in (
+    for eos in (
         model.config.get_text_config().eos_token_id,
         model.generation_config.eos_token_id,
         tokenizer.eos_token_id,
     ):
-        tokens.update(found if isinstance(found, list | tuple) else [] if found is None else [found])
+        tokens.update(eos if isinstance(eos, list | tuple) else [] if eos is None else [eos])
     return frozenset(tokens)

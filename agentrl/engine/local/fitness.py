@@ -20,20 +20,20 @@ _TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.float16: 0
 """The largest allowed difference of two logits, in standard deviations of the logits."""
 
 
-def context_length(config: Any, wanted: int | None) -> int:
+def context_length(config: Any, requested: int | None) -> int:
     """The longest sequence. Raises ConfigError if the model changes its attention or rotation within that length."""
     holds: int | None = getattr(config, "max_position_embeddings", None)
-    length = holds if wanted is None else wanted
+    length = holds if requested is None else requested
     if length is None:
         raise ConfigError("the model's config has no max_position_embeddings: give LocalEngine max_context")
     if length < 2:
         raise ConfigError(f"max_context is {length}; it must hold a prompt and a response: 2 at least")
     if holds is not None and length > holds:
         raise ConfigError(f"max_context is {length}, but the model holds only {holds} positions")
-    for reaches, what in chain(_windows(config), _rotations(config)):
+    for reaches, feature in chain(_windows(config), _rotations(config)):
         if length > reaches:
             raise ConfigError(
-                f"LocalEngine batches full attention only, and {what}: "
+                f"LocalEngine batches full attention only, and {feature}: "
                 f"set max_context to {reaches} or less, or {_REMEDY}"
             )
     return length
@@ -44,8 +44,8 @@ def check_attention(config: Any) -> None:
     implementation = getattr(config, "_attn_implementation", "sdpa")
     if implementation not in ("sdpa", "eager"):
         raise ConfigError(f"LocalEngine cannot use {implementation}: load the model with attn_implementation='sdpa'")
-    known = {"full_attention", "sliding_attention", "chunked_attention"}
-    if others := set(getattr(config, "layer_types", None) or ()) - known:
+    supported = {"full_attention", "sliding_attention", "chunked_attention"}
+    if others := set(getattr(config, "layer_types", None) or ()) - supported:
         raise ConfigError(f"LocalEngine cannot batch layers of {', '.join(sorted(others))}: {_REMEDY}")
 
 
@@ -98,10 +98,19 @@ def measure(model: Any, context: int) -> int:
         run(model, block, 0, padded, [0, 0], starts[0], context, {})
         off = 0.0
         for step in range(decoded):
-            at = [start + step for start in starts]
-            cached = run(model, block, 0, [[ids[row][at[row]]] for row in range(2)], at, at[0] + 1, context, {}).float()
-            wanted = plain[[0, 1], at]
-            off = max(off, float((cached - wanted).abs().max() / wanted.std()))
+            positions = [start + step for start in starts]
+            cached = run(
+                model,
+                block,
+                0,
+                [[ids[row][positions[row]]] for row in range(2)],
+                positions,
+                positions[0] + 1,
+                context,
+                {},
+            ).float()
+            expected = plain[[0, 1], positions]
+            off = max(off, float((cached - expected).abs().max() / expected.std()))
     except Exception as exc:  # the model's own code: it may accept neither our positions nor our cache
         words = " ".join(f"{type(exc).__name__}: {exc}".split())
         raise ConfigError(f"LocalEngine cannot batch {type(model).__name__}: {words:.300}; {_REMEDY}") from exc

@@ -63,9 +63,9 @@ class Grammars:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._eos = frozenset(token for token in eos if token < vocabulary)
         self._making = threading.Lock()
-        self._made: _Compiling | None = None
+        self._compiling: _Compiling | None = None
         self._keeping = threading.Lock()
-        self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._cache: OrderedDict[str, Any] = OrderedDict()
         """What is compiled, by its tag; the tag used last is the last."""
 
     def begin(self, sampling: Sampling) -> GrammarState:
@@ -91,23 +91,23 @@ class Grammars:
 
     def _compiled(self, tools: _Compiling, tag: str) -> Any:
         with self._keeping:
-            if (found := self._kept.get(tag)) is not None:
-                self._kept.move_to_end(tag)
-                return found
-        found = tools.compiler.compile_structural_tag(tag)
+            if (compiled := self._cache.get(tag)) is not None:
+                self._cache.move_to_end(tag)
+                return compiled
+        compiled = tools.compiler.compile_structural_tag(tag)
         with self._keeping:
-            self._kept[tag] = found
-            self._kept.move_to_end(tag)
-            size = sum(one.memory_size_bytes for one in self._kept.values())
-            while size > _CACHE_BYTES and len(self._kept) > 1:
-                size -= self._kept.popitem(last=False)[1].memory_size_bytes
-        return found
+            self._cache[tag] = compiled
+            self._cache.move_to_end(tag)
+            size = sum(entry.memory_size_bytes for entry in self._cache.values())
+            while size > _CACHE_BYTES and len(self._cache) > 1:
+                size -= self._cache.popitem(last=False)[1].memory_size_bytes
+        return compiled
 
     def _tools(self) -> _Compiling:
         with self._making:
-            if self._made is None:
-                self._made = self._make()
-        return self._made
+            if self._compiling is None:
+                self._compiling = self._make()
+        return self._compiling
 
     def _make(self) -> _Compiling:
         try:
@@ -119,10 +119,10 @@ class Grammars:
             ) from exc
         info = xgrammar.TokenizerInfo
         try:
-            known = info.from_huggingface(self._tokenizer, vocab_size=self._vocabulary, stop_token_ids=[0])
+            tokenizer_info = info.from_huggingface(self._tokenizer, vocab_size=self._vocabulary, stop_token_ids=[0])
         except (RuntimeError, ValueError) as exc:
             raise RequestError(f"xgrammar cannot read this model's tokenizer: {_words(exc)}") from exc
-        texts = list(known.decoded_vocab)
+        texts = list(tokenizer_info.decoded_vocab)
         marks = frozenset(
             token
             for token, added in self._tokenizer.added_tokens_decoder.items()
@@ -131,19 +131,23 @@ class Grammars:
         for token in marks:
             texts[token] = _NO_TEXT + texts[token]
         ends = sorted(self._eos) or [0]
-        own = info(texts, vocab_type=xgrammar.VocabType.RAW, vocab_size=self._vocabulary, stop_token_ids=ends)
+        marked_info = info(texts, vocab_type=xgrammar.VocabType.RAW, vocab_size=self._vocabulary, stop_token_ids=ends)
         # xgrammar's own cache mixes up tags that name different tokens (0.2.7).
-        compiler = xgrammar.GrammarCompiler(own, max_threads=torch.get_num_threads(), cache_enabled=False)
+        compiler = xgrammar.GrammarCompiler(marked_info, max_threads=torch.get_num_threads(), cache_enabled=False)
         return _Compiling(compiler, xgrammar.GrammarMatcher, marks)
 
 
 def allowed(states: Sequence[GrammarState | None], logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
     """The rows whose grammar excludes tokens now, and which tokens it allows there, [these rows, vocabulary]."""
-    held = [row for row, state in enumerate(states) if state is not None]
-    words = torch.full((len(held), -(-logits.shape[-1] // 32)), -1, dtype=torch.int32)
-    kept = [at for at, row in enumerate(held) if (state := states[row]) is not None and state.write(words, at)]
-    bits = words[kept].to(logits.device)[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device)
-    return [held[at] for at in kept], (bits & 1).bool().flatten(1)[:, : logits.shape[-1]]
+    grammar_rows = [row for row, state in enumerate(states) if state is not None]
+    words = torch.full((len(grammar_rows), -(-logits.shape[-1] // 32)), -1, dtype=torch.int32)
+    binding = [
+        index
+        for index, row in enumerate(grammar_rows)
+        if (state := states[row]) is not None and state.write(words, index)
+    ]
+    bits = words[binding].to(logits.device)[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device)
+    return [grammar_rows[index] for index in binding], (bits & 1).bool().flatten(1)[:, : logits.shape[-1]]
 
 
 def _named(form: Any) -> Iterator[int]:

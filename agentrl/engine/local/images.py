@@ -56,10 +56,10 @@ class ImageInputs:
         places = [_positions(row, start, width) for row, start in zip(rows, starts, strict=True)]
         inputs = {"position_ids": torch.stack(places, dim=1).to(self._model.device)}
         new = [
-            one.image
-            for row, start, own in zip(rows, starts, ids, strict=True)
-            for one in row.media
-            if start <= one.start < start + width and own[one.start - start] == self._vision.pad
+            placed.image
+            for row, start, row_ids in zip(rows, starts, ids, strict=True)
+            for placed in row.media
+            if start <= placed.start < start + width and row_ids[placed.start - start] == self._vision.pad
         ]
         if new:
             dtype = str(self._model.dtype).removeprefix("torch.")
@@ -73,12 +73,14 @@ class ImageInputs:
 
 def _positions(row: GenerateRequest, start: int, width: int) -> Tensor:
     """Positions [3, width] of a row's tokens. After the prompt they go on by one, from the last one of the prompt."""
-    known = row.positions
-    if known is None:
+    prompt_positions = row.positions
+    if prompt_positions is None:
         return torch.arange(start, start + width).expand(3, -1)
-    prompt = known[:, start : start + width]
-    first = max(start, known.shape[1])
-    after = torch.arange(first, max(first, start + width)) + int(known[0, -1]) + 1 - known.shape[1]
+    prompt = prompt_positions[:, start : start + width]
+    first = max(start, prompt_positions.shape[1])
+    after = (
+        torch.arange(first, max(first, start + width)) + int(prompt_positions[0, -1]) + 1 - prompt_positions.shape[1]
+    )
     return torch.cat([prompt, after.expand(3, -1)], dim=1)
 
 
@@ -89,20 +91,20 @@ def pieces(rows: Sequence[GenerateRequest], width: int, most: int) -> Iterator[t
     while start < width:
         stop = min(start + most, width)
         for row in rows:
-            for one in row.media:
-                if one.start - row.computed < stop < one.stop - row.computed:
-                    stop = one.stop - row.computed
+            for image in row.media:
+                if image.start - row.computed < stop < image.stop - row.computed:
+                    stop = image.stop - row.computed
         yield start, stop
         start = stop
 
 
 def common_images(tokens: int, media: Sequence[RenderedImage], others: Sequence[RenderedImage]) -> int:
     """How many of the first `tokens` tokens, which are equal in two prompts, have equal images, and no part of one."""
-    for one, other in zip(media, others, strict=False):
-        if one != other:
-            tokens = min(tokens, one.start, other.start)
+    for image, other in zip(media, others, strict=False):
+        if image != other:
+            tokens = min(tokens, image.start, other.start)
             break
-    return min([tokens, *(one.start for one in media if one.start < tokens < one.stop)])
+    return min([tokens, *(image.start for image in media if image.start < tokens < image.stop)])
 
 
 @torch.inference_mode()
@@ -158,7 +160,7 @@ def plain_logits(model: Any, vision: Vision, row: GenerateRequest) -> Tensor:
     ids = torch.tensor([row.input_ids], device=model.device)
     images: dict[str, Tensor] = {}
     if row.media:
-        tensors = vision.tensors([one.image for one in row.media], str(model.dtype).removeprefix("torch."))
+        tensors = vision.tensors([placed.image for placed in row.media], str(model.dtype).removeprefix("torch."))
         images = {name: tensor.to(model.device) for name, tensor in tensors.items()}
         images["mm_token_type_ids"] = (ids == vision.pad).int()
     logits: Tensor = model(input_ids=ids, use_cache=False, **images).logits[0].float()
@@ -179,14 +181,16 @@ def _difference(
     def read(starts: list[int], stops: list[int]) -> Tensor:
         width = max(stop - start for start, stop in zip(starts, stops, strict=True))
         ids = [row.input_ids[start:stop] for row, start, stop in zip(rows, starts, stops, strict=True)]
-        padded = [own + [0] * (width - len(own)) for own in ids]
+        padded = [row_ids + [0] * (width - len(row_ids)) for row_ids in ids]
         return run(model, block, 0, padded, starts, max(stops), context, inputs.of(rows, starts, padded)).float()
 
     read([0] * len(rows), halves)
     read(halves, ends)
     off = 0.0
     for step in range(_TAIL):
-        at = [end + step for end in ends]
-        for logits, found, place in zip(plain, read(at, [place + 1 for place in at]), at, strict=True):
-            off = max(off, float((found - logits[place]).abs().max() / logits[place].std()))
+        positions = [end + step for end in ends]
+        for logits, actual, place in zip(
+            plain, read(positions, [place + 1 for place in positions]), positions, strict=True
+        ):
+            off = max(off, float((actual - logits[place]).abs().max() / logits[place].std()))
     return off

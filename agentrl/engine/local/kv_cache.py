@@ -47,13 +47,13 @@ class CacheBlock(Cache):  # type: ignore[misc]
 
     def fit(self, rows: int, columns: int, most_rows: int) -> None:
         """Make room for `rows` sequences of `columns` tokens. Frees memory if less than half of it is needed."""
-        wanted = self._roomy(rows, columns, most_rows)
-        if self.bytes > SMALL_BYTES and self.rows * self.columns > 2 * wanted[0] * wanted[1]:
-            self._resize(*wanted)
+        size = self._roomy(rows, columns, most_rows)
+        if self.bytes > SMALL_BYTES and self.rows * self.columns > 2 * size[0] * size[1]:
+            self._resize(*size)
         elif rows > self.rows or columns > self.columns:
-            grown = max(wanted[0], self.rows), max(wanted[1], self.columns)
+            grown = max(size[0], self.rows), max(size[1], self.columns)
             # Many short sequences do not mean many long ones.
-            self._resize(*(grown if grown[0] * grown[1] * self._token_bytes <= SMALL_BYTES else wanted))
+            self._resize(*(grown if grown[0] * grown[1] * self._token_bytes <= SMALL_BYTES else size))
 
     def _roomy(self, rows: int, columns: int, most_rows: int) -> tuple[int, int]:
         """A size with room to grow: powers of two if that is small, else a quarter more."""
@@ -78,7 +78,7 @@ class CacheBlock(Cache):  # type: ignore[misc]
         It writes to `columns` [rows, tokens] of rows first..stop, and reads up to column `end`.
         """
         self._first, self._stop, self._end = first, stop, end
-        self._rows, self._at = torch.arange(first, stop, device=columns.device)[:, None], columns
+        self._rows, self._columns = torch.arange(first, stop, device=columns.device)[:, None], columns
         return self
 
     def update(
@@ -90,8 +90,8 @@ class CacheBlock(Cache):  # type: ignore[misc]
             self._keys.append(key_states.new_zeros(*shape, key_states.shape[3]))
             self._values.append(value_states.new_zeros(*shape, value_states.shape[3]))
         keys, values = self._keys[layer_idx], self._values[layer_idx]
-        keys[self._rows, :, self._at] = key_states.transpose(1, 2)
-        values[self._rows, :, self._at] = value_states.transpose(1, 2)
+        keys[self._rows, :, self._columns] = key_states.transpose(1, 2)
+        values[self._rows, :, self._columns] = value_states.transpose(1, 2)
         return keys[self._first : self._stop, :, : self._end], values[self._first : self._stop, :, : self._end]
 
     def copy_out(self, row: int, tokens: int) -> Remembered:

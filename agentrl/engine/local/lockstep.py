@@ -25,12 +25,12 @@ class Member:
 
     joined: bool = False
     """It has used the engine, so waves wait for it."""
-    asked: Future[Generation] | None = None
+    request: Future[Generation] | None = None
     """The answer to its last request."""
 
     @property
     def asking(self) -> bool:
-        return self.asked is not None and not self.asked.done()
+        return self.request is not None and not self.request.done()
 
 
 _member: ContextVar[Member | None] = ContextVar("agentrl_lockstep_member", default=None)
@@ -53,7 +53,7 @@ class Lockstep:
     """
 
     def __init__(self, episodes: int, changed: Callable[[Callable[[], None]], None]) -> None:
-        self._episodes, self._entered, self._left = episodes, 0, 0
+        self._episodes, self._entered, self._ended = episodes, 0, 0
         self._joined: set[Member] = set()
         self._expected = episodes
         """How many episodes without a request the wave waits for."""
@@ -62,7 +62,7 @@ class Lockstep:
     @property
     def alive(self) -> int:
         """The number of episodes that have not left. It includes those that have not begun."""
-        return self._episodes - self._left
+        return self._episodes - self._ended
 
     @contextmanager
     def episode(self) -> Iterator[None]:
@@ -92,7 +92,7 @@ class Lockstep:
         """Register a request of the current task."""
         if (member := _member.get()) is None:
             return
-        member.asked = answer
+        member.request = answer
         if not member.joined:
             member.joined = True
             self._joined.add(member)
@@ -122,7 +122,7 @@ class Lockstep:
         self._expected = 0
 
     def _leave(self, member: Member, *, for_good: bool) -> None:
-        self._left += for_good
+        self._ended += for_good
         member.joined = False
         self._joined.discard(member)
         self._expected = min(self.alive - len(self._joined), self._expected + 1)

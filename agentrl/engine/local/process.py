@@ -94,11 +94,11 @@ class ProcessEngine(AsyncClosing):
         process = await self._started()
         number, answer = process.ask("generate", *request)
         try:
-            found: Generation = await asyncio.wrap_future(answer)
+            generation: Generation = await asyncio.wrap_future(answer)
         except asyncio.CancelledError:
             process.cancel(number)
             raise
-        return found
+        return generation
 
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all. See `LocalEngine.abort`."""
@@ -206,7 +206,7 @@ class EngineProcess:
         self.weights, self._log = weights, log
         self._connection, theirs = Pipe()
         self._writing, self._numbers = threading.Lock(), count(1)
-        self._asked: dict[int, Future[Any]] = {}
+        self._answers: dict[int, Future[Any]] = {}
         self._ended = False
         descriptors = theirs.fileno(), weights.descriptor
         with log.open("ab") as output:
@@ -233,25 +233,25 @@ class EngineProcess:
         self._send(order)
         return future
 
-    def ask(self, name: str, *given: object) -> tuple[int, Future[Any]]:
+    def ask(self, name: str, *arguments: object) -> tuple[int, Future[Any]]:
         """Send a message that is answered. Returns its number and its answer. Raises EngineLostError."""
         number = next(self._numbers)
         future = self._expect(number)
-        self._send((name, number, *given))
+        self._send((name, number, *arguments))
         return number, future
 
-    async def answer(self, name: str, *given: object) -> Any:
+    async def answer(self, name: str, *arguments: object) -> Any:
         """Send a message, and wait for its answer."""
-        return await asyncio.wrap_future(self.ask(name, *given)[1])
+        return await asyncio.wrap_future(self.ask(name, *arguments)[1])
 
-    def tell(self, name: str, *given: object) -> None:
+    def tell(self, name: str, *arguments: object) -> None:
         """Send a message without an answer. Nothing happens if the process has ended: requests report that."""
         with suppress(EngineLostError):
-            self._send((name, *given))
+            self._send((name, *arguments))
 
     def cancel(self, number: int) -> None:
         """Drop a request that nobody waits for any more."""
-        self._asked.pop(number, None)
+        self._answers.pop(number, None)
         self.tell("cancel", number)
 
     async def stop(self) -> None:
@@ -270,7 +270,7 @@ class EngineProcess:
 
     def _expect(self, number: int) -> Future[Any]:
         future: Future[Any] = Future()
-        self._asked[number] = future
+        self._answers[number] = future
         return future
 
     def _send(self, message: object) -> None:
@@ -292,11 +292,11 @@ class EngineProcess:
             self._ended = True
             self._connection.close()
         lost = self._lost()
-        for number in list(self._asked):
+        for number in list(self._answers):
             self._settle(number, lost, None)
 
     def _settle(self, number: int, error: EngineError | ConfigError | None, result: Any) -> None:
-        future = self._asked.pop(number, None)
+        future = self._answers.pop(number, None)
         if future is None:
             return
         with suppress(InvalidStateError):  # its caller was cancelled
@@ -320,5 +320,5 @@ def _trained(model: Any) -> Mapping[str, torch.Tensor]:
 
 def _python_path() -> str:
     """Where the process finds this agentrl, and what else this process finds."""
-    own = str(Path(agentrl.__file__).parent.parent)
-    return os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH", ""))))
+    package_folder = str(Path(agentrl.__file__).parent.parent)
+    return os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH", ""))))

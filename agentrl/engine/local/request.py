@@ -54,7 +54,7 @@ class GenerateRequest:
 
     def content(self) -> tuple[Any, ...]:
         """A sort key that does not depend on arrival times. Random ids decide only if all else is equal."""
-        images = [one.image.uri for one in self.media]
+        images = [image.image.uri for image in self.media]
         tag = self.sampling.structural_tag or ""
         return self.input_ids, images, self.sampling.seed, tag, self.session_id, self.rid
 

@@ -78,27 +78,27 @@ class Sampling:
         """
         if not isinstance(params, Mapping):
             raise RequestError(f"sampling parameters must be a mapping of names to values, not {params!r:.200}")
-        given = {name: value for name, value in params.items() if value is not None and name not in _HARMLESS}
+        values = {name: value for name, value in params.items() if value is not None and name not in _HARMLESS}
         for name, neutral in _NEUTRAL.items():
-            if given.pop(name, neutral) != neutral:
+            if values.pop(name, neutral) != neutral:
                 raise RequestError(
                     f"sampling parameter {name} is not supported by LocalEngine: leave it at {neutral!r}"
                 )
-        reader = _Reader(given)
+        reader = _Reader(values)
         sampling = cls(
             seed=reader.integer("sampling_seed", secrets.randbits(63), at_least=0, at_most=2**63 - 1),
             temperature=reader.number("temperature", 1.0, 0.0, _MAX_TEMPERATURE),
             top_p=reader.number("top_p", 1.0, 0.0, 1.0),
             top_k=reader.integer("top_k", -1, at_least=-1),
-            max_new_tokens=reader.integer("max_new_tokens", -1, at_least=0) if "max_new_tokens" in given else None,
+            max_new_tokens=reader.integer("max_new_tokens", -1, at_least=0) if "max_new_tokens" in values else None,
             stop=reader.strings("stop"),
             stop_token_ids=reader.token_ids("stop_token_ids"),
             ignore_eos=reader.boolean("ignore_eos"),
             forbidden=reader.forbidden("logit_bias"),
             structural_tag=reader.text("structural_tag"),
         )
-        if given:
-            names = ", ".join(sorted(map(str, given)))
+        if values:
+            names = ", ".join(sorted(map(str, values)))
             raise RequestError(f"unknown sampling parameter {names}: LocalEngine cannot honour it")
         return sampling
 
@@ -106,35 +106,35 @@ class Sampling:
 class _Reader:
     """Takes parameters out of a mapping, each with its check."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self._given = given
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
-        value = self._given.pop(name, default)
+        value = self._values.pop(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise _refused(name, f"a number from {low:g} to {high:g}", value)
         return float(value)
 
     def integer(self, name: str, default: int, *, at_least: int, at_most: int = 2**31 - 1) -> int:
-        value = self._given.pop(name, default)
+        value = self._values.pop(name, default)
         if not _is_integer(value, at_least, at_most):
             raise _refused(name, f"an integer from {at_least} to {at_most}", value)
         return int(value)
 
     def boolean(self, name: str) -> bool:
-        value = self._given.pop(name, False)
+        value = self._values.pop(name, False)
         if not isinstance(value, bool):
             raise _refused(name, "true or false", value)
         return value
 
     def text(self, name: str) -> str | None:
-        value = self._given.pop(name, None)
+        value = self._values.pop(name, None)
         if not isinstance(value, str | None):
             raise _refused(name, "text", value)
         return value
 
     def strings(self, name: str) -> tuple[str, ...]:
-        value = self._given.pop(name, ())
+        value = self._values.pop(name, ())
         items = (value,) if isinstance(value, str) else value
         if not isinstance(items, Sequence) or not all(isinstance(item, str) and item for item in items):
             raise _refused(name, "a list of non-empty strings", value)
@@ -143,36 +143,36 @@ class _Reader:
         return tuple(items)
 
     def token_ids(self, name: str) -> frozenset[int]:
-        value = self._given.pop(name, ())
+        value = self._values.pop(name, ())
         if not isinstance(value, Sequence | set | frozenset) or not all(_is_integer(v, 0, 2**31 - 1) for v in value):
             raise _refused(name, "a list of token ids", value)
         return frozenset(value)
 
     def forbidden(self, name: str) -> frozenset[int]:
         """The tokens of a logit_bias, which may forbid tokens and do nothing else."""
-        value = self._given.pop(name, {})
+        value = self._values.pop(name, {})
         try:
-            found = {int(token): float(bias) for token, bias in value.items()}
+            biases = {int(token): float(bias) for token, bias in value.items()}
         except (AttributeError, TypeError, ValueError) as exc:
             raise _refused(name, "a mapping of token ids to numbers", value) from exc
-        if not all(bias <= _NEVER for bias in found.values()):
+        if not all(bias <= _NEVER for bias in biases.values()):
             raise RequestError(
                 f"sampling parameter {name} is not supported by LocalEngine, but to forbid tokens, with {_NEVER:g} or "
                 "less: leave it out"
             )
-        return frozenset(found)
+        return frozenset(biases)
 
 
 def _is_integer(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-def _refused(name: str, wanted: str, value: object) -> RequestError:
+def _refused(name: str, expected: str, value: object) -> RequestError:
     try:
-        shown = f"{value!r:.100}"
+        text = f"{value!r:.100}"
     except ValueError:  # Python prints no integer of more than 4,300 digits
-        shown = "a very large integer"
-    return RequestError(f"sampling parameter {name} must be {wanted}, not {shown}")
+        text = "a very large integer"
+    return RequestError(f"sampling parameter {name} must be {expected}, not {text}")
 
 
 def uniform(seed: int, position: int) -> float:
@@ -209,8 +209,8 @@ def draw(
     if greedy:
         tokens[greedy, 0] = logits[greedy].argmax(dim=-1)
     # A double holds every token and every float32, so one transfer from the device is enough.
-    found = torch.cat([tokens.double(), log_probs.gather(1, tokens).double()], dim=1).tolist()
-    return [int(token) for token, _ in found], [log_prob for _, log_prob in found]
+    drawn = torch.cat([tokens.double(), log_probs.gather(1, tokens).double()], dim=1).tolist()
+    return [int(token) for token, _ in drawn], [log_prob for _, log_prob in drawn]
 
 
 def _scaled(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
@@ -232,9 +232,9 @@ def exclude(
     Returns for each of the rows by how much that raises the log-probs of the other tokens. It is infinite if none is
     left. `samplings` are those of all rows.
     """
-    own, chosen = logits[rows], [samplings[row] for row in rows]
-    logits[rows] = held = own.masked_fill(~allowed, -math.inf)
-    rise = _scaled(own, chosen).logsumexp(dim=-1) - _scaled(held, chosen).logsumexp(dim=-1)
+    row_logits, chosen = logits[rows], [samplings[row] for row in rows]
+    logits[rows] = masked = row_logits.masked_fill(~allowed, -math.inf)
+    rise = _scaled(row_logits, chosen).logsumexp(dim=-1) - _scaled(masked, chosen).logsumexp(dim=-1)
     return [float(number) for number in rise.tolist()]
 
 

@@ -50,7 +50,7 @@ class BatchWorker:
         self._lockstep: Lockstep | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._held = 0
+        self._pausing = 0
         """How many callers wait for the thread to pause between two steps."""
 
     def submit(self, request: GenerateRequest) -> None:
@@ -99,13 +99,13 @@ class BatchWorker:
         """Keep the thread from its next step. Its lock is not enough, because the thread takes it again too fast."""
         self._check_process()
         with self._wake:
-            self._held += 1
+            self._pausing += 1
         try:
             with self._stepping:
                 yield self._batch
         finally:
             with self._wake:
-                self._held -= 1
+                self._pausing -= 1
                 self._wake.notify()
 
     @contextmanager
@@ -158,17 +158,17 @@ class BatchWorker:
                 self._running.update(self._waiting)
                 self._waiting.clear()
                 self._backlog.clear()
-                left = list(self._running)
+                unanswered = list(self._running)
                 self._running.clear()
             self._batch.clear()
-            for request in left:
+            for request in unanswered:
                 _settle(request, EngineError(error))
 
     def _collect(self) -> bool:
         """Wait for requests and move those that may begin to the backlog. False if the worker is closed."""
         with self._wake:
             while not self._closed:
-                if self._held:
+                if self._pausing:
                     self._wake.wait()
                     continue
                 self._drop_waiting()
@@ -240,9 +240,9 @@ class BatchWorker:
         self._batch.clear()
         queued = set(self._backlog)
         with self._wake:
-            begun = self._running - queued
+            started = self._running - queued
             self._running &= queued
-        for request in begun:
+        for request in started:
             _settle(request, error)
 
 

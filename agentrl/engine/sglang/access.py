@@ -45,8 +45,8 @@ class Access:
         return reason
 
     def _stranger(self, request: web.Request, api_key: str) -> tuple[int, str] | None:
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if hmac.compare_digest(given, f"Bearer {api_key}".encode()):
+        credentials = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if hmac.compare_digest(credentials, f"Bearer {api_key}".encode()):
             return None
         return 401, (
             "this server wants its API key as 'Authorization: Bearer KEY'; agentrl sends what "
@@ -73,8 +73,10 @@ class Access:
             name = URL(f"http://{host_header}").host or ""
         except ValueError:
             return False
-        own = socket.gethostname().lower()
-        return _is_address(name) or name in {"localhost", self.host.lower(), own, own.partition(".")[0]} - {""}
+        hostname = socket.gethostname().lower()
+        return _is_address(name) or name in {"localhost", self.host.lower(), hostname, hostname.partition(".")[0]} - {
+            ""
+        }
 
 
 def exposure(host: str, api_key: str | None, may: str = "generate, abort and change the weights") -> str | None:

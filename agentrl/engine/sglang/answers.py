@@ -33,7 +33,7 @@ def read_generation(answer: bytes, where: str, vocab_size: int | None = None) ->
         meta = _object(_object(json.loads(answer), "the answer").get("meta_info"), "meta_info")
         finish_reason, matched = _finish(meta.get("finish_reason"))
         tokens, log_probs = _scored(meta, vocab_size or _TOKEN_IDS)
-        kept = {name: value for name, value in meta.items() if name not in _READ_FIELDS}
+        rest = {name: value for name, value in meta.items() if name not in _READ_FIELDS}
         return Generation(
             tokens=tokens,
             log_probs=log_probs,
@@ -42,7 +42,7 @@ def read_generation(answer: bytes, where: str, vocab_size: int | None = None) ->
             weight_version=_version(meta.get("weight_version")),
             earlier_versions=_earlier_versions(meta.get("weight_versions"), len(tokens)),
             cached_tokens=_count(meta, "cached_tokens") or 0,
-            meta={**kept, "completion_tokens": len(tokens)},
+            meta={**rest, "completion_tokens": len(tokens)},
         )
     except _FieldError as exc:
         raise EngineError(f"{where}: {exc}; the answer begins {_excerpt(answer)}") from exc
@@ -70,8 +70,8 @@ def _object(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def _finish(finish: Any) -> tuple[FinishReason, int | str | None]:
-    found = _object(finish, "finish_reason")
-    kind, matched = found.get("type"), found.get("matched")
+    reason = _object(finish, "finish_reason")
+    kind, matched = reason.get("type"), reason.get("matched")
     if kind not in get_args(FinishReason):
         raise _FieldError(f"finish_reason.type is {_shown(kind)}, none of {', '.join(get_args(FinishReason))}")
     if isinstance(matched, bool) or not isinstance(matched, int | str | None):
@@ -136,17 +136,17 @@ def _earlier_versions(spans: Any, tokens: int) -> tuple[tuple[str, int], ...]:
     if spans is None:
         return ()
     try:
-        found = [(_version(span["version"]), span["start"], span["end"]) for span in spans]
+        versions = [(_version(span["version"]), span["start"], span["end"]) for span in spans]
     except (TypeError, KeyError) as exc:
         raise _FieldError("weight_versions must hold objects {version, start, end}") from exc
-    at = 0
-    for version, start, stop in found:
-        if version is None or start != at or type(stop) is not int or stop < at:
+    end = 0
+    for version, start, stop in versions:
+        if version is None or start != end or type(stop) is not int or stop < end:
             raise _FieldError(f"weight_versions does not cover the tokens one after another, at {_shown(start)}")
-        at = stop
-    if found and at < tokens:
-        raise _FieldError(f"weight_versions covers {at} of {tokens} tokens")
-    return tuple((str(version), stop) for version, start, stop in found[:-1] if stop > start)
+        end = stop
+    if versions and end < tokens:
+        raise _FieldError(f"weight_versions covers {end} of {tokens} tokens")
+    return tuple((str(version), stop) for version, start, stop in versions[:-1] if stop > start)
 
 
 def _shown(value: Any) -> str:

@@ -122,13 +122,13 @@ class UpdateBody:
         return cls(path, version)
 
 
-def read_sampling_params(given: Any, *, images: bool = False) -> SamplingParams:
+def read_sampling_params(values: Any, *, images: bool = False) -> SamplingParams:
     """Read the parameters that an Engine obeys. A null counts as absent, since slime sends it. For an engine
     that takes `images`, logit_bias may forbid tokens: those that stand for media. Raises RequestError."""
-    if not isinstance(given, dict | None):
+    if not isinstance(values, dict | None):
         raise RequestError("sampling_params must be an object")
     params: dict[str, Any] = {"max_new_tokens": _MAX_NEW_TOKENS}
-    for name, value in (given or {}).items():
+    for name, value in (values or {}).items():
         if images and name == "logit_bias" and _forbids(value):
             params[name] = value
         elif not _is_idle(name, value):
@@ -152,8 +152,8 @@ def _is_idle(name: str, value: Any) -> bool:
 
 def _forbids(logit_bias: Any) -> bool:
     """Whether it forbids tokens, and does nothing else."""
-    given = logit_bias.values() if isinstance(logit_bias, dict) else ()
-    return bool(given) and all(type(bias) in (int, float) and bias <= _NEVER for bias in given)
+    biases = logit_bias.values() if isinstance(logit_bias, dict) else ()
+    return bool(biases) and all(type(bias) in (int, float) and bias <= _NEVER for bias in biases)
 
 
 def _obeyed(name: str, value: Any) -> Any:
@@ -193,8 +193,8 @@ def _check_ranges(params: Mapping[str, Any]) -> None:
         raise RequestError(f"top_k must be -1 (disable) or at least 1 and below 2**31, got {_shown(top_k)}.")
 
 
-def _stops(given: str | list[Any]) -> list[str]:
-    stops = [given] if isinstance(given, str) else given
+def _stops(value: str | list[Any]) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
     if not all(isinstance(stop, str) and stop for stop in stops):
         raise RequestError("sampling_params.stop must be a list of str, none empty")
     if len(stops) > _STOPS or sum(map(len, stops)) > _STOP_CHARACTERS:
@@ -204,10 +204,10 @@ def _stops(given: str | list[Any]) -> list[str]:
     return stops
 
 
-def _stop_token_ids(given: Sequence[Any]) -> list[int]:
-    if not all(type(token) is int and 0 <= token < _TOKEN_IDS for token in given):
+def _stop_token_ids(ids: Sequence[Any]) -> list[int]:
+    if not all(type(token) is int and 0 <= token < _TOKEN_IDS for token in ids):
         raise RequestError("sampling_params.stop_token_ids must be a list of int, each the id of a token")
-    return list(given)
+    return list(ids)
 
 
 def _text(text: Any) -> str:
@@ -225,13 +225,13 @@ def _token_ids(ids: Any) -> list[int]:
     return ids
 
 
-def _images(given: Any) -> tuple[Image, ...]:
+def _images(image_data: Any) -> tuple[Image, ...]:
     """`image_data`: a data URI, or a list of them. SGLang takes addresses, too; nothing is fetched here."""
-    found = [given] if isinstance(given, str) else given or []
-    if not isinstance(found, list) or not all(isinstance(uri, str) for uri in found):
+    uris = [image_data] if isinstance(image_data, str) else image_data or []
+    if not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
         raise RequestError("image_data must be a list of data URIs, one for each image (this server takes no batches)")
     try:
-        return tuple(Image(uri) for uri in found)
+        return tuple(Image(uri) for uri in uris)
     except ValueError as exc:
         raise RequestError(f"image_data: {exc}") from exc
 

@@ -170,16 +170,16 @@ class SGLangEngine(AsyncClosing):
             return await self._attempt(_body(history, {**fields, "rid": request.wire_rid}), headers, request.wire_rid)
 
         try:
-            found = await self._patiently(attempt, request.pause, lambda: request.aborted or self.stopped())
+            generation = await self._patiently(attempt, request.pause, lambda: request.aborted or self.stopped())
         finally:
             request.gone = True
             del self._requests[id(request)]
-        if found is None:
+        if generation is None:
             return Generation((), (), "abort")
-        if found.tokens and GRAMMARS & sampling_params.keys():
-            flags = await self._constrained(input_ids, found, sampling_params, images, more, headers)
-            found = replace(found, constrained=flags)
-        return found
+        if generation.tokens and GRAMMARS & sampling_params.keys():
+            flags = await self._constrained(input_ids, generation, sampling_params, images, more, headers)
+            generation = replace(generation, constrained=flags)
+        return generation
 
     async def _constrained(
         self,
@@ -286,9 +286,9 @@ class SGLangEngine(AsyncClosing):
         answer lacks the length.
         """
         if self._context_length is None:
-            found = await self._patiently(self._workers.context_length)
-            assert found is not None  # it never ends early
-            self._context_length = found
+            length = await self._patiently(self._workers.context_length)
+            assert length is not None  # it never ends early
+            self._context_length = length
         return self._context_length
 
     async def close(self) -> None:

@@ -53,26 +53,28 @@ class Address:
         for name, value in (("url", url), ("api_key", api_key or "")):
             if not isinstance(value, str):
                 raise ConfigError(f"the engine's {name} must be text, not a {type(value).__name__}; put it in quotes")
-        shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url
-        parsed = _parsed(url, shown)
+        visible_url = f"...@{url.rpartition('@')[2]}" if "@" in url else url
+        parsed = _parsed(url, visible_url)
         if parsed.user is None and parsed.password is None:
             return cls(url.rstrip("/"), _bearer(api_key or os.environ.get(API_KEY_VARIABLE)))
         if api_key:
-            raise ConfigError(f"engine url {shown!r} has a user name, and there is an api_key; give one of the two")
+            raise ConfigError(
+                f"engine url {visible_url!r} has a user name, and there is an api_key; give one of the two"
+            )
         return cls(str(parsed.with_user(None)).rstrip("/"), _basic(parsed.user or "", parsed.password or ""))
 
 
-def _parsed(url: str, shown: str) -> URL:
-    """The URL of a server. Raises ConfigError, which names it as `shown`."""
+def _parsed(url: str, visible_url: str) -> URL:
+    """The URL of a server. Raises ConfigError, which names it as `visible_url`."""
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"engine url {shown!r} must start with http:// or https://")
+        raise ConfigError(f"engine url {visible_url!r} must start with http:// or https://")
     try:
         parsed = URL(url)
         parsed.port  # noqa: B018 - read lazily: it raises ValueError
     except ValueError as exc:
-        raise ConfigError(f"engine url {shown!r} cannot be read; write http://HOST:PORT") from exc
+        raise ConfigError(f"engine url {visible_url!r} cannot be read; write http://HOST:PORT") from exc
     if parsed.host is None or parsed.query_string or parsed.fragment:
-        raise ConfigError(f"engine url {shown!r} must be http://HOST:PORT, with a path at most")
+        raise ConfigError(f"engine url {visible_url!r} must be http://HOST:PORT, with a path at most")
     return parsed
 
 
@@ -204,17 +206,17 @@ def _tls_error(url: str, exc: aiohttp.ClientSSLError) -> EngineError:
 
 
 def _status_error(url: str, response: aiohttp.ClientResponse, answer: bytes) -> EngineError:
-    said = f"{url}: HTTP {response.status}: {error_message(answer)}"
+    message = f"{url}: HTTP {response.status}: {error_message(answer)}"
     if response.status in _RETRIED:
-        error = UnavailableError(said)
+        error = UnavailableError(message)
         error.retry_after = _retry_after(response.headers.get("Retry-After", ""))
         return error
     if location := response.headers.get("Location"):
-        return EngineError(f"{said}: moved to {without_credentials(location)}; give that as the engine's url")
+        return EngineError(f"{message}: moved to {without_credentials(location)}; give that as the engine's url")
     if response.status in _REQUEST_AT_FAULT:
-        doubt = "vocab" in said and "mismatch" not in said
-        return RequestError(f"{said}; tokenizer mismatch?" if doubt else said)
-    return EngineError(said)
+        doubt = "vocab" in message and "mismatch" not in message
+        return RequestError(f"{message}; tokenizer mismatch?" if doubt else message)
+    return EngineError(message)
 
 
 def _retry_after(header: str) -> float:

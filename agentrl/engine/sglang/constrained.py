@@ -57,6 +57,6 @@ def constrained(generation: Generation, answer: bytes) -> list[bool]:
         if not same or (None if version is None else str(version)) != generation.weight_version:
             return [True] * count
         pairs = zip(generation.log_probs, (float(entry[0]) for entry in scored), strict=True)
-        return [not held - free < GRAMMAR_CHANGED for held, free in pairs]
+        return [not log_prob - free < GRAMMAR_CHANGED for log_prob, free in pairs]
     except (ValueError, TypeError, LookupError):
         return [True] * count

@@ -26,7 +26,7 @@ class _Sent:
     count: int = 0
     """How many of `ids` were sent."""
     pieces: list[bytes] = field(default_factory=list)
-    at: float = 0.0
+    used_at: float = 0.0
 
     def extend(self, ids: array[int], vocab_size: int | None) -> bool:
         """Add the new ids. False if the known ones are not a prefix of `ids`."""
@@ -74,7 +74,7 @@ class HistoryEncoder:
                 sent = _Sent()
                 sent.extend(ids, self._vocab_size)
             if session_id:
-                sent.at = time.monotonic()
+                sent.used_at = time.monotonic()
                 self._sent[session_id] = sent
                 self._tokens += sent.count
                 self._trim()
@@ -93,7 +93,7 @@ class HistoryEncoder:
         horizon = time.monotonic() - self._idle_s
         while self._sent:
             session_id, oldest = next(iter(self._sent.items()))
-            if self._tokens <= self._max_tokens and oldest.at >= horizon:
+            if self._tokens <= self._max_tokens and oldest.used_at >= horizon:
                 return
             self._pop(session_id)
 

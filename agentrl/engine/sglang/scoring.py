@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from agentrl.engine.sglang.connections import Connections, UnavailableError
@@ -36,26 +36,35 @@ async def score(
     """
     if not count:
         return []
-    given: dict[str, Any] = {"input_ids": list(single_pads(array("i", tokens), media))}
+    fields: dict[str, Any] = {"input_ids": list(single_pads(array("i", tokens), media))}
     if media:
-        given["image_data"] = [one.image.uri for one in media]
-    scored = await _ask(connections, url, given, retry_s)
+        fields["image_data"] = [image.image.uri for image in media]
+    scored = await _ask(connections, url, fields, retry_s)
     if media and len(scored) != len(tokens):
         raise EngineError(
             f"the teacher read {len(scored)} tokens, and the student {len(tokens)}: it expands images otherwise, or "
             "reads text only"
         )
-    pads = {at for one in media for at in range(one.start, one.stop)}  # servers write what they like in their place
+    pads = {index for image in media for index in range(image.start, image.stop)}
+    return _log_probs(scored, tokens, count, pads)
+
+
+def _log_probs(scored: Sequence[Any], tokens: Sequence[int], count: int, pads: Set[int]) -> list[float]:
+    """The log-probs [count] of the last tokens; 0.0 for pads, in whose place servers write any token.
+
+    Raises EngineError unless the answer has a finite number for each other token.
+    """
     first = len(tokens) - count
-    own = [i for i in range(count) if first + i not in pads]
+    text_places = [i for i in range(count) if first + i not in pads]
     try:
         entries = scored[-count:]
-        found, ids = {i: float(entries[i][0]) for i in own}, [int(entries[i][1]) for i in own]
+        log_probs = {i: float(entries[i][0]) for i in text_places}
+        ids = [int(entries[i][1]) for i in text_places]
     except (ValueError, TypeError, LookupError) as exc:
         raise EngineError(f"the teacher's answer holds no log-probs of the tokens it was given: {exc!r}") from exc
-    if ids != [tokens[first + i] for i in own] or not all(math.isfinite(value) for value in found.values()):
+    if ids != [tokens[first + i] for i in text_places] or not all(map(math.isfinite, log_probs.values())):
         raise EngineError("the teacher's log-probs are not finite numbers for the tokens it was given")
-    return [found.get(i, 0.0) for i in range(count)]
+    return [log_probs.get(i, 0.0) for i in range(count)]
 
 
 async def texts_of(connections: Connections, url: str, tokens: Sequence[int], *, retry_s: float) -> Sequence[str]:
@@ -67,10 +76,10 @@ async def texts_of(connections: Connections, url: str, tokens: Sequence[int], *,
     return texts
 
 
-async def _ask(connections: Connections, url: str, given: Mapping[str, Any], retry_s: float) -> Sequence[Any]:
+async def _ask(connections: Connections, url: str, fields: Mapping[str, Any], retry_s: float) -> Sequence[Any]:
     """`input_token_logprobs` of the answer: for each token its log-prob, its id and its text."""
     body = {
-        **given,
+        **fields,
         "sampling_params": {"temperature": 1.0, "max_new_tokens": 0, "skip_special_tokens": False},
         "return_logprob": True,
         "logprob_start_len": 0,

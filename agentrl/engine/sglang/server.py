@@ -220,13 +220,13 @@ class _EngineServer:
 
     async def load(self, request: web.Request) -> web.Response:
         tokens = sum(self._running.values())
-        one = {
+        rank = {
             "dp_rank": 0,
             "num_reqs": len(self._running),
             "num_waiting_reqs": len(self._waiting),
             "num_tokens": tokens,
         }
-        return web.json_response([one])
+        return web.json_response([rank])
 
     async def abort_request(self, request: web.Request) -> web.Response:
         body = read_json(await request.read())
@@ -288,12 +288,12 @@ async def _read(request: web.Request, most: int) -> bytes | bytearray:
     """The body. `request.read` would keep it until the request is answered."""
     if not request.can_read_body:  # a middleware has read it
         return await request.read()
-    found = bytearray()
+    body = bytearray()
     async for part in request.content.iter_any():
-        found += part
-        if len(found) > most:
-            raise web.HTTPRequestEntityTooLarge(most, len(found), text=f"the body has more than {most} bytes")
-    return found
+        body += part
+        if len(body) > most:
+            raise web.HTTPRequestEntityTooLarge(most, len(body), text=f"the body has more than {most} bytes")
+    return body
 
 
 @web.middleware

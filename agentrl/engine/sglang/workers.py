@@ -50,8 +50,8 @@ class Workers:
 
     async def context_length(self) -> int:
         """The minimum of all living workers. Raises EngineError if no worker answers, or an answer lacks the length."""
-        asked = [self._context_length_of(worker) for worker in await self._urls()]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        requests = [self._context_length_of(worker) for worker in await self._urls()]
+        answers = await asyncio.gather(*requests, return_exceptions=True)
         lengths = [answer for answer in answers if isinstance(answer, int)]
         for answer in answers:
             if isinstance(answer, BaseException) and not (lengths and isinstance(answer, UnavailableError)):
@@ -81,8 +81,8 @@ class Workers:
         except EngineError:
             info = await self._json(f"{worker}/get_server_info")  # its older name
         # context_length is null unless set by hand; the scheduler's own bounds are always present.
-        known = [info.get(name) for name in ("max_req_input_len", "context_length", "max_total_num_tokens")]
-        lengths = [length for length in known if type(length) is int and length > 0]
+        candidates = [info.get(name) for name in ("max_req_input_len", "context_length", "max_total_num_tokens")]
+        lengths = [length for length in candidates if type(length) is int and length > 0]
         if not lengths:
             raise EngineError(f"{worker}/server_info names no context length; set limits.context")
         return min(lengths)
@@ -90,11 +90,11 @@ class Workers:
     async def _json(self, url: str) -> Mapping[str, Any]:
         """Get a JSON object. Raises EngineError for any other answer, UnavailableError for none."""
         try:
-            found = json.loads(await self._connections.get(url, CONTROL_S))
+            value = json.loads(await self._connections.get(url, CONTROL_S))
         except TimeoutError as exc:
             raise UnavailableError(f"{url}: no answer within {CONTROL_S:g} s") from exc
         except (ValueError, RecursionError) as exc:
             raise EngineError(f"{url}: not JSON: {type(exc).__name__}") from exc
-        if not isinstance(found, dict):
-            raise EngineError(f"{url}: {type(found).__name__} instead of a JSON object")
-        return found
+        if not isinstance(value, dict):
+            raise EngineError(f"{url}: {type(value).__name__} instead of a JSON object")
+        return value

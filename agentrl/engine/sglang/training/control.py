@@ -95,12 +95,12 @@ class ServerControl:
         except EngineError:
             answer = await self._ask(older)
         try:
-            found = json.loads(answer)
+            value = json.loads(answer)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            value = None
+        if not isinstance(value, dict):
             raise EngineError(f"{self.url}{path}: no JSON object; is this an SGLang server?")
-        return found
+        return value
 
     async def _ask(self, path: str) -> bytes:
         try:

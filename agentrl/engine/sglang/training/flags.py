@@ -78,9 +78,9 @@ def read_args(args: str | Sequence[str]) -> tuple[str, ...]:
 def fixed_port(args: Sequence[str]) -> int | None:
     """The port in the user's flags."""
     for flag, value in pairwise([*args, ""]):
-        name, equals, given = flag.partition("=")
+        name, equals, after = flag.partition("=")
         if name == "--port":
-            text = given if equals else value
+            text = after if equals else value
             if not text.isdecimal():
                 raise ConfigError(
                     f"engine_config.args: --port {text or 'without a number'}; leave it out, or write a number"
@@ -93,15 +93,15 @@ def variables(python: str, device: str, *, image_side: bool = False) -> Mapping[
     """The environment of the server: this process's own, without variables for this interpreter alone. `image_side`:
     the weights that read pixels are trained.
     """
-    found = dict(os.environ)
+    environment = dict(os.environ)
     if python != sys.executable:
         for name in _FOREIGN:
-            found.pop(name, None)
+            environment.pop(name, None)
     if image_side:
-        found[IMAGE_CACHE] = "0"
+        environment[IMAGE_CACHE] = "0"
     if device == "cpu":
-        found["SGLANG_USE_CPU_ENGINE"] = "1"
+        environment["SGLANG_USE_CPU_ENGINE"] = "1"
         # Trainer and server take turns, but on shared machines spinning threads cost more than they gain.
-        found.setdefault("OMP_NUM_THREADS", "1")
-        found.setdefault("OMP_WAIT_POLICY", "passive")
-    return found
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        environment.setdefault("OMP_WAIT_POLICY", "passive")
+    return environment

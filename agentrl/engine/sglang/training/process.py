@@ -82,21 +82,21 @@ class ServerProcess:
         Raises ConfigError with the last lines of the log if the server ends first, or the time is over.
         """
         say(f"SGLang starts, which takes a while (log: {self.log})")
-        begun, next_said = time.monotonic(), _SAY_S
+        start, next_said = time.monotonic(), _SAY_S
         while not await is_up():
             now = time.monotonic()
             if (status := self.ended) is not None:
                 raise ConfigError(f"SGLang ended with status {status} before it was up: {self._last_words()}")
-            if now - begun > seconds:
+            if now - start > seconds:
                 raise ConfigError(
                     f"SGLang was not up after {seconds:g} s; raise engine_config.start_s, or see why: "
                     f"{self._last_words()}"
                 )
-            if now - begun > next_said:
+            if now - start > next_said:
                 next_said *= 2
-                say(f"SGLang is not up yet, after {now - begun:.0f} s")
+                say(f"SGLang is not up yet, after {now - start:.0f} s")
             await asyncio.sleep(_POLL_S)
-        say(f"SGLang is up after {time.monotonic() - begun:.0f} s")
+        say(f"SGLang is up after {time.monotonic() - start:.0f} s")
 
     def last_lines(self) -> str:
         """The end of the log, for an error message."""
@@ -152,10 +152,12 @@ def check_interpreter(python: str, variables: Mapping[str, str]) -> None:
     )
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
     try:
-        found = subprocess.run([python, "-c", probe], env=dict(variables), capture_output=True, timeout=60, check=False)
+        outcome = subprocess.run(
+            [python, "-c", probe], env=dict(variables), capture_output=True, timeout=60, check=False
+        )
     except FileNotFoundError:
         raise ConfigError(f"engine_config.python {python}: no such program; {remedy}") from None
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise ConfigError(f"engine_config.python {python} cannot be run ({exc}); {remedy}") from exc
-    if found.returncode:
+    if outcome.returncode:
         raise ConfigError(f"SGLang is not installed for {python}; {remedy}")

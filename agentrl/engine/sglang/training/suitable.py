@@ -62,13 +62,13 @@ def _check_model(url: str, about: Mapping[str, Any], model: Any) -> None:
 def _config_of(folder: object) -> Mapping[str, Any]:
     """The content of config.json, if this machine has the server's model folder."""
     try:
-        found = json.loads((Path(str(folder)) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((Path(str(folder)) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         return {}
-    text = found.get("text_config")
-    return found | {key: text[key] for key in _SIZES if key in text} if isinstance(text, dict) else found
+    text = config.get("text_config")
+    return config | {key: text[key] for key in _SIZES if key in text} if isinstance(text, dict) else config
 
 
 def _check_adapter(url: str, info: Mapping[str, Any], adapter: Adapter | None) -> None:

@@ -111,7 +111,7 @@ class TrainedSGLang(AsyncClosing):
         if server is None or client is None or version is None or self._asleep:
             raise EngineError("SGLang has no weights yet: a trainer wakes and updates it before episodes are played")
         try:
-            found = await client.generate(input_ids, sampling_params, **request)
+            generation = await client.generate(input_ids, sampling_params, **request)
         except RequestError as exc:
             if self._name and "lora" in str(exc).lower():
                 raise EngineLostError(f"the server no longer has this run's adapter: {exc}") from exc
@@ -119,18 +119,18 @@ class TrainedSGLang(AsyncClosing):
         except EngineError as exc:
             raise await server.judged(exc) from exc
         server.check()
-        return self._of_version(found, version)
+        return self._of_version(generation, version)
 
-    def _of_version(self, found: Generation, version: str) -> Generation:
+    def _of_version(self, generation: Generation, version: str) -> Generation:
         """Raises EngineLostError if the server reports that it sampled from other weights than it was given."""
         if self._adapter is not None:  # the server's own version is that of the base, which never changes
-            return replace(found, weight_version=version, earlier_versions=())
-        if found.weight_version not in (None, version) or found.earlier_versions:
+            return replace(generation, weight_version=version, earlier_versions=())
+        if generation.weight_version not in (None, version) or generation.earlier_versions:
             raise EngineLostError(
-                f"SGLang sampled from weights {found.weight_version!r}, and this run gave it {version!r}; "
+                f"SGLang sampled from weights {generation.weight_version!r}, and this run gave it {version!r}; "
                 "does another program update it?"
             )
-        return replace(found, weight_version=version)
+        return replace(generation, weight_version=version)
 
     async def abort(self, rid: str | None = None) -> None:
         if self._client is not None:

@@ -29,10 +29,10 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     parent, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    asked: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, note)
@@ -45,7 +45,7 @@ def main() -> int:
     try:
         # One thread, so that preexec_fn is safe.
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_me)
-        while child.poll() is None and not asked and os.getppid() == parent:
+        while child.poll() is None and not signals and os.getppid() == parent:
             time.sleep(_POLL_S)
         _end(child)
         return child.returncode if child.returncode >= 0 else 128 - child.returncode

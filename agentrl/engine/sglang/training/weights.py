@@ -69,8 +69,8 @@ def scratch_folder(run: Path, size: int, *, in_memory: bool) -> Path:
 
     Removes folders that killed runs have left in the run. The run is locked against others.
     """
-    for left in run.glob(".weights-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for folder in run.glob(".weights-*"):
+        shutil.rmtree(folder, ignore_errors=True)
     if in_memory and os.access(_MEMORY, os.W_OK) and _fits(_SPARE * size):
         return Path(tempfile.mkdtemp(prefix="agentrl-weights-", dir=_MEMORY))
     run.mkdir(parents=True, exist_ok=True)
