@@ -79,7 +79,7 @@ class HasLeftovers(Protocol):
 
     async def leftovers(self) -> Sequence[Leftover]: ...
 
-    async def clear(self, left: Sequence[Leftover]) -> Sequence[Leftover]:
+    async def clear(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:
         """Remove them. Returns those that are gone now. What is in use again is kept."""
         ...
 

@@ -178,8 +178,8 @@ class ShellSandbox(abc.ABC):
         """See `Sandbox.read_bytes`."""
         user, path = self._admit(user), self._file(sandbox_path)
         target = io.BytesIO()
-        asked = str(max_bytes + 1)
-        await self._tool(tools.READ, path, asked, user=user, name=sandbox_path, target=target, limit=max_bytes)
+        limit = str(max_bytes + 1)
+        await self._tool(tools.READ, path, limit, user=user, name=sandbox_path, target=target, limit=max_bytes)
         return target.getvalue()
 
     async def read_stored(self, sandbox_path: str, *, max_bytes: int) -> bytes:
@@ -235,8 +235,8 @@ class ShellSandbox(abc.ABC):
         self._admit(None)
         result = await self.exec(":", timeout=_PING_S)
         if result.exit_code:
-            said = "does not answer" if result.timed_out else f"cannot run a command: {result.stderr.strip()}"
-            raise SandboxError(f"sandbox {self.sandbox_id} {said}")
+            problem = "does not answer" if result.timed_out else f"cannot run a command: {result.stderr.strip()}"
+            raise SandboxError(f"sandbox {self.sandbox_id} {problem}")
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class ShellSandbox(abc.ABC):
             stdin=source is not None,
             sink=catch.add,
         )
-        process = ShellProcess(running, catch.said, self._check_still_open)
+        process = ShellProcess(running, catch.output, self._check_still_open)
         try:
             async with fed(_send(process, source) if source is not None else None), catch.killing(process):
                 result = await process.wait(_TOOL_S)
@@ -317,10 +317,10 @@ class ShellSandbox(abc.ABC):
 
     def _tell_loosened(self) -> None:
         """Log what is less safe than the defaults: once for each kind of sandbox, as a pool makes many alike."""
-        for what in self.spec.loosened():
-            if (self.kind, what) not in _told:
-                _told.add((self.kind, what))
-                log.warning("%s sandboxes are less safe than by default: %s", self.kind, what)
+        for weakness in self.spec.loosened():
+            if (self.kind, weakness) not in _told:
+                _told.add((self.kind, weakness))
+                log.warning("%s sandboxes are less safe than by default: %s", self.kind, weakness)
 
 
 async def _send(process: Process, source: IO[bytes]) -> None:

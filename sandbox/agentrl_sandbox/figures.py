@@ -21,8 +21,8 @@ class Quantiles:
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> Quantiles:
-        found = sorted(seconds) or [0.0]
-        return cls(*(found[min(len(found) - 1, int(share * len(found)))] for share in (0.5, 0.9, 0.99, 1.0)))
+        ordered = sorted(seconds) or [0.0]
+        return cls(*(ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.9, 0.99, 1.0)))
 
     def __str__(self) -> str:
         return f"p50 {self.p50 * 1000:.0f} ms, p99 {self.p99 * 1000:.0f} ms"

@@ -33,7 +33,7 @@ class SandboxRequest:
     """A caller of `acquire`."""
 
     spec: SandboxSpec
-    given: asyncio.Future[PooledSandbox]
+    sandbox: asyncio.Future[PooledSandbox]
 
 
 @dataclass(slots=True)
@@ -92,17 +92,17 @@ class Lane:
                 self.waiting.remove(request)
                 self.in_use.add(box)
                 self.given_at = now
-                request.given.set_result(box)
+                request.sandbox.set_result(box)
 
     def unmet(self) -> list[SandboxSpec]:
         """The specs with waiting callers for whom none is being made, in the order of the requests."""
-        made, found = Counter(self.making), []
+        in_progress, specs = Counter(self.making), []
         for request in self.waiting:
-            if made[request.spec]:
-                made[request.spec] -= 1
+            if in_progress[request.spec]:
+                in_progress[request.spec] -= 1
             else:
-                found.append(request.spec)
-        return found
+                specs.append(request.spec)
+        return specs
 
     def missing(self) -> list[SandboxSpec]:
         """The specs with too few ready sandboxes, as far as there is room. Waiting callers come first."""
@@ -112,8 +112,8 @@ class Lane:
 
     def surplus(self) -> PooledSandbox | None:
         """A ready sandbox to give up, to make room for one that a caller waits for."""
-        wanted = len(self.unmet()) - self.room - self.removing
-        return self.ready[0] if self.ready and wanted > 0 else None
+        missing = len(self.unmet()) - self.room - self.removing
+        return self.ready[0] if self.ready and missing > 0 else None
 
     def take_out(self, box: PooledSandbox) -> bool:
         """Count a sandbox as being removed. False if it was taken out before."""
@@ -130,15 +130,15 @@ class Lane:
         """Forget a request. Returns the sandbox that it was given meanwhile."""
         if request in self.waiting:
             self.waiting.remove(request)
-        given = request.given
-        return given.result() if given.done() and not given.cancelled() and given.exception() is None else None
+        future = request.sandbox
+        return future.result() if future.done() and not future.cancelled() and future.exception() is None else None
 
     def refuse(self, error: type[Exception], text: str, spec: SandboxSpec | None = None) -> None:
         """Raise an error in the callers that wait (for this spec)."""
         for request in list(self.waiting):
             if spec in (None, request.spec):
                 self.waiting.remove(request)
-                request.given.set_exception(error(text))
+                request.sandbox.set_exception(error(text))
 
     def figures(self) -> LaneFigures:
         return LaneFigures(

@@ -47,13 +47,13 @@ def needed(spec: SandboxSpec, sandboxes: int) -> tuple[int, int]:
 
 def cores(cgroups: Path = Path("/sys/fs/cgroup")) -> float:
     """CPU cores; a container may have part of one."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, period = [*_words(cgroups / "cpu.max"), "", ""][:2]  # version 2 of cgroups, else 1
     if not quota:
         quota = "".join(_words(cgroups / "cpu/cpu.cfs_quota_us"))
         period = "".join(_words(cgroups / "cpu/cpu.cfs_period_us"))
     limit = int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else math.inf
-    return min(float(own), limit)
+    return min(float(available), limit)
 
 
 def memory_mb(cgroups: Path = Path("/sys/fs/cgroup")) -> int:

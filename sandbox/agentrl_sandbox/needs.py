@@ -15,12 +15,13 @@ _SOCKET = "/var/run/docker.sock"
 
 def needs(backend: str, spec: SandboxSpec, episodes: int, size: int | None = None) -> list[str]:
     """The needs of a SandboxPool for this many episodes at a time. `size` is the pool's, if it is given."""
-    wanted = min(episodes, size or episodes)
-    both = wanted + max(1, (size or wanted) // 4)
+    sandboxes = min(episodes, size or episodes)
+    both = sandboxes + max(1, (size or sandboxes) // 4)
     cores, memory_mb = machine.needed(spec, both)
     text = (
-        f"for {episodes} episodes at a time {wanted} sandboxes, and {both - wanted} more to grade in, each of up to "
-        f"{spec.total_cpus:g} cores and {spec.total_memory_mb} MiB: {cores} cores and {math.ceil(memory_mb / 1024)} GiB"
+        f"for {episodes} episodes at a time {sandboxes} sandboxes, and {both - sandboxes} more to grade in, each of up "
+        f"to {spec.total_cpus:g} cores and {spec.total_memory_mb} MiB: {cores} cores and "
+        f"{math.ceil(memory_mb / 1024)} GiB"
     )
     if _runs_here(backend) and (here := machine.room(spec)) < both:
         text += f"; a machine like this one holds {here}, and the other episodes wait for one"
@@ -37,9 +38,9 @@ def _runs_here(backend: str) -> bool:
 
 def _programs(backend: str) -> list[str]:
     engine = os.environ.get("DOCKER_HOST") or f"unix://{_SOCKET}"
-    found = _is_there(engine.removeprefix("unix://"))
+    has_engine = _is_there(engine.removeprefix("unix://"))
     has_bwrap = shutil.which("bwrap") is not None
-    docker = f"a container engine at {engine} (DOCKER_HOST names another){'' if found else '; here is none'}"
+    docker = f"a container engine at {engine} (DOCKER_HOST names another){'' if has_engine else '; here is none'}"
     bubblewrap = f"the system packages bubblewrap and libseccomp2{'' if has_bwrap else '; here they are not installed'}"
     if backend.startswith("hosted:"):
         return [f"an account with the service of {backend.removeprefix('hosted:')}, and access to it"]

@@ -51,7 +51,7 @@ class Output:
     """The two streams of a command. Each piece is also handed to `on_output`; what that raises is kept in `error`."""
 
     def __init__(self, max_output: int, on_output: OnOutput | None = None) -> None:
-        self._kept: dict[Stream, HeadTailBuffer] = {
+        self._buffers: dict[Stream, HeadTailBuffer] = {
             "stdout": HeadTailBuffer(max_output),
             "stderr": HeadTailBuffer(max_output),
         }
@@ -59,7 +59,7 @@ class Output:
         self.error: Exception | None = None
 
     def add(self, stream: Stream, data: bytes) -> None:
-        self._kept[stream].add(data)
+        self._buffers[stream].add(data)
         if self._on_output is None or self.error is not None:
             return
         try:
@@ -77,8 +77,8 @@ class Output:
     def _result(self, exit_code: int, *, timed_out: bool) -> ExecResult:
         if self.error is not None:
             raise self.error
-        truncated = any(kept.truncated for kept in self._kept.values())
-        stdout, stderr = (kept.text() for kept in self._kept.values())
+        truncated = any(buffer.truncated for buffer in self._buffers.values())
+        stdout, stderr = (buffer.text() for buffer in self._buffers.values())
         return ExecResult(exit_code, stdout, stderr, timed_out=timed_out, truncated=truncated)
 
 

@@ -73,10 +73,10 @@ class SandboxPool:
         rate: float = 20.0,
         wait_s: float = 1800.0,
     ) -> None:
-        for name, given in {"size": size, "grade": grade, "create": create, "rate": rate, "wait_s": wait_s}.items():
-            if given is not None and given <= 0:
-                raise ConfigError(f"SandboxPool: {name} must be positive, not {given}")
-        self._given, self._spec = backend, spec
+        for name, value in {"size": size, "grade": grade, "create": create, "rate": rate, "wait_s": wait_s}.items():
+            if value is not None and value <= 0:
+                raise ConfigError(f"SandboxPool: {name} must be positive, not {value}")
+        self._backend_name, self._spec = backend, spec
         self._size, self._grade, self._warm, self._creating = size, grade, warm, create
         self._gap_s, self._wait_s = 1 / rate, wait_s
         self._plan(machine.here())
@@ -94,10 +94,10 @@ class SandboxPool:
             raise SandboxError("this sandbox pool was used before; make a new one")
         self._loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
-            given = self._given
-            backend = await stack.enter_async_context(open_backend(given)) if isinstance(given, str) else given
-            self._backend, found = backend, machine_of(backend)
-            self._plan(found)
+            chosen = self._backend_name
+            backend = await stack.enter_async_context(open_backend(chosen)) if isinstance(chosen, str) else chosen
+            self._backend, host_machine = backend, machine_of(backend)
+            self._plan(host_machine)
             self._workshop = SandboxFactory(backend, self._tally, self._create)
             stack.push_async_callback(self._workshop.close)
             if self._spec is not None:
@@ -106,7 +106,7 @@ class SandboxPool:
                     await self._workshop.prepare(image)
             self._stack = stack.pop_all()
         self._open = True
-        _say_once(backend.name, found, self._lanes)
+        _say_once(backend.name, host_machine, self._lanes)
         self._begin(self._tend())
         self._schedule()
         return self
@@ -129,15 +129,15 @@ class SandboxPool:
         Raises SandboxError if none can be made, or if none has become free for `wait_s` seconds, and ConfigError if the
         back end cannot enforce `spec`, or did not make `restore`.
         """
-        wanted = spec or self._spec
-        if wanted is None:
+        chosen_spec = spec or self._spec
+        if chosen_spec is None:
             raise ConfigError("this sandbox pool has no default spec; name one: pool.acquire(spec)")
         if self._open and asyncio.get_running_loop() is not self._loop:
             raise ConfigError("a sandbox pool belongs to the event loop in which it was entered; make one in each loop")
         if once := isinstance(restore, MachineSnapshot):
-            wanted = self._copy(restore, wanted)
+            chosen_spec = self._copy(restore, chosen_spec)
         with uncounted():
-            box = await self._take(self._lanes[lane], wanted, once=once)
+            box = await self._take(self._lanes[lane], chosen_spec, once=once)
         try:
             if isinstance(restore, Snapshot):
                 await box.sandbox.restore(restore)
@@ -165,12 +165,12 @@ class SandboxPool:
     def figures(self) -> PoolFigures:
         return self._tally.figures({name: lane.figures() for name, lane in self._lanes.items()})
 
-    def _plan(self, found: Machine) -> None:
+    def _plan(self, host_machine: Machine) -> None:
         """Size the lanes by the given sizes, and by what the machine of the sandboxes holds."""
-        self._found, self._most = found, found.cores
-        size, grade = _sizes(found.room(self._spec or SandboxSpec()), self._size, self._grade)
+        self._machine, self._most = host_machine, host_machine.cores
+        size, grade = _sizes(host_machine.room(self._spec or SandboxSpec()), self._size, self._grade)
         warm = min(size, 8) if self._warm is None else max(0, self._warm)
-        self._create = self._creating or min(16, max(2, round(found.cores)))
+        self._create = self._creating or min(16, max(2, round(host_machine.cores)))
         self._lanes: dict[LaneName, Lane] = {  # grading first: it sets an episode's sandbox free
             "tests": _lane("tests", grade, warm, None),
             "grade": _lane("grade", grade, warm, self._spec),
@@ -179,12 +179,12 @@ class SandboxPool:
 
     def _fit(self) -> None:
         """Change the sizes if a host was lost, or is there again. A given size is that of all hosts."""
-        found = machine_of(self._backend)
-        if found == self._found:
+        host_machine = machine_of(self._backend)
+        if host_machine == self._machine:
             return
-        self._found, self._most = found, max(self._most, found.cores)
-        size, grade = _sizes(found.room(self._spec or SandboxSpec()), self._size, self._grade)
-        share = found.cores / self._most
+        self._machine, self._most = host_machine, max(self._most, host_machine.cores)
+        size, grade = _sizes(host_machine.room(self._spec or SandboxSpec()), self._size, self._grade)
+        share = host_machine.cores / self._most
         if self._size:
             size = max(1, round(share * size))
         if self._size or self._grade:
@@ -195,16 +195,18 @@ class SandboxPool:
 
     # Handing out
 
-    def _copy(self, kept: MachineSnapshot, spec: SandboxSpec) -> SandboxSpec:
+    def _copy(self, machine_snapshot: MachineSnapshot, spec: SandboxSpec) -> SandboxSpec:
         """The spec of a copy of a machine."""
         name = self._backend.name
-        if kept.backend != name:
-            raise ConfigError(f"the machine was kept by back end {kept.backend}, and this is {name}; use that one")
-        if kept.until < time.time():
+        if machine_snapshot.backend != name:
+            raise ConfigError(
+                f"the machine was kept by back end {machine_snapshot.backend}, and this is {name}; use that one"
+            )
+        if machine_snapshot.until < time.time():
             raise SandboxError(
                 "the machine is not kept any more: it is older than spec.lifetime_s, which may be raised"
             )
-        return spec.model_copy(update={"image": kept.image})
+        return spec.model_copy(update={"image": machine_snapshot.image})
 
     async def _take(self, lane: Lane, spec: SandboxSpec, *, once: bool = False) -> PooledSandbox:
         """A living sandbox, which is counted as in use. After an error or a cancellation, none is left."""
@@ -214,13 +216,13 @@ class SandboxPool:
                 raise SandboxError("the sandbox pool is not open; use it within `async with`")
             request = lane.ask(spec, once=once)
             self._schedule()
-            at_once = request.given.done()
+            at_once = request.sandbox.done()
             try:
                 box = await self._wait(lane, request)
                 fault = "" if self._is_fresh(box) else await self._workshop.fault(box.sandbox)
             except BaseException:
-                if (given := lane.withdraw(request)) is not None:
-                    self._retire(lane, given)
+                if (received := lane.withdraw(request)) is not None:
+                    self._retire(lane, received)
                 raise
             if not fault:
                 self._tally.hand_out(self._now() - since, at_once)
@@ -234,9 +236,9 @@ class SandboxPool:
     async def _wait(self, lane: Lane, request: SandboxRequest) -> PooledSandbox:
         began = self._now()
         while (patience := max(began, lane.given_at) + self._wait_s - self._now()) > 0:
-            await asyncio.wait([request.given], timeout=patience)
-            if request.given.done():
-                return request.given.result()
+            await asyncio.wait([request.sandbox], timeout=patience)
+            if request.sandbox.done():
+                return request.sandbox.result()
         raise SandboxError(
             f"no sandbox became free for {self._wait_s:g} s: {len(lane.in_use)} of the {lane.capacity} for lane "
             f"{lane.name!r} are in use, {len(lane.waiting)} callers wait; raise "
@@ -398,10 +400,10 @@ def _name(spec: SandboxSpec) -> str:
     return f"image {spec.image}" if spec.image else "the base image"
 
 
-def _say_once(backend: str, found: Machine, lanes: dict[LaneName, Lane]) -> None:
+def _say_once(backend: str, host_machine: Machine, lanes: dict[LaneName, Lane]) -> None:
     text = (
         f"sandbox pool, {backend}: {lanes['episode'].capacity} sandboxes at a time for episodes, "
-        f"{lanes['grade'].capacity} for grading ({found.cores:g} cores, {found.memory_mb >> 10} GiB); "
+        f"{lanes['grade'].capacity} for grading ({host_machine.cores:g} cores, {host_machine.memory_mb >> 10} GiB); "
         "SandboxPool(size=..., grade=...) changes that"
     )
     if text not in _said:

@@ -52,7 +52,7 @@ async def sweep(backend: Backend) -> int:
     """Remove abandoned sandboxes, and return their number. Errors are logged and not raised."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            gone = [found.sandbox_id for found in await backend.list() if found.gone]
+            gone = [sandbox.sandbox_id for sandbox in await backend.list() if sandbox.gone]
             if gone:
                 await backend.remove(gone)
     except Exception as exc:  # noqa: BLE001 - the reaper's boundary: its caller came to make sandboxes, not to sweep

@@ -85,8 +85,8 @@ async def relay(box: Sandbox, port: int, socket_path: str, *, notice: str = "") 
         await asyncio.wait([waiting, ending], timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
         if ready.is_set():
             return process
-        said = ending.result().stderr.strip().splitlines()[-1:] if ending.done() else ["it did not answer"]
-        raise SandboxError(f"sandbox {box.sandbox_id}: no relay to {socket_path}: {''.join(said)}")
+        problem = ending.result().stderr.strip().splitlines()[-1:] if ending.done() else ["it did not answer"]
+        raise SandboxError(f"sandbox {box.sandbox_id}: no relay to {socket_path}: {''.join(problem)}")
     finally:
         waiting.cancel()
         ending.cancel()

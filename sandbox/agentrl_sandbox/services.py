@@ -149,7 +149,7 @@ class ServiceGroup(_GroupPart):
         if loop := self._loop():
             raise ValueError(f"services wait for each other: {' -> '.join(loop)}")
         for name, part in {MAIN: self.main, **self.services}.items():
-            if unknown := [one.volume for one in part.mounts if one.volume and one.volume not in self.volumes]:
+            if unknown := [mount.volume for mount in part.mounts if mount.volume and mount.volume not in self.volumes]:
                 raise ValueError(f"{name} mounts {unknown[0]}, which is none of the volumes")
         return self
 
@@ -163,7 +163,7 @@ class ServiceGroup(_GroupPart):
             raise ValueError(f"{name} waits for main, which starts its work last")
 
     def _networks(self) -> list[str]:
-        return [network for one in (self.main, *self.services.values()) for network in one.networks]
+        return [network for part in (self.main, *self.services.values()) for network in part.networks]
 
     def _loop(self) -> list[str]:
         """Services that wait for each other, the first one again at the end; empty if there are none."""
@@ -176,27 +176,27 @@ class ServiceGroup(_GroupPart):
                 return []
             done.add(name)
             after = (*self.services[name].after, *filter(None, [self.services[name].within]))
-            return next((found for one in after if (found := follow(one, [*path, name]))), [])
+            return next((loop for following in after if (loop := follow(following, [*path, name]))), [])
 
-        return next((found for name in self.services if (found := follow(name, []))), [])
+        return next((loop for name in self.services if (loop := follow(name, []))), [])
 
     @property
     def images(self) -> tuple[str, ...]:
         """Their images, each once."""
-        return tuple(dict.fromkeys(one.image for one in self.services.values()))
+        return tuple(dict.fromkeys(service.image for service in self.services.values()))
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names by which services are reached."""
-        aliases = (alias for one in self.services.values() for some in one.networks.values() for alias in some)
+        aliases = (alias for service in self.services.values() for some in service.networks.values() for alias in some)
         return tuple(dict.fromkeys((*self.services, *aliases)))
 
     @property
     def memory_mb(self) -> int:
         """MiB of all services together."""
-        return sum(one.memory_mb for one in self.services.values())
+        return sum(service.memory_mb for service in self.services.values())
 
     @property
     def cpus(self) -> float:
         """Cores of all services together."""
-        return sum(one.cpus for one in self.services.values())
+        return sum(service.cpus for service in self.services.values())

@@ -67,7 +67,7 @@ class SandboxSpec(BaseModel):
     def _names_hosts(cls, network: object) -> object:
         if network in ("none", "open"):
             return network
-        if not isinstance(network, list | tuple) or not network or not all(isinstance(one, str) for one in network):
+        if not isinstance(network, list | tuple) or not network or not all(isinstance(host, str) for host in network):
             raise ValueError(f"write none, open, or a list of hosts such as [pypi.org], not {network!r}")
         AllowedHosts(network)
         return tuple(network)
@@ -79,15 +79,15 @@ class SandboxSpec(BaseModel):
 
     def loosened(self) -> list[str]:
         """The settings that are less safe than the defaults, as text for the log."""
-        found = []
+        weaknesses = []
         if self.network != "none":
-            found.append(f"it reaches {', '.join(self.hosts) or 'the network'}")
+            weaknesses.append(f"it reaches {', '.join(self.hosts) or 'the network'}")
         if not self.read_only:
-            found.append("its root file system is writable")
+            weaknesses.append("its root file system is writable")
         if self.user == "root":
-            found.append("commands run as root")
-        found += [f"it reaches {host} of this machine" for host in self.sockets.values()]
-        return found
+            weaknesses.append("commands run as root")
+        weaknesses += [f"it reaches {host} of this machine" for host in self.sockets.values()]
+        return weaknesses
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())

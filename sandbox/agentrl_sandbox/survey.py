@@ -51,35 +51,35 @@ async def check(name: str) -> Check:
     try:
         async with open_backend(name) as backend:
             await backend.prepare("")
-            begun = time.monotonic()
+            start = time.monotonic()
             async with backend.sandbox(_SPEC) as box:
                 await box.exec("true", check=True)
-                seconds = time.monotonic() - begun
-                held = {what: await _holds(box, what) for what in _PROBES}
+                seconds = time.monotonic() - start
+                holds_by_probe = {probe: await _holds(box, probe) for probe in _PROBES}
     except (SandboxError, ConfigError) as exc:
         return Check(name, " ".join(str(exc).split()))
-    enforced = tuple(what for what, holds in held.items() if holds)
-    return Check(backend.name, "", seconds, enforced, tuple(what for what in held if what not in enforced))
+    enforced = tuple(probe for probe, holds in holds_by_probe.items() if holds)
+    return Check(backend.name, "", seconds, enforced, tuple(probe for probe in holds_by_probe if probe not in enforced))
 
 
-async def _holds(box: Sandbox, what: str) -> bool:
-    result = await box.exec(_PROBES[what], timeout=20)
+async def _holds(box: Sandbox, probe: str) -> bool:
+    result = await box.exec(_PROBES[probe], timeout=20)
     await box.exec("rm -f kept file disk*")
-    return (result.exit_code != 0) if what == "processes" else (result.exit_code == 0)
+    return (result.exit_code != 0) if probe == "processes" else (result.exit_code == 0)
 
 
 async def found(name: str = "") -> Sequence[FoundSandbox]:
     """The sandboxes of a back end, or of all that work here. Nothing is removed."""
     with paused():
-        return [one for backend in await _working(name) for one in await _listed(backend)]
+        return [sandbox for backend in await _working(name) for sandbox in await _listed(backend)]
 
 
 async def collect(name: str = "") -> int:
     """Remove the sandboxes that are gone, of a back end or of all that work here; the number of them."""
     count = 0
     with paused():
-        for one in await _working(name):
-            async with open_backend(one) as backend:
+        for backend_name in await _working(name):
+            async with open_backend(backend_name) as backend:
                 gone = [box.sandbox_id for box in await backend.list() if box.gone]
                 await backend.remove(gone)
                 count += len(gone)
@@ -89,18 +89,18 @@ async def collect(name: str = "") -> int:
 async def left(name: str = "") -> Sequence[Leftover]:
     """Other leftovers: images, cgroups, and processes of an engine that is gone. Nothing is removed."""
     with paused():
-        return [one async for tidied in _tidied(name) for one in await tidied.leftovers()]
+        return [leftover async for tidied in _tidied(name) for leftover in await tidied.leftovers()]
 
 
 async def tidy(name: str = "") -> Sequence[Leftover]:
     """Remove what `left` finds; what was removed."""
     with paused():
-        return [one async for tidied in _tidied(name) for one in await tidied.clear(await tidied.leftovers())]
+        return [leftover async for tidied in _tidied(name) for leftover in await tidied.clear(await tidied.leftovers())]
 
 
 async def _tidied(name: str) -> AsyncIterator[HasLeftovers]:
-    for one in await _working(name):
-        async with open_backend(one) as backend:
+    for backend_name in await _working(name):
+        async with open_backend(backend_name) as backend:
             if isinstance(backend, HasLeftovers):
                 yield backend
     if name in ("", "docker"):
@@ -118,10 +118,10 @@ async def _working(name: str) -> list[str]:
     if name:
         return [name]
     names = []
-    for one in (*NAMES, "e2b"):
+    for candidate in (*NAMES, "e2b"):
         try:
-            async with open_backend(one):
-                names.append(one)
+            async with open_backend(candidate):
+                names.append(candidate)
         except (SandboxError, ConfigError):
             continue
     return names

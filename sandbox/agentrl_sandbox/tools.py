@@ -70,14 +70,14 @@ class Catch:
     """A script's output: stdout goes to a file, at most `limit` bytes."""
 
     def __init__(self, target: IO[bytes], limit: int) -> None:
-        self.said = Output(16 << 10)
+        self.output = Output(16 << 10)
         self._target = target
         self._room = limit
         self._too_long = asyncio.Event()
 
     def add(self, stream: Stream, data: bytes) -> None:
         if stream == "stderr":
-            self.said.add(stream, data)
+            self.output.add(stream, data)
         elif len(data) <= self._room:
             self._target.write(data)
             self._room -= len(data)
@@ -106,18 +106,20 @@ class Catch:
             raise OSError(errno.EFBIG, "longer than allowed; raise max_bytes or disk_mb", name)
         if result.exit_code == 0:
             return
-        said = " ".join(result.stderr[-400:].split())
-        what = f"sandbox {sandbox_id}: the transfer of {name!r}" if name else f"sandbox {sandbox_id}: a snapshot"
+        stderr = " ".join(result.stderr[-400:].split())
+        subject = f"sandbox {sandbox_id}: the transfer of {name!r}" if name else f"sandbox {sandbox_id}: a snapshot"
         if result.timed_out:
-            raise SandboxError(f"{what} took too long")
+            raise SandboxError(f"{subject} took too long")
         if result.exit_code == _KILLED:
-            raise SandboxKilledError(f"{what} was killed, most likely for memory; raise memory_mb")
-        if any(text in said for text in NO_PROCESS):
-            raise SandboxKilledError(f"{what}: there is no room for another process; the sandbox's own fill it (pids)")
+            raise SandboxKilledError(f"{subject} was killed, most likely for memory; raise memory_mb")
+        if any(text in stderr for text in NO_PROCESS):
+            raise SandboxKilledError(
+                f"{subject}: there is no room for another process; the sandbox's own fill it (pids)"
+            )
         if result.exit_code == _NOT_FOUND:
-            raise SandboxError(f"{what} needs a program that its image lacks: {said}")
+            raise SandboxError(f"{subject} needs a program that its image lacks: {stderr}")
         if name is None or (number := _meaning(result)) is None:
-            raise SandboxError(f"{what} failed: {said or f'exit code {result.exit_code}'}")
+            raise SandboxError(f"{subject} failed: {stderr or f'exit code {result.exit_code}'}")
         kind = PermissionError if number == errno.EROFS else OSError  # OSError picks the right subclass itself
         raise kind(number, os.strerror(number), name)
 

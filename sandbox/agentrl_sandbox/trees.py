@@ -58,8 +58,8 @@ def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 def _stays_inside(link: Path, source: Path) -> bool:
     if os.path.isabs(os.readlink(link)):
         return False
-    root, found = os.path.realpath(source), os.path.realpath(link)
-    return found == root or found.startswith(f"{root}/")
+    root, resolved = os.path.realpath(source), os.path.realpath(link)
+    return resolved == root or resolved.startswith(f"{root}/")
 
 
 def unpack(archive: IO[bytes], target: Path, max_bytes: int, name: str) -> None:
@@ -236,22 +236,22 @@ def _move(staging: Path, target: Path, single: bool) -> None:
 
 def _check_room_for(staging: Path, target: Path) -> None:
     for entry in _entries(staging):
-        there, is_folder = target / entry.name, entry.is_dir(follow_symlinks=False)
-        if not os.path.lexists(there):
+        existing, is_folder = target / entry.name, entry.is_dir(follow_symlinks=False)
+        if not os.path.lexists(existing):
             continue
-        if is_folder != stat.S_ISDIR(there.lstat().st_mode):
-            raise FileExistsError(errno.EEXIST, "a folder cannot replace a file, nor a file a folder", str(there))
+        if is_folder != stat.S_ISDIR(existing.lstat().st_mode):
+            raise FileExistsError(errno.EEXIST, "a folder cannot replace a file, nor a file a folder", str(existing))
         if is_folder:
-            _check_room_for(Path(entry.path), there)
+            _check_room_for(Path(entry.path), existing)
 
 
 def _merge(staging: Path, target: Path) -> None:
     for entry in _entries(staging):
-        there = target / entry.name
-        if entry.is_dir(follow_symlinks=False) and os.path.lexists(there):
-            _merge(Path(entry.path), there)
+        existing = target / entry.name
+        if entry.is_dir(follow_symlinks=False) and os.path.lexists(existing):
+            _merge(Path(entry.path), existing)
         else:
-            os.replace(entry.path, there)
+            os.replace(entry.path, existing)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

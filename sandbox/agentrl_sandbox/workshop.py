@@ -95,14 +95,14 @@ class SandboxFactory:
             del self._images[image]
 
 
-async def _within(seconds: float, work: Awaitable[object], what: str) -> None:
+async def _within(seconds: float, work: Awaitable[object], subject: str) -> None:
     try:
         async with asyncio.timeout(seconds) as deadline:
             await work
     except TimeoutError as exc:
         if not deadline.expired():
             raise
-        raise SandboxError(f"{what} took longer than {seconds:g} s") from exc
+        raise SandboxError(f"{subject} took longer than {seconds:g} s") from exc
 
 
 def _as_ours(exc: Exception) -> AgentRLError:

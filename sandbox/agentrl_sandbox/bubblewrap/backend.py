@@ -72,13 +72,13 @@ class BubblewrapBackend:
 
     async def leftovers(self) -> Sequence[Leftover]:
         """See `Tidied.leftovers`: the cgroups without a box."""
-        known = [folder for entry in await asyncio.to_thread(registry.entries) for folder in entry.cgroups]
-        left = await asyncio.to_thread(cgroups.left, known)
-        return [Leftover("cgroup", str(folder), "empty") for folder in left]
+        folders = [folder for entry in await asyncio.to_thread(registry.entries) for folder in entry.cgroups]
+        empty = await asyncio.to_thread(cgroups.left, folders)
+        return [Leftover("cgroup", str(folder), "empty") for folder in empty]
 
-    async def clear(self, left: Sequence[Leftover]) -> Sequence[Leftover]:
+    async def clear(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:
         """See `Tidied.clear`."""
-        return [one for one in left if await asyncio.to_thread(cgroups.clear, Path(one.name))]
+        return [leftover for leftover in leftovers if await asyncio.to_thread(cgroups.clear, Path(leftover.name))]
 
 
 async def _probe() -> None:
@@ -95,10 +95,10 @@ async def _probe() -> None:
         for file in files:
             os.close(file)
         await finish(box.end())
-    if (made := Cgroups.make(f"{cgroups.NAME}-probe-{os.getpid()}", SandboxSpec())) is None:
+    if (group := Cgroups.make(f"{cgroups.NAME}-probe-{os.getpid()}", SandboxSpec())) is None:
         log.warning(
             "bubblewrap: no cgroup can be made, so memory and processes are limited for each process alone; "
             "run as root, or in a scope of systemd with Delegate=yes"
         )
     else:
-        made.remove()
+        group.remove()

@@ -49,7 +49,7 @@ class Box:
         """The process id of the box's first process on the host."""
         self.handle = -1
         """A pidfd of the process that holds the box open."""
-        self._said = bytearray()
+        self._output = bytearray()
         self._ready = asyncio.Event()
         self._process = HostProcess(self._hear)
 
@@ -61,16 +61,16 @@ class Box:
         # For the box's first processes too: commands run as the same user and can make them do anything.
         filtering = memory(seccomp.program())
         arguments = (*ISOLATION, "--seccomp", str(filtering), *arguments)
-        given = memory("\0".join(arguments))  # not in its command line, which the box can read
+        arguments_file = memory("\0".join(arguments))  # not in its command line, which the box can read
         reading, writing = os.pipe()
         program = shutil.which("bwrap") or "bwrap"
         try:
             await self._process.start(
-                [program, "--args", str(given), "--info-fd", str(writing), "--", *HOLDER],
+                [program, "--args", str(arguments_file), "--info-fd", str(writing), "--", *HOLDER],
                 cwd="/",
                 env={},
                 stdin=True,
-                pass_fds=(given, filtering, writing, *files),
+                pass_fds=(arguments_file, filtering, writing, *files),
                 uid=self.uid,
             )
             await self._wait_until_ready()
@@ -79,7 +79,7 @@ class Box:
         except OSError as exc:
             raise SandboxError(f"bwrap cannot make a sandbox: {exc}") from exc
         finally:
-            for file in (given, filtering, reading, writing):
+            for file in (arguments_file, filtering, reading, writing):
                 os.close(file)
 
     def firsts(self) -> tuple[int, int]:
@@ -118,12 +118,12 @@ class Box:
         except TimeoutError:
             raise SandboxError(f"bwrap made no sandbox within {_READY_S:.0f} s") from None
         if released.done():
-            said = " ".join(self._said.decode(errors="replace").split())
-            raise SandboxError(f"bwrap cannot make a sandbox: {said or 'it ended without a word'}")
+            output = " ".join(self._output.decode(errors="replace").split())
+            raise SandboxError(f"bwrap cannot make a sandbox: {output or 'it ended without a word'}")
 
     def _hear(self, stream: Stream, data: bytes) -> None:
-        self._said += data[: _LONGEST_WORDS - len(self._said)]  # commands inside can write to it as well
-        if stream == "stdout" and b"ready" in self._said:
+        self._output += data[: _LONGEST_WORDS - len(self._output)]  # commands inside can write to it as well
+        if stream == "stdout" and b"ready" in self._output:
             self._ready.set()
 
 

@@ -39,15 +39,15 @@ class Cgroups:
     def make(cls, name: str, spec: SandboxSpec) -> Cgroups | None:
         """None if this process may not make them, or if one of the three controllers is missing."""
         for make in (_version_1, _version_2):
-            if made := make(name, spec):
-                return made
+            if groups := make(name, spec):
+                return groups
         return None
 
     def command(self) -> CommandCgroup:
         folder = self.commands / f"c{next(self._numbers)}"
         folder.mkdir()
         return CommandCgroup(
-            folder, tuple(str(one / "cgroup.procs") for one in (folder, *self.folders) if one != self.commands)
+            folder, tuple(str(parent / "cgroup.procs") for parent in (folder, *self.folders) if parent != self.commands)
         )
 
     def killed_for_memory(self) -> int:
@@ -96,13 +96,13 @@ def remove(folders: tuple[Path, ...]) -> None:
                 path.rmdir()
 
 
-def left(known: Iterable[str]) -> list[Path]:
+def left(taken_names: Iterable[str]) -> list[Path]:
     """Our empty folders that are not new and belong to no known box: their owner was killed before it recorded them."""
-    taken, own = {*known}, _own()
-    places = {(_ROOT / one / own.get(one, "").lstrip("/")) for one in (*_CONTROLLERS, "")}
-    places |= {_ROOT / one for one in (*_CONTROLLERS, "")}
-    found = [folder for place in places if place.is_dir() for folder in place.glob(f"{NAME}-*")]
-    return sorted(folder for folder in found if str(folder) not in taken and _is_left(folder))
+    taken, own_paths = {*taken_names}, _own()
+    places = {(_ROOT / controller / own_paths.get(controller, "").lstrip("/")) for controller in (*_CONTROLLERS, "")}
+    places |= {_ROOT / controller for controller in (*_CONTROLLERS, "")}
+    folders = [folder for place in places if place.is_dir() for folder in place.glob(f"{NAME}-*")]
+    return sorted(folder for folder in folders if str(folder) not in taken and _is_left(folder))
 
 
 def clear(folder: Path) -> bool:
@@ -153,11 +153,13 @@ def _version_1(name: str, spec: SandboxSpec) -> Cgroups | None:
         "cpu": {"cpu.cfs_period_us": _PERIOD_US, "cpu.cfs_quota_us": max(int(spec.cpus * _PERIOD_US), 1000)},
         "pids": {"pids.max": spec.pids},
     }
-    own = _own()
+    own_paths = _own()
     folders: list[Path] = []
     for controller, root in roots.items():
-        parents = dict.fromkeys((root / own.get(controller, "").lstrip("/"), root))
-        folder = next((made for parent in parents if (made := _make(parent / name, limits[controller]))), None)
+        parents = dict.fromkeys((root / own_paths.get(controller, "").lstrip("/"), root))
+        folder = next(
+            (folder_made for parent in parents if (folder_made := _make(parent / name, limits[controller]))), None
+        )
         if folder is None:
             remove(tuple(folders))
             return None
@@ -176,7 +178,7 @@ def _version_2(name: str, spec: SandboxSpec) -> Cgroups | None:
     }
     for parent in dict.fromkeys((_ROOT / _own().get("", "").lstrip("/"), _ROOT)):
         with contextlib.suppress(OSError):
-            (parent / "cgroup.subtree_control").write_text(" ".join(f"+{one}" for one in _CONTROLLERS))
+            (parent / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in _CONTROLLERS))
         if folder := _make(parent / name, limits):
             return Cgroups((folder,), folder)
     return None
@@ -199,9 +201,9 @@ def _make(folder: Path, limits: Mapping[str, int | str]) -> Path | None:
 
 def _own() -> dict[str, str]:
     """This process's cgroup by controller; that of version 2 by the empty name."""
-    found = {}
+    paths = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            found.update(dict.fromkeys(controllers.split(","), path))
-    return found
+            paths.update(dict.fromkeys(controllers.split(","), path))
+    return paths

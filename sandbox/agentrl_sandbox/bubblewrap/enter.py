@@ -38,35 +38,35 @@ def main() -> None:
     with open(int(sys.argv[1]), "rb") as file:
         order: dict[str, Any] = marshal.load(file)
     sys.path.clear()  # nothing may be imported once this sees the box's files
-    said = order["said"]
-    os.set_inheritable(said, False)
+    report = order["said"]
+    os.set_inheritable(report, False)
     try:
         cgroups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in order["cgroups"]]
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("500")  # where memory is used up, commands go before what holds the box open
         _enter(order)
-        alive, held = os.pipe()  # `held` is closed when this process ends
+        alive, keepalive = os.pipe()  # `held` is closed when this process ends
         child = os.fork()
         if child == 0:
-            os.close(held)
+            os.close(keepalive)
             _become(order, cgroups, alive)
     except OSError as exc:
-        _fail(said, exc)
-    os.close(said)
+        _fail(report, exc)
+    os.close(report)
     os.closerange(0, 3)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _fail(said: int, exc: OSError) -> NoReturn:
-    os.write(said, f"{exc.errno or 0} {exc.filename or exc.strerror}".encode(errors="replace"))
+def _fail(report: int, exc: OSError) -> NoReturn:
+    os.write(report, f"{exc.errno or 0} {exc.filename or exc.strerror}".encode(errors="replace"))
     os._exit(125)
 
 
-def _checked(result: int, what: str) -> None:
+def _checked(result: int, subject: str) -> None:
     if result < 0:
-        raise OSError(ctypes.get_errno(), what)
+        raise OSError(ctypes.get_errno(), subject)
 
 
 def _enter(order: dict[str, Any]) -> None:
@@ -141,8 +141,10 @@ def _give_up_rights(program: bytes) -> None:
     _checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capabilities")
     _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     if program:
-        given = _Filter(len(program) // 8, program)
-        _checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0), "the seccomp filter")
+        filter_program = _Filter(len(program) // 8, program)
+        _checked(
+            libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(filter_program), 0, 0), "the seccomp filter"
+        )
 
 
 if __name__ == "__main__":

@@ -42,27 +42,27 @@ class BoxProcess(HostProcess):
     def __init__(self, sink: OnOutput, control: ProcessControl) -> None:
         super().__init__(sink)
         self._control = control
-        self._told = False
+        self._reported = False
 
     async def enter(self, order: Mapping[str, Any], box: int, *, stdin: bool) -> str:
         """Start the command in the box whose pidfd is given. Returns once it runs, or with what went wrong."""
         reading, writing = os.pipe()
-        given = os.memfd_create("agentrl-order")
+        order_file = os.memfd_create("agentrl-order")
         try:
-            os.write(given, marshal.dumps({**order, "box": box, "said": writing}))
-            os.lseek(given, 0, os.SEEK_SET)
+            os.write(order_file, marshal.dumps({**order, "box": box, "said": writing}))
+            os.lseek(order_file, 0, os.SEEK_SET)
             await self.start(
-                [sys.executable, "-I", "-S", _ENTER, str(given)],
+                [sys.executable, "-I", "-S", _ENTER, str(order_file)],
                 cwd="/",
                 env={},
                 stdin=stdin,
-                pass_fds=(given, box, writing),
+                pass_fds=(order_file, box, writing),
             )
             os.close(writing)
             writing = -1
             return (await _read(reading)).decode(errors="replace")
         finally:
-            for file in (reading, writing, given):
+            for file in (reading, writing, order_file):
                 if file >= 0:
                     os.close(file)
 
@@ -71,9 +71,9 @@ class BoxProcess(HostProcess):
         code = await super().ended()
         if code == _SIGKILLED:
             await self._control.check_alive()
-            if not self._told and (said := self._control.why_killed()):
-                self._told = True
-                self._sink("stderr", said.encode())
+            if not self._reported and (reason := self._control.why_killed()):
+                self._reported = True
+                self._sink("stderr", reason.encode())
         if self._control.cgroup is not None:
             self._control.cgroup.remove()
         return code
@@ -98,12 +98,12 @@ class BoxProcess(HostProcess):
 
 async def _read(file: int) -> bytes:
     """All data until the other end is closed."""
-    loop, found = asyncio.get_running_loop(), bytearray()
+    loop, received = asyncio.get_running_loop(), bytearray()
     done: asyncio.Future[None] = loop.create_future()
 
     def take() -> None:
         data = os.read(file, 4096)
-        found.extend(data)
+        received.extend(data)
         if not data and not done.done():
             done.set_result(None)
 
@@ -112,7 +112,7 @@ async def _read(file: int) -> bytes:
         await done
     finally:
         loop.remove_reader(file)
-    return bytes(found)
+    return bytes(received)
 
 
 def _kill_below(entering: int) -> bool:
@@ -140,7 +140,7 @@ def _below(pid: int) -> list[int]:
             fields = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()
             if fields[0] not in "ZX":
                 children.setdefault(int(fields[1]), []).append(int(name))
-    found = list(children.get(pid, ()))
-    for one in found:  # grows meanwhile
-        found += children.get(one, ())
-    return found
+    descendants = list(children.get(pid, ()))
+    for descendant in descendants:  # grows meanwhile
+        descendants += children.get(descendant, ())
+    return descendants

@@ -58,13 +58,13 @@ def write(entry: RegisteredBox) -> None:
 
 def entries() -> list[RegisteredBox]:
     """All boxes that run, and those whose file and cgroups are left because their owner is gone."""
-    found = []
+    boxes = []
     for file in sorted(folder().glob("bubblewrap-*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
             entry = RegisteredBox(**json.loads(file.read_text()))
             if entry.runs or owners.is_gone(entry.owner, entry.deadline):  # else its owner is about to remove it
-                found.append(entry)
-    return found
+                boxes.append(entry)
+    return boxes
 
 
 def end(entry: RegisteredBox) -> None:

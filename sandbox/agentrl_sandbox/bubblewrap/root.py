@@ -30,10 +30,10 @@ def arguments(spec: SandboxSpec, files: Sequence[int]) -> list[str]:
     them."""
     image = resolve(spec.image) if spec.image else None
     workdir, size = absolute(spec.workdir), spec.disk_mb << 20
-    given = _of_image(image) if image else _of_host(spec)
+    options = _of_image(image) if image else _of_host(spec)
     for file, name in zip(files, ("passwd", "group", "hosts"), strict=True):
-        given += ["--perms", "0444", "--ro-bind-data", str(file), f"/etc/{name}"]
-    given += [
+        options += ["--perms", "0444", "--ro-bind-data", str(file), f"/etc/{name}"]
+    options += [
         "--proc",
         "/proc",
         "--dev",
@@ -45,12 +45,12 @@ def arguments(spec: SandboxSpec, files: Sequence[int]) -> list[str]:
         "--tmpfs",
         "/dev/shm",
     ]
-    given += ["--remount-ro", "/dev", "--perms", "1777", "--size", str(size // 8), "--tmpfs", "/tmp"]
-    given += ["--perms", "0755", "--size", str(size - size // 4), "--tmpfs", workdir]
+    options += ["--remount-ro", "/dev", "--perms", "1777", "--size", str(size // 8), "--tmpfs", "/tmp"]
+    options += ["--perms", "0755", "--size", str(size - size // 4), "--tmpfs", workdir]
     for inside, outside in spec.sockets.items():
-        given += ["--ro-bind", outside, inside]  # a read-only mount does not keep anyone from connecting
-    given += ["--share-net"] if spec.network == "open" else []
-    return [*given, "--remount-ro", "/", "--chdir", workdir]
+        options += ["--ro-bind", outside, inside]  # a read-only mount does not keep anyone from connecting
+    options += ["--share-net"] if spec.network == "open" else []
+    return [*options, "--remount-ro", "/", "--chdir", workdir]
 
 
 def etc() -> list[int]:
@@ -106,26 +106,26 @@ def check(spec: SandboxSpec) -> None:
 
 
 def _of_host(spec: SandboxSpec) -> list[str]:
-    given = ["--perms", "0755", "--dir", "/etc", "--ro-bind", "/usr", "/usr"]
+    options = ["--perms", "0755", "--dir", "/etc", "--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = Path("/", name)
         if path.is_symlink():
-            given += ["--symlink", os.readlink(path), str(path)]
+            options += ["--symlink", os.readlink(path), str(path)]
         elif path.is_dir():
-            given += ["--ro-bind", str(path), str(path)]
+            options += ["--ro-bind", str(path), str(path)]
     for name in _OF_ETC + (_OF_NETWORK if spec.network == "open" else ()):
-        given += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    return given
+        options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    return options
 
 
 def _of_image(image: Path) -> list[str]:
-    given = []
+    options = []
     for entry in sorted(os.scandir(image), key=lambda entry: entry.name):
         if entry.is_symlink():
-            given += ["--symlink", os.readlink(entry.path), f"/{entry.name}"]
+            options += ["--symlink", os.readlink(entry.path), f"/{entry.name}"]
         elif entry.name not in _NOT_OF_IMAGE:
-            given += ["--ro-bind", entry.path, f"/{entry.name}"]
-    return given
+            options += ["--ro-bind", entry.path, f"/{entry.name}"]
+    return options
 
 
 def _cache() -> Path:

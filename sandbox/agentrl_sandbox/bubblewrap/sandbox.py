@@ -125,16 +125,16 @@ class BubblewrapSandbox(ShellSandbox):
         process.released.add_done_callback(lambda _: self._processes.discard(process))
         order = self._order(argv, env, cwd, command.joins if command else ())
         try:
-            said = await process.enter(order, self._box.handle, stdin=stdin)
+            refusal = await process.enter(order, self._box.handle, stdin=stdin)
         except OSError as exc:
             raise SandboxError(f"sandbox {self.sandbox_id} cannot start a command: {exc.strerror}") from exc
         except asyncio.CancelledError:
             await finish(process.kill())
             raise
-        if said:
+        if refusal:
             await process.kill()
             await self._check_alive()
-            raise self._refusal(said, argv[0], cwd)
+            raise self._refusal(refusal, argv[0], cwd)
         return process
 
     def _order(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, joins: Sequence[str]) -> dict[str, Any]:
@@ -157,11 +157,11 @@ class BubblewrapSandbox(ShellSandbox):
             "env": {_plain(name): _plain(value) for name, value in (base | dict(self.spec.env) | dict(env)).items()},
         }
 
-    def _refusal(self, said: str, program: str, cwd: str) -> Exception:
-        number, _, what = said.partition(" ")
-        if what == "cwd":
+    def _refusal(self, refusal: str, program: str, cwd: str) -> Exception:
+        number, _, subject = refusal.partition(" ")
+        if subject == "cwd":
             return FileNotFoundError(errno.ENOENT, "no such folder in the sandbox", cwd)
-        return SandboxError(f"sandbox {self.sandbox_id} cannot start {program}: {what}: {os.strerror(int(number))}")
+        return SandboxError(f"sandbox {self.sandbox_id} cannot start {program}: {subject}: {os.strerror(int(number))}")
 
     def _teller(self) -> Callable[[], str]:
         """Returns a function that reports later kills by the kernel because the box's memory is used up."""

@@ -97,6 +97,6 @@ def _refuse(
     _checked(library.seccomp_rule_add_array(context, action, call, len(comparisons), array), name)
 
 
-def _checked(result: int, what: str) -> None:
+def _checked(result: int, subject: str) -> None:
     if result < 0:
-        raise SandboxError(f"libseccomp cannot make the filter: {what}: error {-result}")
+        raise SandboxError(f"libseccomp cannot make the filter: {subject}: error {-result}")

@@ -38,11 +38,11 @@ def engine_address(name: str = "") -> EngineAddress:
 
     Raises ConfigError for an address or a context that cannot be used.
     """
-    given = name or os.environ.get("DOCKER_HOST") or os.environ.get("DOCKER_CONTEXT") or _current()
-    if "://" in given:
-        return EngineAddress(given, _checked(given), _tls_of_variables(given))
-    if given and given != "default":
-        return _of_context(given)
+    chosen = name or os.environ.get("DOCKER_HOST") or os.environ.get("DOCKER_CONTEXT") or _current()
+    if "://" in chosen:
+        return EngineAddress(chosen, _checked(chosen), _tls_of_variables(chosen))
+    if chosen and chosen != "default":
+        return _of_context(chosen)
     return EngineAddress("default", f"unix://{_socket()}")
 
 
@@ -58,8 +58,8 @@ def _checked(address: str) -> str:
 
 
 def _socket() -> str:
-    own = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
-    places = ["/var/run/docker.sock", f"{Path.home()}/.docker/run/docker.sock", f"{own}/docker.sock"]
+    runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    places = ["/var/run/docker.sock", f"{Path.home()}/.docker/run/docker.sock", f"{runtime}/docker.sock"]
     return next((place for place in places if Path(place).is_socket()), places[0])
 
 
@@ -72,12 +72,12 @@ def settings() -> dict[str, Any]:
     """Docker's config.json; empty if there is none."""
     file = folder() / "config.json"
     try:
-        found: dict[str, Any] = json.loads(file.read_text())
+        values: dict[str, Any] = json.loads(file.read_text())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{file} cannot be read: {exc}") from exc
-    return found
+    return values
 
 
 def _current() -> str:
@@ -89,24 +89,24 @@ def _of_context(name: str) -> EngineAddress:
     digest = hashlib.sha256(name.encode()).hexdigest()
     try:
         meta = json.loads((folder() / "contexts" / "meta" / digest / "meta.json").read_text())
-        found = meta["Endpoints"]["docker"]
-        address = _checked(found["Host"])
+        endpoint = meta["Endpoints"]["docker"]
+        address = _checked(endpoint["Host"])
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise ConfigError(
             f"{name!r} is neither an engine's address nor a context of Docker's; write ssh://USER@HOST, "
             "or see `docker context ls`"
         ) from exc
     files = folder() / "contexts" / "tls" / digest / "docker"
-    trusting = bool(found.get("SkipTLSVerify"))
+    trusting = bool(endpoint.get("SkipTLSVerify"))
     uses_tls = address.startswith("tcp://") and (files.is_dir() or trusting)
     return EngineAddress(name, address, _tls(files, verify=not trusting) if uses_tls else None)
 
 
 def _tls_of_variables(address: str) -> ssl.SSLContext | None:
     """TLS as DOCKER_TLS_VERIFY and DOCKER_TLS ask for it."""
-    asked = {name: bool(os.environ.get(name)) for name in ("DOCKER_TLS_VERIFY", "DOCKER_TLS")}
-    verify = asked["DOCKER_TLS_VERIFY"] or not asked["DOCKER_TLS"]
-    encrypted = address.startswith("https://") or (address.startswith("tcp://") and any(asked.values()))
+    flags = {name: bool(os.environ.get(name)) for name in ("DOCKER_TLS_VERIFY", "DOCKER_TLS")}
+    verify = flags["DOCKER_TLS_VERIFY"] or not flags["DOCKER_TLS"]
+    encrypted = address.startswith("https://") or (address.startswith("tcp://") and any(flags.values()))
     return _tls(Path(os.environ.get("DOCKER_CERT_PATH") or folder()), verify=verify) if encrypted else None
 
 

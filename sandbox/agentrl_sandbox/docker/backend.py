@@ -92,17 +92,17 @@ class DockerBackend:
         """See `Placed.machine`: the engine's. If the engine runs on this machine, limits of this process apply to it
         too.
         """
-        host, own = self._opened()[0].host, machine.here()
+        host, local = self._opened()[0].host, machine.here()
         if host.here or not host.memory_mb:
-            return Machine(min(host.cores, own.cores), own.memory_mb)
+            return Machine(min(host.cores, local.cores), local.memory_mb)
         return Machine(host.cores, host.memory_mb)
 
     async def list(self) -> Sequence[FoundSandbox]:
         """See `Backend.list`."""
         engine, _ = self._opened()
         with engine.telling("the list of sandboxes"):
-            found = {one.sandbox_id: one for one in map(_found, (await labelled(engine)).labels)}
-        return list(found.values())
+            by_id = {sandbox.sandbox_id: sandbox for sandbox in map(_found, (await labelled(engine)).labels)}
+        return list(by_id.values())
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
         """See `Backend.remove`."""
@@ -112,28 +112,28 @@ class DockerBackend:
 
     async def leftovers(self) -> Sequence[Leftover]:
         """The images that agentrl built, imported or made ready. While a run has sandboxes here, it may need them."""
-        if not all(found.gone for found in await self.list()):
+        if not all(sandbox.gone for sandbox in await self.list()):
             return []
         engine, _ = self._opened()
         with engine.telling("the list of images"):
-            shown = await engine.docker._query_json("images/json", params={"filters": _OWN_IMAGES})
+            images = await engine.docker._query_json("images/json", params={"filters": _OWN_IMAGES})
             running = await engine.docker.containers.list(all=1)
         used = {container["ImageID"] for container in running}
         return [
             Leftover("image", name, f"{image['Size'] / 1e6:.0f} MB", image["Size"])
-            for image in shown
+            for image in images
             for name in image["RepoTags"] or ()
             if name.partition(":")[0] in NAMES and image["Id"] not in used
         ]
 
-    async def clear(self, left: Sequence[Leftover]) -> Sequence[Leftover]:
+    async def clear(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:
         """See `Tidied.clear`. An image with another name loses only this name."""
         engine, _ = self._opened()
         cleared = []
-        for one in left:
-            with contextlib.suppress(DockerError), engine.telling(f"image {one.name}"):
-                await engine.docker.images.delete(one.name)
-                cleared.append(one)
+        for leftover in leftovers:
+            with contextlib.suppress(DockerError), engine.telling(f"image {leftover.name}"):
+                await engine.docker.images.delete(leftover.name)
+                cleared.append(leftover)
         return cleared
 
     def _opened(self) -> tuple[DockerClient, Images]:

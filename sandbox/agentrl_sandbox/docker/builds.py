@@ -45,7 +45,7 @@ _ELSEWHERE = ("DOCKER_CONTEXT", "DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_
 
 async def build(engine: DockerClient, folder: Path, tar: IO[bytes], name: str) -> None:
     """Build the tar file that `context.pack` made of a folder. Raises SandboxError with the last lines of a failure."""
-    what, needs = f"{folder}/Dockerfile cannot be built", context.needs_buildkit(folder)
+    failure, needs = f"{folder}/Dockerfile cannot be built", context.needs_buildkit(folder)
     tar.seek(0)
     try:
         async with asyncio.timeout(_LONGEST_S):
@@ -54,9 +54,9 @@ async def build(engine: DockerClient, folder: Path, tar: IO[bytes], name: str) -
             else:
                 await engine.docker.images.build(fileobj=tar, encoding="identity", tag=name, forcerm=True)
     except TimeoutError as exc:
-        raise SandboxError(f"{what} within {_LONGEST_S / 3600:g} hours; make its steps shorter") from exc
+        raise SandboxError(f"{failure} within {_LONGEST_S / 3600:g} hours; make its steps shorter") from exc
     except DockerError as exc:
-        raise SandboxError(f"{what}: {' '.join(exc.message.split())[-_SAID:]}") from exc
+        raise SandboxError(f"{failure}: {' '.join(exc.message.split())[-_SAID:]}") from exc
 
 
 @asynccontextmanager
@@ -94,17 +94,17 @@ async def _with_buildkit(engine: DockerClient, folder: Path, tar: IO[bytes], nam
                 program, "build", *options, place, env=variables, stdout=DEVNULL, stderr=PIPE
             )
             try:
-                said = await _heard(process, folder)
+                output = await _heard(process, folder)
             finally:
                 await finish(children.end(process))
     except OSError as exc:
         raise SandboxError(f"{folder}/Dockerfile cannot be built: {exc}") from exc
-    if process.returncode and _NO_BUILDKIT in said:
+    if process.returncode and _NO_BUILDKIT in output:
         raise _missing(folder, needs, f"{program} has none")
     if process.returncode:
         newer = f"; if BuildKit must be newer for {needs}, begin the Dockerfile with `# syntax=docker/dockerfile:1`"
-        is_old = re.search("unknown (?:flag|instruction)", said, re.IGNORECASE)
-        raise SandboxError(f"{folder}/Dockerfile cannot be built: {said}{newer if is_old else ''}")
+        is_old = re.search("unknown (?:flag|instruction)", output, re.IGNORECASE)
+        raise SandboxError(f"{folder}/Dockerfile cannot be built: {output}{newer if is_old else ''}")
 
 
 @asynccontextmanager

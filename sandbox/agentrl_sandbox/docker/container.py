@@ -83,14 +83,16 @@ def configuration(spec: SandboxSpec, sandbox_id: str, image: Image, host: Host) 
 
 
 def _environment(spec: SandboxSpec) -> Mapping[str, str]:
-    own = {"LANG": "C.UTF-8", "USER": spec.user, "LOGNAME": spec.user}
+    defaults = {"LANG": "C.UTF-8", "USER": spec.user, "LOGNAME": spec.user}
     if spec.read_only or spec.user == "agent":  # else the engine takes it from the image's /etc/passwd
-        own["HOME"] = "/tmp"  # writable, and never the work folder: programs obey what lies in it, such as .gitconfig
-    found = {**own, **variables(spec.network), **spec.env}
+        defaults["HOME"] = (
+            "/tmp"  # writable, and never the work folder: programs obey what lies in it, such as .gitconfig
+        )
+    environment = {**defaults, **variables(spec.network), **spec.env}
     if spec.services is not None:
-        for name in found.keys() & {"NO_PROXY", "no_proxy"}:  # services are reached without a proxy
-            found[name] = ",".join((found[name], *spec.services.names))
-    return found
+        for name in environment.keys() & {"NO_PROXY", "no_proxy"}:  # services are reached without a proxy
+            environment[name] = ",".join((environment[name], *spec.services.names))
+    return environment
 
 
 def _host_config(spec: SandboxSpec, image: Image, host: Host) -> dict[str, Any]:
@@ -121,9 +123,9 @@ def _folders(spec: SandboxSpec, image: Image) -> dict[str, str]:
     """The writable folders, in memory: an engine enforces no size on disk. /tmp and /dev/shm have a share each."""
     small = _share(spec)
     mounts = spec.services.main.mounts if spec.services is not None else ()
-    taken = {one.path for one in mounts if one.volume}
+    taken = {mount.path for mount in mounts if mount.volume}
     folders = {path: _sized(small, "755", image.user) for path in image.volumes if path not in taken}
-    folders |= {one.path: _sized(small, "1777", image.user) for one in mounts if not one.volume}
+    folders |= {mount.path: _sized(small, "1777", image.user) for mount in mounts if not mount.volume}
     if spec.read_only:  # else the root is writable, and with it the image's own folder
         folders[spec.workdir] = _sized(max(spec.disk_mb - 2 * small, 1), "755", image.user)
     return folders | {"/tmp": _sized(small, "1777", image.user)}

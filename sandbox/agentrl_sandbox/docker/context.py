@@ -49,23 +49,23 @@ def needs_buildkit(folder: Path) -> str:
     """What in a Dockerfile an engine cannot build without BuildKit; empty if nothing."""
     text = (folder / "Dockerfile").read_text(encoding="utf-8", errors="replace")
     text = _CONTINUED.sub(" ", _COMMENT.sub("", text))
-    if found := _FLAG.search(text):
-        return f"--{found[1]}"
-    if found := _HEREDOC.search(text):
-        return f"the here-document <<{found[2]}"
-    if found := _PLATFORM.search(text):  # without BuildKit it is empty
-        return f"the variable {found[1]}"
+    if match := _FLAG.search(text):
+        return f"--{match[1]}"
+    if match := _HEREDOC.search(text):
+        return f"the here-document <<{match[2]}"
+    if match := _PLATFORM.search(text):  # without BuildKit it is empty
+        return f"the variable {match[1]}"
     return ""
 
 
 def bases(folder: Path) -> list[str]:
     """The names of images that a Dockerfile begins from, but for those with a variable or a platform."""
-    stages, found = {"scratch"}, list[str]()
+    stages, names = {"scratch"}, list[str]()
     for base, stage in _FROM.findall((folder / "Dockerfile").read_text(encoding="utf-8", errors="replace")):
         if base.lower() not in stages and "$" not in base:
-            found.append(base)
+            names.append(base)
         stages.add(stage.lower())
-    return found
+    return names
 
 
 def _paths(folder: Path) -> Iterator[Path]:
@@ -97,7 +97,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", text.removeprefix("./"))
     return re.compile(
-        "".join(parts.get(one, one if one.startswith("[") else re.escape(one)) for one in pieces) + "(?:/.*)?"
+        "".join(parts.get(piece, piece if piece.startswith("[") else re.escape(piece)) for piece in pieces) + "(?:/.*)?"
     )
 
 

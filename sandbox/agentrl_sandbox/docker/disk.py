@@ -75,13 +75,13 @@ class DiskWatch:
     async def _look(self) -> float:
         """The share of its limit that a sandbox has used, the largest of all."""
         shares = [0.0]
-        for sandbox_id, written in (await self._written()).items():
+        for sandbox_id, used in (await self._written()).items():
             disk_mb, kill = self._watched.get(sandbox_id, (0, None))
             if kill is None:
                 continue
-            shares.append(written / (disk_mb << 20))
+            shares.append(used / (disk_mb << 20))
             if shares[-1] > 1:
-                await kill(f"its disk was used up (disk_mb={disk_mb}): it wrote {written >> 20} MiB")
+                await kill(f"its disk was used up (disk_mb={disk_mb}): it wrote {used >> 20} MiB")
                 self.drop(sandbox_id)
         return max(shares)
 
@@ -89,5 +89,7 @@ class DiskWatch:
         """The bytes that each container of this process's sandboxes has written to its root."""
         labels = json.dumps({"label": [DISK, f"{OWNER}={owners.current()}"]})
         with self._engine.telling("the sizes of sandboxes"):
-            shown = await self._engine.docker._query_json("containers/json", params={"size": "1", "filters": labels})
-        return {one["Names"][0].lstrip("/"): int(one.get("SizeRw") or 0) for one in shown}
+            containers = await self._engine.docker._query_json(
+                "containers/json", params={"size": "1", "filters": labels}
+            )
+        return {container["Names"][0].lstrip("/"): int(container.get("SizeRw") or 0) for container in containers}

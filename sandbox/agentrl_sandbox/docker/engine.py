@@ -48,12 +48,12 @@ class DockerClient:
 
     def __init__(self, name: str = "") -> None:
         """`name` is an address or one of Docker's contexts; see `engine_address`. Raises ConfigError."""
-        found = engine_address(name)
-        self.name, self.address, self.is_local = found.name, found.address, found.is_local
+        parsed = engine_address(name)
+        self.name, self.address, self.is_local = parsed.name, parsed.address, parsed.is_local
         self.gone = ""
         """Why no request is worth making now: a pool of hosts sets it."""
-        self._tunnel = _tunnel(found)
-        self.url = f"unix://{self._tunnel.socket}" if self._tunnel else found.address
+        self._tunnel = _tunnel(parsed)
+        self.url = f"unix://{self._tunnel.socket}" if self._tunnel else parsed.address
         """Where programs of this machine reach the engine while this is connected."""
         try:
             self.docker = Docker(
@@ -115,16 +115,16 @@ class DockerClient:
             await self._tunnel.close()
 
     @contextmanager
-    def telling(self, what: str) -> Iterator[None]:
+    def telling(self, subject: str) -> Iterator[None]:
         """Turn the engine's errors into SandboxError, about `what`."""
         try:
             yield
         except DockerError as exc:
-            raise SandboxError(f"{what}: {self._told(exc)}") from exc
+            raise SandboxError(f"{subject}: {self._told(exc)}") from exc
         except TimeoutError as exc:
-            raise SandboxError(f"{what}: the engine at {self.address} did not answer in time") from exc
+            raise SandboxError(f"{subject}: the engine at {self.address} did not answer in time") from exc
         except (aiohttp.ClientError, ConnectionError) as exc:
-            raise SandboxError(f"{what}: the engine at {self.address} went away: {_said(exc)}") from exc
+            raise SandboxError(f"{subject}: the engine at {self.address} went away: {_said(exc)}") from exc
 
     def _told(self, exc: DockerError) -> str:
         if exc.status == _NO_CONNECTION:
@@ -132,14 +132,14 @@ class DockerClient:
         return " ".join(exc.message.split())
 
 
-def _tunnel(found: EngineAddress) -> SshTunnel | TlsTunnel | None:
-    if found.address.startswith("ssh://"):
-        return SshTunnel(found.address)
-    if found.tls is not None:
-        return TlsTunnel(found.address, found.tls)
-    if not found.is_local and urlsplit(found.address).hostname not in ("localhost", "127.0.0.1", "::1"):
+def _tunnel(engine: EngineAddress) -> SshTunnel | TlsTunnel | None:
+    if engine.address.startswith("ssh://"):
+        return SshTunnel(engine.address)
+    if engine.tls is not None:
+        return TlsTunnel(engine.address, engine.tls)
+    if not engine.is_local and urlsplit(engine.address).hostname not in ("localhost", "127.0.0.1", "::1"):
         log.warning(
-            "%s has no TLS: whoever reaches it owns that machine; use ssh://, or set DOCKER_TLS_VERIFY", found.address
+            "%s has no TLS: whoever reaches it owns that machine; use ssh://, or set DOCKER_TLS_VERIFY", engine.address
         )
     return None
 

@@ -70,16 +70,16 @@ class EngineHost:
 
     async def check(self) -> str:
         """Why its engine does not answer; empty if it does."""
-        said = ""
+        problem = ""
         for _ in range(2):
             try:
                 await self.backend.engine.ping(_ANSWER_S)
             except SandboxError as exc:
-                said = " ".join(str(exc).split())
+                problem = " ".join(str(exc).split())
                 await asyncio.sleep(_SURE_S)
             else:
                 return ""
-        return said
+        return problem
 
     async def clear_abandoned(self) -> None:
         """Remove what this process could not remove there, such as while the host was lost."""
@@ -99,8 +99,8 @@ class EngineHost:
 
     def rank(self, spec: SandboxSpec) -> tuple[bool, float]:
         """The smallest is the best place for the next sandbox."""
-        behind = self.doubted.is_set() or time.monotonic() < self._aside_until
-        return behind, len(self.boxes) / self.backend.machine.room(spec)
+        is_last_choice = self.doubted.is_set() or time.monotonic() < self._aside_until
+        return is_last_choice, len(self.boxes) / self.backend.machine.room(spec)
 
 
 class PlacedSandbox(DockerSandbox):
@@ -207,8 +207,8 @@ class DockerHosts:
             missing = [f"{host.name}: {host.lost}" for host in self._hosts if host.lost]
             if len(missing) == len(self._hosts):
                 raise SandboxError(f"no host of sandboxes answers ({'; '.join(missing)})")
-            for one in missing:
-                log.warning("a host of sandboxes does not answer, and is tried again later: %s", one)
+            for problem in missing:
+                log.warning("a host of sandboxes does not answer, and is tried again later: %s", problem)
             stack.callback(self._report_abandoned)
             await stack.enter_async_context(reaping(self))
             self._stack = stack.pop_all()
@@ -242,9 +242,9 @@ class DockerHosts:
         self, spec: SandboxSpec, without: Sequence[EngineHost] = (), failure: SandboxError | None = None
     ) -> EngineHost:
         """The least loaded host. Raises `failure`, or SandboxError with the reasons, if there is none."""
-        found = [host for host in self._living if host not in without]
-        if found:
-            return min(found, key=lambda host: host.rank(spec))
+        candidates = [host for host in self._living if host not in without]
+        if candidates:
+            return min(candidates, key=lambda host: host.rank(spec))
         if failure is not None:
             raise failure
         raise SandboxError("; ".join(host.lost for host in self._hosts) or "the docker back end is not open")
@@ -265,32 +265,35 @@ class DockerHosts:
     @property
     def machine(self) -> Machine:
         """See `HasMachine.machine`: all hosts that answer, together."""
-        found = [host.backend.machine for host in self._living]
-        return Machine(sum(one.cores for one in found), sum(one.memory_mb for one in found))
+        machines = [host.backend.machine for host in self._living]
+        return Machine(
+            sum(host_machine.cores for host_machine in machines),
+            sum(host_machine.memory_mb for host_machine in machines),
+        )
 
     async def list(self) -> Sequence[FoundSandbox]:
         """See `Backend.list`. A lost host is left out."""
         return [
-            dataclasses.replace(found, host=host.name)
+            dataclasses.replace(sandbox, host=host.name)
             for host in self._living
-            for found in await host.backend.list()
+            for sandbox in await host.backend.list()
         ]  # fmt: skip
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
         """See `Backend.remove`."""
         for host in self._living:
-            here = {found.sandbox_id for found in await host.backend.list()}
-            await host.backend.remove([one for one in sandbox_ids if one in here])
+            here = {sandbox.sandbox_id for sandbox in await host.backend.list()}
+            await host.backend.remove([sandbox_id for sandbox_id in sandbox_ids if sandbox_id in here])
 
     async def leftovers(self) -> Sequence[Leftover]:
         """See `DockerBackend.leftovers`."""
-        return [left for host in self._living for left in await host.backend.leftovers()]
+        return [leftover for host in self._living for leftover in await host.backend.leftovers()]
 
-    async def clear(self, left: Sequence[Leftover]) -> Sequence[Leftover]:
+    async def clear(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:
         """See `HasLeftovers.clear`."""
-        names, cleared = {one.name for one in left}, list[Leftover]()
+        names, cleared = {leftover.name for leftover in leftovers}, list[Leftover]()
         for host in self._living:
-            here = [one for one in await host.backend.leftovers() if one.name in names]
+            here = [leftover for leftover in await host.backend.leftovers() if leftover.name in names]
             cleared += await host.backend.clear(here)
         return cleared
 

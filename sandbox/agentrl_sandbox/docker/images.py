@@ -145,17 +145,17 @@ class Images:
 
     async def _owned(self, image: Image, spec: SandboxSpec) -> Image:
         """A container changes the owner, once. The result is kept on the engine under a new name."""
-        user, what = identity(spec.user), f"image {spec.image or 'of the spec'!r}"
+        user, subject = identity(spec.user), f"image {spec.image or 'of the spec'!r}"
         recipe = "\0".join((image.name, spec.workdir, user, str(spec.read_only), _OWN))
         name = f"{READY}:{hashlib.sha256(recipe.encode()).hexdigest()[:32]}"
-        with self._engine.telling(what):
+        with self._engine.telling(subject):
             if not await self._is_here(name):
-                await self._own(image, spec, name, what)
-            shown = await self._docker.images.inspect(name)
-        notes = shown["Config"]["Labels"] or {}
-        return Image(shown["Id"], image.volumes, notes.get(_USER, user), seed=spec.read_only and _SEEDED in notes)
+                await self._own(image, spec, name, subject)
+            inspected = await self._docker.images.inspect(name)
+        notes = inspected["Config"]["Labels"] or {}
+        return Image(inspected["Id"], image.volumes, notes.get(_USER, user), seed=spec.read_only and _SEEDED in notes)
 
-    async def _own(self, image: Image, spec: SandboxSpec, name: str, what: str) -> None:
+    async def _own(self, image: Image, spec: SandboxSpec, name: str, subject: str) -> None:
         sandbox_id = f"docker-{secrets.token_hex(8)}"
         body: dict[str, Any] = {
             "Image": image.name,
@@ -175,16 +175,16 @@ class Images:
         try:
             await container.start()
             code = (await container.wait())["StatusCode"]
-            said = "".join(await container.log(stdout=True)).strip()
+            output = "".join(await container.log(stdout=True)).strip()
             complained = "".join(await container.log(stderr=True)).strip()
             if code == _UNCHANGED:
                 await self._docker.images.tag(image.name, repo, tag=tag)
             elif code == 0:
-                notes = [f"LABEL {_USER}={said.split()[-1]}", *await self._seeded(container)]
+                notes = [f"LABEL {_USER}={output.split()[-1]}", *await self._seeded(container)]
                 await container.commit(repository=repo, tag=tag, changes=notes)
             else:
                 raise SandboxError(
-                    f"{what}: {spec.workdir} cannot be given to {spec.user}: {complained or f'exit code {code}'}"
+                    f"{subject}: {spec.workdir} cannot be given to {spec.user}: {complained or f'exit code {code}'}"
                 )
         finally:
             await container.delete(force=True, v=True)
@@ -192,9 +192,9 @@ class Images:
     async def _made(self, image: str) -> Image:
         with self._engine.telling(f"image {image or 'of the spec'!r}"):
             name = await self._name(image)
-            shown = await self._docker.images.inspect(name)
-        volumes = tuple(sorted((shown["Config"] or {}).get("Volumes") or ()))
-        return Image(shown["Id"], volumes)
+            inspected = await self._docker.images.inspect(name)
+        volumes = tuple(sorted((inspected["Config"] or {}).get("Volumes") or ()))
+        return Image(inspected["Id"], volumes)
 
     async def _seeded(self, container: DockerContainer) -> list[str]:
         """The settings of the image that is made from a container."""
@@ -267,16 +267,16 @@ class Images:
                 await self._post("images/create", parameters, _pieces(file), f"{tar} cannot be imported")
         return name
 
-    async def _post(self, path: str, parameters: dict[str, Any], data: AsyncIterator[bytes], what: str) -> None:
+    async def _post(self, path: str, parameters: dict[str, Any], data: AsyncIterator[bytes], subject: str) -> None:
         """A long request that aiodocker has no method for."""
         try:
             query = self._docker._query
             async with query(path, "POST", params=parameters, data=data, timeout=None) as response:
-                said = (await response.read()).decode(errors="replace")
+                output = (await response.read()).decode(errors="replace")
         except DockerError as exc:
-            raise SandboxError(f"{what}: {_line(exc)}") from exc
-        if '"error"' in said:
-            raise SandboxError(f"{what}: {said[-400:].strip()}")
+            raise SandboxError(f"{subject}: {_line(exc)}") from exc
+        if '"error"' in output:
+            raise SandboxError(f"{subject}: {output[-400:].strip()}")
 
     async def _pull(self, image: str, mirror: str = "", heard: Progress = lambda done, size: None) -> None:
         name = ImageName.parse(image)
@@ -290,16 +290,16 @@ class Images:
                 "pull it by hand, or give a folder with a Dockerfile or a tar file"
             ) from exc
 
-    async def _mirrored(self, image: str, there: ImageName, heard: Progress) -> bool:
+    async def _mirrored(self, image: str, at_mirror: ImageName, heard: Progress) -> bool:
         """Pull an image from a mirror. False: the mirror does not have it."""
         try:
-            await fetch(self._docker, there, heard)
+            await fetch(self._docker, at_mirror, heard)
         except DockerError as exc:
             log.info("image %s is not at the mirror: %s", image, _line(exc))
             return False
         name = ImageName.parse(image)
-        await self._docker.images.tag(str(there), f"{name.registry}/{name.repository}", tag=name.version[1:])
-        await self._docker.images.delete(str(there))  # this name only
+        await self._docker.images.tag(str(at_mirror), f"{name.registry}/{name.repository}", tag=name.version[1:])
+        await self._docker.images.delete(str(at_mirror))  # this name only
         return True
 
     async def _is_here(self, name: str) -> bool:

@@ -24,7 +24,7 @@ async def remove_groups(engine: DockerClient, sandbox_ids: Sequence[str]) -> Non
 
     What can be removed is, before an error is raised.
     """
-    found = await labelled(engine, sandbox_ids[0] if len(sandbox_ids) == 1 else "")
+    resources = await labelled(engine, sandbox_ids[0] if len(sandbox_ids) == 1 else "")
     room, ids, failures = asyncio.Semaphore(_AT_ONCE), set(sandbox_ids), list[DockerError]()
 
     async def one(removal: Awaitable[None]) -> None:
@@ -34,9 +34,9 @@ async def remove_groups(engine: DockerClient, sandbox_ids: Sequence[str]) -> Non
             except DockerError as exc:
                 failures.append(exc)
 
-    await gather(one(_remove_container(engine, name)) for name, owner in found.containers if owner in ids)
-    things = [(f"networks/{name}", owner) for name, owner in found.networks]
-    things += [(f"volumes/{name}", owner) for name, owner in found.volumes]
+    await gather(one(_remove_container(engine, name)) for name, owner in resources.containers if owner in ids)
+    things = [(f"networks/{name}", owner) for name, owner in resources.networks]
+    things += [(f"volumes/{name}", owner) for name, owner in resources.volumes]
     await gather(one(_remove_thing(engine, path)) for path, owner in things if owner in ids)
     if failures:
         raise failures[0]
@@ -49,13 +49,13 @@ class Labelled:
         self, containers: Sequence[Any], networks: Sequence[Mapping[str, Any]], volumes: Sequence[Mapping[str, Any]]
     ) -> None:
         self.labels = [
-            *(one["Labels"] for one in containers),
-            *(one["Labels"] for one in networks),
-            *(one["Labels"] for one in volumes),
+            *(resource["Labels"] for resource in containers),
+            *(resource["Labels"] for resource in networks),
+            *(resource["Labels"] for resource in volumes),
         ]
-        self.containers = [(str(one["Id"]), one["Labels"][SANDBOX]) for one in containers]
-        self.networks = [(str(one["Id"]), one["Labels"][SANDBOX]) for one in networks]
-        self.volumes = [(str(one["Name"]), one["Labels"][SANDBOX]) for one in volumes]
+        self.containers = [(str(resource["Id"]), resource["Labels"][SANDBOX]) for resource in containers]
+        self.networks = [(str(resource["Id"]), resource["Labels"][SANDBOX]) for resource in networks]
+        self.volumes = [(str(resource["Name"]), resource["Labels"][SANDBOX]) for resource in volumes]
 
 
 async def labelled(engine: DockerClient, sandbox_id: str = "") -> Labelled:

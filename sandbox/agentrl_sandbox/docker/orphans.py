@@ -38,19 +38,19 @@ class Orphans:
     async def leftovers(self) -> Sequence[Leftover]:
         """See `Tidied.leftovers`."""
         return [
-            Leftover("process", one.sandbox_id, f"its engine is gone; process {one.pid}, shim {one.shim}")
-            for one in await asyncio.to_thread(_orphans)
+            Leftover("process", orphan.sandbox_id, f"its engine is gone; process {orphan.pid}, shim {orphan.shim}")
+            for orphan in await asyncio.to_thread(_orphans)
         ]
 
-    async def clear(self, left: Sequence[Leftover]) -> Sequence[Leftover]:
+    async def clear(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:
         """See `Tidied.clear`."""
-        wanted = {one.name: one for one in left if one.kind == "process"}
-        found = [one for one in await asyncio.to_thread(_orphans) if one.sandbox_id in wanted]
-        return [wanted[one.sandbox_id] for one in found if await asyncio.to_thread(_end, one)]
+        by_name = {entry.name: entry for entry in leftovers if entry.kind == "process"}
+        orphans = [entry for entry in await asyncio.to_thread(_orphans) if entry.sandbox_id in by_name]
+        return [by_name[entry.sandbox_id] for entry in orphans if await asyncio.to_thread(_end, entry)]
 
 
 def _orphans() -> list[_Orphan]:
-    return [one for pid in _pids() if (one := _orphan(pid)) is not None]
+    return [orphan for pid in _pids() if (orphan := _orphan(pid)) is not None]
 
 
 def _orphan(pid: int) -> _Orphan | None:
@@ -59,31 +59,35 @@ def _orphan(pid: int) -> _Orphan | None:
     if not re.fullmatch(r"docker-[0-9a-f]{16}", name):
         return None
     shim = _parent(pid)
-    said = _command(shim) if shim else []
-    if not said or not Path(said[0]).name.startswith("containerd-shim") or "-address" not in said[:-1]:
+    shim_command = _command(shim) if shim else []
+    if (
+        not shim_command
+        or not Path(shim_command[0]).name.startswith("containerd-shim")
+        or "-address" not in shim_command[:-1]
+    ):
         return None
     # A shim in another container names a path that means something else here.
-    if not _shares_files(shim) or _answers(said[said.index("-address") + 1]):
+    if not _shares_files(shim) or _answers(shim_command[shim_command.index("-address") + 1]):
         return None
     return _Orphan(name, pid, shim)
 
 
-def _end(one: _Orphan) -> bool:
+def _end(orphan: _Orphan) -> bool:
     """Kill the container's first process and its shim, and remove their cgroups. False if this user may not."""
-    folders = list(_folders(one.pid))
+    folders = list(_folders(orphan.pid))
     try:
-        os.kill(one.pid, signal.SIGKILL)
+        os.kill(orphan.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one.shim, signal.SIGKILL)
+            os.kill(orphan.shim, signal.SIGKILL)
     except ProcessLookupError:
         pass
     except PermissionError:
         return False
     deadline = time.monotonic() + _DYING_S
-    left = folders
-    while (left := [folder for folder in left if not _gone(folder)]) and time.monotonic() < deadline:
+    remaining = folders
+    while (remaining := [folder for folder in remaining if not _gone(folder)]) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return not left
+    return not remaining
 
 
 def _gone(folder: Path) -> bool:
@@ -133,8 +137,8 @@ def _command(pid: int) -> list[str]:
 
 def _variable(pid: int) -> str:
     """The sandbox of a service's process; empty for any other."""
-    found = (line for line in _read(f"/proc/{pid}/environ").split("\0") if line.startswith(f"{SANDBOX_VARIABLE}="))
-    return next(found, "").partition("=")[2]
+    lines = (line for line in _read(f"/proc/{pid}/environ").split("\0") if line.startswith(f"{SANDBOX_VARIABLE}="))
+    return next(lines, "").partition("=")[2]
 
 
 def _parent(pid: int) -> int:

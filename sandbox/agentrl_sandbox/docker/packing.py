@@ -15,21 +15,21 @@ _LARGEST = 256 << 20
 
 def packed_files(files: Mapping[str, str]) -> bytes:
     """The files (path in the container -> file here), as root's. Raises ConfigError for what cannot be read."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
         for inside, here in files.items():
             _add(archive, Path(here), inside.lstrip("/"))
-    return made.getvalue()
+    return packed.getvalue()
 
 
 def packed_folder(folder: str) -> bytes:
     """What is in a folder, as root's: files, folders, and links as links. Raises ConfigError as `packed_files` does."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
         for path in sorted(Path(folder).rglob("*")):
             if path.is_symlink() or path.is_file() or path.is_dir():
                 _add(archive, path, str(path.relative_to(folder)))
-    return made.getvalue()
+    return packed.getvalue()
 
 
 def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:

@@ -40,7 +40,7 @@ class DockerProcess:
         self._box, self._command, self._stream, self._user, self._sink = box, command, stream, user, sink
         self._out, self._err = Marks(token, 2), Marks(token, 1)
         self._marks: dict[StreamName, Marks] = {"stdout": self._out, "stderr": self._err}
-        self._begun = asyncio.Event()
+        self._started = asyncio.Event()
         self._early: list[tuple[StreamName, bytes]] = []
         """What came before the first mark: the command's stderr, or the engine's message if no command began."""
         self._code = asyncio.create_task(self._run())
@@ -57,12 +57,12 @@ class DockerProcess:
 
     async def begun(self) -> None:
         """Wait until the command runs. Raises what prevented that."""
-        waiting = asyncio.create_task(self._begun.wait())
+        waiting = asyncio.create_task(self._started.wait())
         try:
             await asyncio.wait([waiting, self._code], return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
-        if self._out.found[:1] == [NO_FOLDER]:
+        if self._out.reports[:1] == [NO_FOLDER]:
             raise FileNotFoundError("no such folder")
         if self._first is None:
             if self._code.cancelled():  # the sandbox ended meanwhile
@@ -73,7 +73,7 @@ class DockerProcess:
     @property
     def _first(self) -> tuple[int, int] | None:
         """The process id, and how many processes had been killed for memory. None: it has not begun."""
-        match = BEGUN.fullmatch(self._out.found[0]) if self._out.found else None
+        match = BEGUN.fullmatch(self._out.reports[0]) if self._out.reports else None
         return (int(match[1]), int(match[2])) if match else None
 
     async def send(self, data: bytes) -> None:
@@ -110,11 +110,11 @@ class DockerProcess:
             await asyncio.wait([self._code], timeout=_TRAILING_S if self._box.spec.read_only else _ENDING_S)
             if self._box.spec.read_only:
                 return await self.abandon()
-            told = self._code.done()
+            is_over = self._code.done()
         else:
             await asyncio.wait([self._code], timeout=_TRAILING_S)  # it may have ended just now
-            told = self._out.complete
-        if not told:
+            is_over = self._out.complete
+        if not is_over:
             try:
                 await self._box.kill_all(
                     "a command could not be killed at its end: there was no room for what kills it, "
@@ -136,11 +136,11 @@ class DockerProcess:
         try:
             with self._box.telling():
                 await self._read()
-                told = self._out.found[-1] if self._out.complete else ""
-                code = int(told.removesuffix(NO_MEMORY)) if told else await self._asked()
-            if told.endswith(NO_MEMORY) or (not told and await self._ran_out_of_memory(code)):
-                said = f"killed: the sandbox's memory is used up (memory_mb={self._box.spec.memory_mb})\n"
-                self._sink("stderr", said.encode())
+                report = self._out.reports[-1] if self._out.complete else ""
+                code = int(report.removesuffix(NO_MEMORY)) if report else await self._asked()
+            if report.endswith(NO_MEMORY) or (not report and await self._ran_out_of_memory(code)):
+                message = f"killed: the sandbox's memory is used up (memory_mb={self._box.spec.memory_mb})\n"
+                self._sink("stderr", message.encode())
             return code
         finally:
             await hang_up(self._stream)
@@ -156,10 +156,10 @@ class DockerProcess:
             stream: StreamName = "stderr" if message.stream == _STDERR else "stdout"
             self._early.append((stream, self._marks[stream].feed(message.data)))
             if self._first is not None:
-                self._begun.set()
-                for stream, own in self._early:
-                    if own:
-                        self._sink(stream, own)
+                self._started.set()
+                for stream, part in self._early:
+                    if part:
+                        self._sink(stream, part)
                 self._early.clear()
 
     async def _asked(self) -> int:
@@ -182,12 +182,12 @@ class DockerProcess:
 
     async def _refused(self, code: int) -> Exception:
         """Why the command did not begin."""
-        said = " ".join(b"".join(own for _, own in self._early).decode(errors="replace").split())
+        output = " ".join(b"".join(part for _, part in self._early).decode(errors="replace").split())
         name = self._box.sandbox_id
-        if _NO_USER.search(said):
+        if _NO_USER.search(output):
             return ConfigError(f"the image has no user {self._user!r}; use agent, root, or one of its /etc/passwd")
         # An engine reports in the same words if its own machine has no room for a process.
-        lacks = await self._box.used_up(0.5 if _FULL.search(said) else 1.0)
+        lacks = await self._box.used_up(0.5 if _FULL.search(output) else 1.0)
         if lacks == "process":
             return SandboxKilledError(self._box.no_room())
         await self._box.ensure_alive()
@@ -196,4 +196,4 @@ class DockerProcess:
             return SandboxKilledError(f"sandbox {name} has no memory for another process (memory_mb={memory})")
         if code == _KILLED:
             return SandboxKilledError(f"sandbox {name} has processes that kill each command as it starts")
-        return SandboxError(f"sandbox {name} cannot start a command: {said or f'exit code {code}'}")
+        return SandboxError(f"sandbox {name} cannot start a command: {output or f'exit code {code}'}")

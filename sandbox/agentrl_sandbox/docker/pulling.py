@@ -80,22 +80,22 @@ async def pull_images(
 
     Raises ConfigError if the back end has no engines, and SandboxError if one of its hosts does not answer.
     """
-    wanted = list(dict.fromkeys(images))
+    names = list(dict.fromkeys(images))
     with paused():
-        results = await gather(_on_host(host, wanted, settings, listener) for host in hosts_of(backend))
-    return [one for result in results for one in result]
+        results = await gather(_on_host(host, names, settings, listener) for host in hosts_of(backend))
+    return [outcome for result in results for outcome in result]
 
 
 async def missing_images(backend: str, images: Sequence[str]) -> Mapping[str, Sequence[str]]:
     """For each host, the images that it does not have. A host that does not answer is left out."""
-    wanted = list(dict.fromkeys(images))
+    names = list(dict.fromkeys(images))
 
     async def one(host: str) -> tuple[str, Sequence[str]] | None:
         try:
             with paused():
                 async with DockerBackend(host) as opened:
-                    engine, known, _ = opened.parts
-                    return engine.name, await _missing(known, wanted)
+                    engine, stored, _ = opened.parts
+                    return engine.name, await _missing(stored, names)
         except SandboxError:
             return None
 
@@ -110,34 +110,34 @@ def hosts_of(backend: str) -> list[str]:
     return [name.strip() for name in names.split(",")]
 
 
-async def _missing(known: Images, wanted: Sequence[str]) -> list[str]:
+async def _missing(stored: Images, names: Sequence[str]) -> list[str]:
     room = asyncio.Semaphore(_ASKED_AT_ONCE)
 
     async def one(image: str) -> bool:
         async with room:
-            return await known.has(image)
+            return await stored.has(image)
 
-    found = await gather(one(image) for image in wanted)
-    return [image for image, there in zip(wanted, found, strict=True) if not there]
+    flags = await gather(one(image) for image in names)
+    return [image for image, is_stored in zip(names, flags, strict=True) if not is_stored]
 
 
 async def _on_host(
-    host: str, wanted: Sequence[str], settings: PullSettings, listener: PullListener
+    host: str, names: Sequence[str], settings: PullSettings, listener: PullListener
 ) -> list[ImageOutcome]:
     async with DockerBackend(host) as opened:
-        engine, known, _ = opened.parts
-        missing = await _missing(known, wanted)
-        listener.missing(engine.name, len(missing), len(wanted))
-        there = [ImageOutcome(engine.name, image, "there") for image in wanted if image not in missing]
+        engine, stored, _ = opened.parts
+        missing = await _missing(stored, names)
+        listener.missing(engine.name, len(missing), len(names))
+        present = [ImageOutcome(engine.name, image, "there") for image in names if image not in missing]
         disk = _Disk(engine, settings.disk_bytes)
         await disk.measure()
-        pull = _HostPull(engine.name, known, disk, settings, listener)
-        await pull.trim([one.image for one in there])
+        pull = _HostPull(engine.name, stored, disk, settings, listener)
+        await pull.trim([outcome.image for outcome in present])
         outcomes = await gather(pull.one(image) for image in missing)
-        for one in outcomes:
-            if one.outcome == "no room":  # the engine may have had it before it learned that it was given up
-                await known.remove(one.image)
-        return [*there, *outcomes]
+        for outcome in outcomes:
+            if outcome.outcome == "no room":  # the engine may have had it before it learned that it was given up
+                await stored.remove(outcome.image)
+        return [*present, *outcomes]
 
 
 class _NoRoomError(Exception):
@@ -186,8 +186,8 @@ class _Disk:
 class _HostPull:
     """The pulls of one host."""
 
-    def __init__(self, host: str, known: Images, disk: _Disk, settings: PullSettings, listener: PullListener) -> None:
-        self._host, self._known, self._disk, self._settings, self._listener = host, known, disk, settings, listener
+    def __init__(self, host: str, stored: Images, disk: _Disk, settings: PullSettings, listener: PullListener) -> None:
+        self._host, self._stored, self._disk, self._settings, self._listener = host, stored, disk, settings, listener
         self._slots = asyncio.Semaphore(settings.at_a_time)
         self._next_at = 0.0
         self._full = False
@@ -197,7 +197,7 @@ class _HostPull:
         for image in reversed(images):
             if not self._disk.is_over:
                 break
-            await self._known.remove(image)
+            await self._stored.remove(image)
             await self._disk.measure()
 
     async def one(self, image: str) -> ImageOutcome:
@@ -207,9 +207,9 @@ class _HostPull:
                 outcome, reason = await self._pulled(image)
             finally:
                 self._disk.coming.pop(image, None)
-        found = ImageOutcome(self._host, image, outcome, reason, time.monotonic() - began)
-        self._listener.done(found)
-        return found
+        result = ImageOutcome(self._host, image, outcome, reason, time.monotonic() - began)
+        self._listener.done(result)
+        return result
 
     async def _pulled(self, image: str) -> tuple[Outcome, str]:
         if self._full:
@@ -224,7 +224,7 @@ class _HostPull:
             return "failed", " ".join(str(exc).split())
         if self._disk.is_over:
             self._full = True
-            await self._known.remove(image)
+            await self._stored.remove(image)
             await self._disk.measure()
             return "no room", "with it, the images took more than the disk budget"
         return "pulled", ""
@@ -245,14 +245,14 @@ class _HostPull:
 
     async def _get(self, image: str) -> None:
         if not image or image.startswith(("/", "./", "../", "~")):
-            await self._known.ready(image)
+            await self._stored.ready(image)
             return
 
         def heard(done: int, size: int) -> None:
             self._disk.expect(image, done, size)
             self._listener.progress(self._host, image, done, size)
 
-        await self._known.pull(image, self._settings.mirror, heard)
+        await self._stored.pull(image, self._settings.mirror, heard)
 
     async def _wait_for_turn(self) -> None:
         """Begin no more pulls than the rate allows."""

@@ -95,8 +95,8 @@ class ServiceStart:
         return False
 
     async def _is_so(self, name: str, how: StartedAs | None) -> bool:
-        shown = await self._shown(name)
-        state: dict[str, Any] = shown["State"]
+        inspected = await self._shown(name)
+        state: dict[str, Any] = inspected["State"]
         ended, waits = state["Status"] in ("exited", "dead"), state["Status"] in ("created", "restarting")
         if how == "started" or waits:
             return how == "started"
@@ -112,7 +112,7 @@ class ServiceStart:
         if health == "unhealthy":
             raise await self._failure(name, f"is not healthy: {_last_check(state)}")
         if name not in self._healthy and health is not None:
-            await self._look_at_health(name, health, shown["Config"])
+            await self._look_at_health(name, health, inspected["Config"])
         return health is None or name in self._healthy
 
     async def _look_at_health(self, name: str, health: str, config: Mapping[str, Any]) -> None:
@@ -145,31 +145,31 @@ class ServiceStart:
 
     async def _listens(self, name: str) -> bool:
         """Whether others can connect to a service. True if it cannot be asked: its image may have no programs."""
-        _, shown = await self._ask(name, _LISTENERS)
-        lines = [line.split() for line in shown.splitlines()]
+        _, output = await self._ask(name, _LISTENERS)
+        lines = [line.split() for line in output.splitlines()]
         addresses = [line[1].partition(":")[0] for line in lines if len(line) > 3 and line[3] == _LISTENS]
-        return "local_address" not in shown or not all(one.endswith((_OWN_V4, _OWN_V6)) for one in addresses)
+        return "local_address" not in output or not all(address.endswith((_OWN_V4, _OWN_V6)) for address in addresses)
 
     async def _ask(self, name: str, argv: Sequence[str]) -> tuple[int | None, str]:
         """A command's exit code and output in a service; 1 if it cannot run, or takes too long."""
-        said = b""
+        output = b""
         with contextlib.suppress(DockerError, TimeoutError):
             async with asyncio.timeout(_CHECK_S):
                 command = await self._docker.containers.container(self._siblings.name(name)).exec(list(argv))
                 async with command.start() as stream:
                     while (message := await stream.read_out()) is not None:
-                        said += message.data
-                return await exit_code(command), said.decode(errors="replace")
+                        output += message.data
+                return await exit_code(command), output.decode(errors="replace")
         return 1, ""
 
     async def _shown(self, name: str) -> dict[str, Any]:
         try:
-            shown: dict[str, Any] = await self._docker._query_json(f"containers/{self._siblings.name(name)}/json")
+            inspected: dict[str, Any] = await self._docker._query_json(f"containers/{self._siblings.name(name)}/json")
         except DockerError as exc:
             raise SandboxError(f"sandbox {self._id}: its service {name} is gone: {_line(exc)}") from exc
-        return shown
+        return inspected
 
-    async def _failure(self, name: str, what: str) -> SandboxError:
+    async def _failure(self, name: str, problem: str) -> SandboxError:
         """An error about a service, with the end of its log."""
         output = ""
         with contextlib.suppress(DockerError, TimeoutError):
@@ -178,7 +178,7 @@ class ServiceStart:
                 output = "".join(await container.log(stdout=True, stderr=True, tail=_SHOWN))
         lines = " | ".join(line.strip() for line in output.splitlines() if line.strip())[-1500:]
         return SandboxError(
-            f"sandbox {self._id}: its service {name} {what}; "
+            f"sandbox {self._id}: its service {name} {problem}; "
             + (f"the end of its log: {lines}" if lines else "it wrote nothing")
         )
 

@@ -33,8 +33,8 @@ class ImageName:
         first, slash, rest = name.partition("/")
         has_registry = bool(slash) and ("." in first or ":" in first or first == "localhost")
         registry, path = (first, rest) if has_registry else (_HUB, name)
-        repository, at, digest = path.partition("@")
-        version = f"@{digest}" if at else ""
+        repository, separator, digest = path.partition("@")
+        version = f"@{digest}" if separator else ""
         before, colon, tag = repository.rpartition(":")
         if colon:
             repository, version = before, version or f":{tag}"
@@ -59,13 +59,13 @@ async def credentials(registry: str) -> str | None:
     """The header X-Registry-Auth for a registry, from Docker's config.json and its credential helpers; None if it has
     none. Raises ConfigError if a helper fails.
     """
-    found = await asyncio.to_thread(settings)
+    config = await asyncio.to_thread(settings)
     key = _HUB_KEY if registry == _HUB else registry
-    helper = (found.get("credHelpers") or {}).get(key) or found.get("credsStore")
-    known = await _asked(str(helper), key) if helper else _written(found.get("auths") or {}, key)
-    if known is None:
+    helper = (config.get("credHelpers") or {}).get(key) or config.get("credsStore")
+    secrets = await _asked(str(helper), key) if helper else _written(config.get("auths") or {}, key)
+    if secrets is None:
         return None
-    return base64.urlsafe_b64encode(json.dumps({**known, "serveraddress": key}).encode()).decode()
+    return base64.urlsafe_b64encode(json.dumps({**secrets, "serveraddress": key}).encode()).decode()
 
 
 def _written(auths: dict[str, Any], key: str) -> dict[str, str] | None:
@@ -89,14 +89,14 @@ async def _asked(helper: str, key: str) -> dict[str, str] | None:
     try:
         process = await asyncio.create_subprocess_exec(program, "get", stdin=pipe, stdout=pipe, stderr=pipe)
         async with asyncio.timeout(_HELPER_S):
-            said, _ = await process.communicate(key.encode())
+            output, _ = await process.communicate(key.encode())
     except (OSError, TimeoutError) as exc:
         raise ConfigError(f"{program}, which Docker's config.json names for {key}, does not work: {exc}") from exc
     if process.returncode:
-        if b"not found" in said:
+        if b"not found" in output:
             return None
-        raise ConfigError(f"{program} has no credentials for {key}: {said.decode(errors='replace').strip()}")
-    found = json.loads(said)
-    if found["Username"] == _TOKEN:
-        return {"identitytoken": str(found["Secret"])}
-    return {"username": str(found["Username"]), "password": str(found["Secret"])}
+        raise ConfigError(f"{program} has no credentials for {key}: {output.decode(errors='replace').strip()}")
+    secrets = json.loads(output)
+    if secrets["Username"] == _TOKEN:
+        return {"identitytoken": str(secrets["Secret"])}
+    return {"username": str(secrets["Username"]), "password": str(secrets["Secret"])}

@@ -113,8 +113,8 @@ class DockerSandbox(ShellSandbox):
     async def _create(self, image: Image) -> None:
         body = configuration(self.spec, self.sandbox_id, image, self._engine.host)
         if self._siblings is not None:
-            own = self._siblings.main()
-            body["HostConfig"] |= {**own, "Mounts": [*body["HostConfig"]["Mounts"], *own["Mounts"]]}
+            host_config = self._siblings.main()
+            body["HostConfig"] |= {**host_config, "Mounts": [*body["HostConfig"]["Mounts"], *host_config["Mounts"]]}
             body["NetworkingConfig"] = self._siblings.endpoints(MAIN, self._siblings.group.main)
         await self._whole(self._engine.create(body, self.sandbox_id))
         if self._siblings is not None:
@@ -137,11 +137,11 @@ class DockerSandbox(ShellSandbox):
 
     async def _sow(self) -> None:
         """Copy the image's content of the work folder, because that folder is in memory here."""
-        said = await self._small(sowing(self.spec.workdir), SOWN, user=identity(self.spec.user))
-        if not said.endswith(SOWN):
+        output = await self._small(sowing(self.spec.workdir), SOWN, user=identity(self.spec.user))
+        if not output.endswith(SOWN):
             raise SandboxError(
                 f"sandbox {self.sandbox_id}: the image's content of {self.spec.workdir} cannot be copied there: "
-                f"{said[-300:]}; raise disk_mb, or set read_only: false"
+                f"{output[-300:]}; raise disk_mb, or set read_only: false"
             )
 
     async def _close(self) -> None:
@@ -182,7 +182,7 @@ class DockerSandbox(ShellSandbox):
         """See `ShellSandbox.read_stored`."""
         self._admit(None)
         path = self._file(sandbox_path)
-        if not self.spec.read_only and not any(f"{path}/".startswith(f"{one}/") for one in ("/tmp", "/dev")):
+        if not self.spec.read_only and not any(f"{path}/".startswith(f"{folder}/") for folder in ("/tmp", "/dev")):
             with self.telling():
                 return await stored(self._engine, self.sandbox_id, path, max_bytes)
         return await super().read_stored(sandbox_path, max_bytes=max_bytes)  # the engine does not see folders in memory
@@ -257,8 +257,8 @@ class DockerSandbox(ShellSandbox):
         for _ in range(3):
             with contextlib.suppress(SandboxError, TimeoutError):
                 async with asyncio.timeout(_KILL_S):
-                    said = await self._small(killer(pid), KILLED, user=identity(user))
-                if said.endswith(KILLED):
+                    output = await self._small(killer(pid), KILLED, user=identity(user))
+                if output.endswith(KILLED):
                     return True
             if self._dead is not None:
                 break
@@ -291,13 +291,13 @@ class DockerSandbox(ShellSandbox):
 
         The engine may report its end seconds later, if a background process of another command holds its pipes.
         """
-        said = b""
+        output = b""
         with self.telling():
             command = await self._container.exec(list(argv), user=user, workdir="/")
             async with command.start() as stream:
-                while last.encode() not in said and (message := await stream.read_out()) is not None:
-                    said += message.data
-        return said.decode(errors="replace").strip()
+                while last.encode() not in output and (message := await stream.read_out()) is not None:
+                    output += message.data
+        return output.decode(errors="replace").strip()
 
     # How it is
 
@@ -368,10 +368,10 @@ class DockerSandbox(ShellSandbox):
         """Whether the kernel has killed more than `before` processes of this sandbox for memory."""
         with contextlib.suppress(SandboxError, TimeoutError):
             async with asyncio.timeout(_TOOL_S):
-                said = await self._small(["/bin/sh", "-c", _SHOW_OOM], "end", user="0:0")
-            words = said.split()
+                output = await self._small(["/bin/sh", "-c", _SHOW_OOM], "end", user="0:0")
+            words = output.split()
             counts = [int(count) for name, count in itertools.pairwise(words) if name == "oom_kill"]
-            return "OOM-killed" in said or max(counts, default=0) > before  # or there is no room for this one either
+            return "OOM-killed" in output or max(counts, default=0) > before  # or there is no room for this one either
         return False
 
     async def used_up(self, pids: float = 1.0) -> Literal["process", "memory", ""]:

@@ -60,7 +60,9 @@ class SiblingContainers:
 
     async def prepare(self, image: Image, whole: Whole) -> None:
         """Make the networks and the volumes, and create the containers. `image` is the sandbox's own."""
-        images = {name: await self._images.ready(one.image) for name, one in self.group.services.items()}
+        images = {
+            name: await self._images.ready(service_spec.image) for name, service_spec in self.group.services.items()
+        }
         mounts = {name: self._all_mounts(name, images[name]) for name in images}
         for name in self._networks():
             await whole(self._make_network(name))
@@ -79,7 +81,7 @@ class SiblingContainers:
         joined = {"NetworkMode": self._first_network(main), **self._names(MAIN, main)}
         return {
             **(joined if self.group.services else {"ExtraHosts": list(main.hosts)}),
-            "Mounts": [self._mount(one) for one in main.mounts if one.volume],
+            "Mounts": [self._mount(mount) for mount in main.mounts if mount.volume],
         }
 
     async def place(self, name: str, placed: Placed, whole: Whole) -> None:
@@ -114,7 +116,7 @@ class SiblingContainers:
     def _networks(self) -> list[str]:
         """None without services: then the sandbox alone is as its spec says."""
         parts = self._parts().values() if self.group.services else ()
-        return list(dict.fromkeys(network for one in parts for network in one.networks))
+        return list(dict.fromkeys(network for part in parts for network in part.networks))
 
     def _network(self, name: str) -> str:
         return f"{self.sandbox_id}-{name}"
@@ -143,8 +145,10 @@ class SiblingContainers:
                     raise
             else:
                 if closed:
-                    members = [one for one, placed in self._parts().items() if name in placed.networks]
-                    self._addresses |= {(name, one): str(subnet[2 + at]) for at, one in enumerate(members)}
+                    members = [member for member, placed in self._parts().items() if name in placed.networks]
+                    self._addresses |= {
+                        (name, member): str(subnet[2 + number]) for number, member in enumerate(members)
+                    }
                 return
 
     def _parts(self) -> dict[str, Placed]:
@@ -153,7 +157,7 @@ class SiblingContainers:
     def _all_mounts(self, name: str, image: Image) -> tuple[Mount, ...]:
         """A service's mounts, with those for the folders that its image declares as volumes."""
         mounts = self.group.services[name].mounts
-        taken = {one.path.rstrip("/") for one in mounts}
+        taken = {mount.path.rstrip("/") for mount in mounts}
         declared = [path for path in image.volumes if path.rstrip("/") not in taken]
         return (*mounts, *(Mount(path=path, volume=f"{name}:{path}") for path in declared))
 
@@ -162,10 +166,10 @@ class SiblingContainers:
         memory = {name: self.group.services[name].memory_mb for name in mounts}
         users: dict[str, list[int]] = {}
         for name, some in ({**mounts, MAIN: self.group.main.mounts}).items():
-            for one in some:
-                if one.volume:
-                    users.setdefault(one.volume, []).append(memory.get(name, self._spec.memory_mb))
-        return [(one, max(found) // 2) for one, found in users.items()]
+            for entry in some:
+                if entry.volume:
+                    users.setdefault(entry.volume, []).append(memory.get(name, self._spec.memory_mb))
+        return [(entry, max(sizes) // 2) for entry, sizes in users.items()]
 
     async def _make_volume(self, volume: str, size_mb: int) -> None:
         name = f"{self.sandbox_id}-v{len(self._volumes)}"
@@ -195,8 +199,13 @@ class SiblingContainers:
             "HostConfig": {
                 "NetworkMode": "none",
                 "Mounts": [
-                    {"Type": "volume", "Source": self._volumes[one], "Target": place, "VolumeOptions": {"NoCopy": True}}
-                    for one, place in places.items()
+                    {
+                        "Type": "volume",
+                        "Source": self._volumes[volume_name],
+                        "Target": place,
+                        "VolumeOptions": {"NoCopy": True},
+                    }
+                    for volume_name, place in places.items()
                 ],
                 "Memory": 32 * _MB,
                 "MemorySwap": 32 * _MB,
@@ -221,14 +230,14 @@ class SiblingContainers:
         async with sent as response:
             await response.read()
 
-    def _mount(self, one: Mount) -> dict[str, Any]:
+    def _mount(self, mount: Mount) -> dict[str, Any]:
         return {
             "Type": "volume",
-            "Source": self._volumes[one.volume],
-            "Target": one.path,
-            "ReadOnly": one.read_only,
+            "Source": self._volumes[mount.volume],
+            "Target": mount.path,
+            "ReadOnly": mount.read_only,
             # the folder's own content is there already
-            "VolumeOptions": {"NoCopy": bool(self.group.volumes.get(one.volume))},
+            "VolumeOptions": {"NoCopy": bool(self.group.volumes.get(mount.volume))},
         }
 
     # Containers
@@ -238,7 +247,7 @@ class SiblingContainers:
         return sorted(self.group.services.items(), key=lambda item: bool(item[1].within))
 
     def _first_network(self, placed: Placed) -> str:
-        return next((self._network(one) for one in placed.networks), "none")
+        return next((self._network(network) for network in placed.networks), "none")
 
     def _names(self, name: str, placed: Placed) -> dict[str, Any]:
         """How a container finds names. Its file of hosts has all that it reaches, if there is no way out.
@@ -247,20 +256,20 @@ class SiblingContainers:
         """
         if not all(map(self._is_closed, placed.networks)):
             return {"ExtraHosts": list(placed.hosts)}
-        known: dict[str, str] = {}
+        addresses: dict[str, str] = {}
         for network in placed.networks:
             for other, part in self._parts().items():
                 if other != name and network in part.networks:
                     for alias in self._aliases(other, part, network):
-                        known.setdefault(alias, self._addresses[network, other])
+                        addresses.setdefault(alias, self._addresses[network, other])
         return {
-            "ExtraHosts": [*placed.hosts, *(f"{alias}:{address}" for alias, address in known.items())],
+            "ExtraHosts": [*placed.hosts, *(f"{alias}:{address}" for alias, address in addresses.items())],
             "Dns": ["127.0.0.1"],
             "DnsOptions": ["timeout:1", "attempts:1"],
         }
 
     def _body(self, name: str, service: Service, image: Image, mounts: Sequence[Mount]) -> dict[str, Any]:
-        given: dict[str, Any] = {
+        optional: dict[str, Any] = {
             "User": service.user or None,
             "Entrypoint": list(service.entrypoint) if service.entrypoint is not None else None,
             "Cmd": list(service.command) if service.command is not None else None,
@@ -269,7 +278,7 @@ class SiblingContainers:
             "Healthcheck": _health(service.health) if service.health is not None else None,
         }
         return {
-            **{key: value for key, value in given.items() if value is not None},
+            **{key: value for key, value in optional.items() if value is not None},
             "Image": image.name,
             "Env": [*(f"{key}={value}" for key, value in service.env.items()), f"{SANDBOX_VARIABLE}={self.sandbox_id}"],
             "Labels": self._labels | {DISK: str(service.disk_mb)},
@@ -288,8 +297,8 @@ class SiblingContainers:
         return {
             "NetworkMode": shared or self._first_network(service),
             **({} if shared else self._names(name, service)),
-            "Mounts": [self._mount(one) for one in mounts if one.volume],
-            "Tmpfs": {one.path: _in_memory(one, service.memory_mb) for one in mounts if not one.volume},
+            "Mounts": [self._mount(mount) for mount in mounts if mount.volume],
+            "Tmpfs": {mount.path: _in_memory(mount, service.memory_mb) for mount in mounts if not mount.volume},
             "Memory": service.memory_mb * _MB,
             "MemorySwap": service.memory_mb * _MB,
             "NanoCpus": int(min(service.cpus, host.cores) * 1e9),

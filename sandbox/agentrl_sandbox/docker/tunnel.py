@@ -62,7 +62,7 @@ class SshTunnel:
         self._host = parts.hostname or ""
         self._folder = tempfile.mkdtemp(prefix="agentrl-ssh-")  # for this user only
         self.socket = f"{self._folder}/engine.sock"
-        self._said: deque[str] = deque(maxlen=3)
+        self._errors: deque[str] = deque(maxlen=3)
         self._process: Process | None = None
         self._opened = False
         self._tasks = set[asyncio.Task[None]]()
@@ -101,7 +101,7 @@ class SshTunnel:
     async def _connect(self) -> None:
         _unlink(self.socket)
         forward = f"{self.socket}:{self._path or _SOCKET}"
-        self._said.clear()
+        self._errors.clear()
         if shutil.which("ssh") is None:
             raise SandboxError(f"{self._address}: there is no program ssh; install the package openssh-client")
         self._process = process = await children.start(
@@ -115,7 +115,7 @@ class SshTunnel:
                     continue
         if ready != _READY:
             await self._end()
-            raise SandboxError(f"{self._address} cannot be reached: {' '.join(self._said) or 'no answer in time'}")
+            raise SandboxError(f"{self._address} cannot be reached: {' '.join(self._errors) or 'no answer in time'}")
 
     async def _answers(self) -> bool:
         """Whether an engine answers at the end of the forwarded socket."""
@@ -138,7 +138,7 @@ class SshTunnel:
                 await self._process.wait()
                 await self._end()
                 log.warning(
-                    "%s: the SSH connection ended: %s", self._address, " ".join(self._said) or "no reason given"
+                    "%s: the SSH connection ended: %s", self._address, " ".join(self._errors) or "no reason given"
                 )
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -151,7 +151,7 @@ class SshTunnel:
         assert process.stderr is not None
         while line := await process.stderr.readline():
             if text := line.decode(errors="replace").strip():
-                self._said.append(text)
+                self._errors.append(text)
 
     async def _end(self) -> None:
         process, self._process = self._process, None
@@ -161,8 +161,8 @@ class SshTunnel:
     # A login for each connection
 
     async def _dial(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        at = ["--host", f"unix://{shlex.quote(self._path)}"] if self._path else []
-        command = " ".join(["docker", *at, "system", "dial-stdio"])
+        host_option = ["--host", f"unix://{shlex.quote(self._path)}"] if self._path else []
+        command = " ".join(["docker", *host_option, "system", "dial-stdio"])
         async with self._logins:
             process = await asyncio.create_subprocess_exec(
                 *self._ssh, "--", self._host, command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True

@@ -110,27 +110,27 @@ class Marks:
         self._token = token.encode()
         self._expected = expected
         self._rest = b""
-        self.found: list[str] = []
+        self.reports: list[str] = []
 
     @property
     def complete(self) -> bool:
-        return len(self.found) == self._expected
+        return len(self.reports) == self._expected
 
     def feed(self, data: bytes) -> bytes:
         """The command's part of the stream. The beginning of a mark is held back until its end arrives."""
         data, self._rest = self._rest + data, b""
-        own = []
+        parts = []
         while not self.complete:
             match = self._mark.search(data)
             if match is None:
-                held = self._held(data)
-                self._rest = data[len(data) - held :]
-                own.append(data[: len(data) - held])
+                length = self._held(data)
+                self._rest = data[len(data) - length :]
+                parts.append(data[: len(data) - length])
                 break
-            own.append(data[: match.start()])
-            self.found.append(match[1].decode())
+            parts.append(data[: match.start()])
+            self.reports.append(match[1].decode())
             data = data[match.end() :]
-        return b"".join(own)
+        return b"".join(parts)
 
     def rest(self) -> bytes:
         """What was held back, once the stream has ended without a mark."""

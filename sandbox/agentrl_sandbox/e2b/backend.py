@@ -80,7 +80,7 @@ class E2BSandbox(HostedSandbox):
         """Copies with the same processes, memory and files, which are open already: close each of them."""
         self._admit(None)
         machines = await self._asked(self.machine.fork(count), "fork")
-        boxes = [E2BSandbox(self.spec, one) for one in machines]
+        boxes = [E2BSandbox(self.spec, machine) for machine in machines]
         try:
             await asyncio.gather(*(box.__aenter__() for box in boxes))
         except BaseException:
@@ -141,7 +141,7 @@ class E2BBackend:
             IMAGE: spec.image,
         }
         box = E2BSandbox(spec, E2BMachine(spec.image, metadata, spec.lifetime_s, spec.network == "open"))
-        self._open = [one for one in self._open if not one.is_closed] + [box]
+        self._open = [open_box for open_box in self._open if not open_box.is_closed] + [box]
         return box
 
     async def prepare(self, image: str) -> None:
@@ -160,19 +160,19 @@ class E2BBackend:
 
     async def list(self) -> Sequence[FoundSandbox]:
         """See `Backend.list`: machines, and those that are kept. Raises SandboxError if the service does not answer."""
-        found = [_found(one) for one in await patiently(lambda: listed({SANDBOX: "1"}))]
+        sandboxes = [_found(info) for info in await patiently(lambda: listed({SANDBOX: "1"}))]
         for name, until in (await kept() or {}).items():
             gone = time.time() > until or name in unwanted
-            found.append(FoundSandbox(f"e2b-{name}", name, "", "", until, gone))
-        return found
+            sandboxes.append(FoundSandbox(f"e2b-{name}", name, "", "", until, gone))
+        return sandboxes
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
         """See `Backend.remove`. Raises SandboxError for the first that could not be removed, after all were tried."""
         for box in self._open:
             if box.sandbox_id in sandbox_ids:
                 await box.close()
-        ids = [one.removeprefix("e2b-") for one in sandbox_ids]
-        for result in await _each(ids, lambda one: forget(one) if KEPT.match(one) else _end(one)):
+        ids = [name.removeprefix("e2b-") for name in sandbox_ids]
+        for result in await _each(ids, lambda name: forget(name) if KEPT.match(name) else _end(name)):
             if isinstance(result, BaseException):
                 raise result
 
@@ -189,8 +189,8 @@ class E2BBackend:
 
     async def _refresh(self) -> None:
         """Extend the lives of the open machines. One that has ended reports it at its next command."""
-        boxes = [one for one in self._open if one.is_open]
-        for box, result in zip(boxes, await _each(boxes, lambda one: one.machine.refresh()), strict=True):
+        boxes = [entry for entry in self._open if entry.is_open]
+        for box, result in zip(boxes, await _each(boxes, lambda entry: entry.machine.refresh()), strict=True):
             if isinstance(result, BaseException) and box.is_open:
                 log.warning("sandbox %s may end early: %s", box.sandbox_id, one_line(result))
 
@@ -201,11 +201,11 @@ async def _end(machine: str) -> None:
 
 def _found(info: Any) -> FoundSandbox:
     """A machine as the service lists it. Metadata is what anybody wrote there."""
-    said = info.metadata
-    owner, deadline = said.get(OWNER, ""), said.get(DEADLINE, "")
+    metadata = info.metadata
+    owner, deadline = metadata.get(OWNER, ""), metadata.get(DEADLINE, "")
     until = float(deadline) if deadline.isdecimal() else info.end_at.timestamp()
-    image = said.get(IMAGE) or info.template_id
-    return FoundSandbox(f"e2b-{info.sandbox_id}", image, owner, said.get(RUN, ""), until, is_gone(owner, until))
+    image = metadata.get(IMAGE) or info.template_id
+    return FoundSandbox(f"e2b-{info.sandbox_id}", image, owner, metadata.get(RUN, ""), until, is_gone(owner, until))
 
 
 async def _each(items: Iterable[Any], act: Callable[[Any], Awaitable[Any]]) -> list[Any]:

@@ -45,21 +45,21 @@ _NOT_OFFERED = re.compile(r"(404|405|501)\b")
 unwanted: set[str] = set()
 """Names of kept machines that are to be removed: a service refuses it while machines run that were made from them."""
 
-_asked: set[asyncio.Task[Any]] = set()
+_PENDING: set[asyncio.Task[Any]] = set()
 """Requests under way, so that they are not forgotten."""
 
 
-async def patiently(ask: Callable[[], Awaitable[T]], asked: set[asyncio.Task[Any]] | None = None) -> T:
+async def patiently(ask: Callable[[], Awaitable[T]], pending: set[asyncio.Task[Any]] | None = None) -> T:
     """The answer to a request that may be sent twice. Waits while the service is busy, and tries again after lost
     connections. Raises SandboxError with the cause, and for a command `e2b.CommandExitException`.
 
     A cancelled request goes on, and its answer is dropped: the client would swallow the cancellation, and report a
     lost connection (connectrpc 0.12). Until then its task is in `asked`.
     """
-    asked = _asked if asked is None else asked
+    pending = _PENDING if pending is None else pending
     task = asyncio.ensure_future(_tried(ask))
-    asked.add(task)
-    task.add_done_callback(asked.discard)
+    pending.add(task)
+    task.add_done_callback(pending.discard)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone by then
     return await asyncio.shield(task)
 
@@ -72,7 +72,7 @@ async def _tried(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _repeated(ask: Callable[[], Awaitable[T]]) -> T:
-    begun, tries = time.monotonic(), 0
+    start, tries = time.monotonic(), 0
     while True:
         try:
             return await ask()
@@ -83,7 +83,7 @@ async def _repeated(ask: Callable[[], Awaitable[T]]) -> T:
                 raise asyncio.CancelledError from exc
             tries += 1
             pause = min(0.5 * 2**tries, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
-            if time.monotonic() + pause - begun > _patience(exc):
+            if time.monotonic() + pause - start > _patience(exc):
                 raise SandboxError(_reason(exc)) from exc
             if isinstance(exc, _BUSY) and tries == 1:
                 log.info("e2b: the service is busy, so its requests wait: %s", one_line(exc))
@@ -98,16 +98,16 @@ def _patience(exc: Exception) -> float:
 
 
 def _reason(exc: Exception) -> str:
-    said = one_line(exc)
+    message = one_line(exc)
     if isinstance(exc, e2b.AuthenticationException) and str(exc).startswith("401"):  # not an unknown user's
-        return f"the service refuses the key in E2B_API_KEY: {said}"
+        return f"the service refuses the key in E2B_API_KEY: {message}"
     if isinstance(exc, _BUSY):
-        return f"the service is still busy after {_PATIENCE_S:.0f} s; make fewer sandboxes at a time: {said}"
-    if isinstance(exc, _GONE) or "was not found" in said:
-        return f"the service has no such machine, or it has ended: {said}"
+        return f"the service is still busy after {_PATIENCE_S:.0f} s; make fewer sandboxes at a time: {message}"
+    if isinstance(exc, _GONE) or "was not found" in message:
+        return f"the service has no such machine, or it has ended: {message}"
     if isinstance(exc, _LOST):
-        return f"the service cannot be reached: {said}"
-    return said
+        return f"the service cannot be reached: {message}"
+    return message
 
 
 class E2BMachine:
@@ -118,7 +118,7 @@ class E2BMachine:
         self._template, self._metadata, self._internet = template, dict(metadata), internet
         self._until = time.time() + lifetime_s
         self._box: Any = None
-        self._asked: set[asyncio.Task[Any]] = set()
+        self._pending: set[asyncio.Task[Any]] = set()
         self._awake, self._pauses = asyncio.Event(), 0
         self._awake.set()
 
@@ -137,10 +137,10 @@ class E2BMachine:
 
     async def __aexit__(self, *exc: object) -> None:
         await patiently(self._box.kill)
-        for task in self._asked:
+        for task in self._pending:
             task.cancel()
-        if self._asked:
-            await asyncio.wait(self._asked, timeout=_ENDING_S)
+        if self._pending:
+            await asyncio.wait(self._pending, timeout=_ENDING_S)
 
     async def exec(
         self,
@@ -168,8 +168,8 @@ class E2BMachine:
 
     async def refresh(self) -> None:
         """Keep it alive for another while, but not beyond its lifetime."""
-        if (left := self._lifetime()) > 0:
-            await patiently(lambda: self._box.set_timeout(left))
+        if (seconds := self._lifetime()) > 0:
+            await patiently(lambda: self._box.set_timeout(seconds))
 
     async def pause(self) -> None:
         """Stop it with its processes, and keep its memory and files at the service. Requests wait until `resume`."""
@@ -189,10 +189,10 @@ class E2BMachine:
 
     async def fork(self, count: int) -> list[E2BMachine]:
         """Copies of it, with its processes. Raises SandboxError, and leaves none, unless all could be made."""
-        made = await patiently(lambda: self._box.fork(timeout=max(self._lifetime(), 1), count=count))
-        machines = [self.of(one, self) for one in made if not isinstance(one, Exception)]
-        if errors := [one for one in made if isinstance(one, Exception)]:
-            await asyncio.gather(*(one.__aexit__() for one in machines))
+        forks = await patiently(lambda: self._box.fork(timeout=max(self._lifetime(), 1), count=count))
+        machines = [self.of(copy, self) for copy in forks if not isinstance(copy, Exception)]
+        if errors := [copy for copy in forks if isinstance(copy, Exception)]:
+            await asyncio.gather(*(copy.__aexit__() for copy in machines))
             raise SandboxError(f"the service made {len(machines)} of {count} forks: {_reason(errors[0])}")
         return machines
 
@@ -222,7 +222,7 @@ class E2BMachine:
             await self._awake.wait()
             pauses = self._pauses
             try:
-                return await patiently(ask, self._asked)
+                return await patiently(ask, self._pending)
             except SandboxError:
                 if pauses == self._pauses:
                     raise
@@ -245,8 +245,8 @@ class E2BMachine:
 
     async def _forget(self) -> None:
         """Remove the machine of a creation whose answer was lost."""
-        for found in await listed({NAME: self._metadata[NAME]}):
-            await e2b.AsyncSandbox.kill(found.sandbox_id)
+        for info in await listed({NAME: self._metadata[NAME]}):
+            await e2b.AsyncSandbox.kill(info.sandbox_id)
 
 
 async def forget(name: str) -> None:
@@ -262,8 +262,8 @@ def _in_background(work: Coroutine[Any, Any, None]) -> None:
             await work
 
     task = asyncio.ensure_future(done())
-    _asked.add(task)
-    task.add_done_callback(_asked.discard)
+    _PENDING.add(task)
+    task.add_done_callback(_PENDING.discard)
 
 
 async def kept() -> dict[str, float] | None:
@@ -271,22 +271,22 @@ async def kept() -> dict[str, float] | None:
 
     Raises SandboxError.
     """
-    pages, found = e2b.AsyncSandbox.list_snapshots(limit=100), dict[str, float]()
+    pages, until = e2b.AsyncSandbox.list_snapshots(limit=100), dict[str, float]()
     try:
         while pages.has_next:
-            for one in await patiently(pages.next_items):
-                names = [KEPT.search(name) for name in (one.snapshot_id, *one.names)]
-                found.update((name[1], float(name[2])) for name in names if name)
+            for snapshot in await patiently(pages.next_items):
+                names = [KEPT.search(name) for name in (snapshot.snapshot_id, *snapshot.names)]
+                until.update((name[1], float(name[2])) for name in names if name)
     except SandboxError as exc:
         if _NOT_OFFERED.match(str(exc.__cause__)):
             return None
         raise
-    return found
+    return until
 
 
 async def listed(metadata: Mapping[str, str]) -> list[e2b.SandboxInfo]:
     """The machines with this metadata, those of other processes and paused ones too."""
-    pages, found = e2b.AsyncSandbox.list(query=e2b.SandboxQuery(metadata=dict(metadata)), limit=100), []
+    pages, machines = e2b.AsyncSandbox.list(query=e2b.SandboxQuery(metadata=dict(metadata)), limit=100), []
     while pages.has_next:
-        found += await pages.next_items()
-    return found
+        machines += await pages.next_items()
+    return machines

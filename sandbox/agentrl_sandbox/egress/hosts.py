@@ -102,8 +102,8 @@ class AllowedHosts:
         """Why an address that a host was resolved to is not reached; empty: it is."""
         if why := never(address):
             return why
-        own = address.ipv4_mapped if isinstance(address, IPv6Address) and address.ipv4_mapped else address
-        if own.is_global or own in self._addresses:
+        plain_address = address.ipv4_mapped if isinstance(address, IPv6Address) and address.ipv4_mapped else address
+        if plain_address.is_global or plain_address in self._addresses:
             return ""
         return "an address that is not public; to allow it, name the address in `network` too"
 

@@ -77,8 +77,8 @@ class Handover:
             await asyncio.wait([handed], timeout=_MOMENT_S)  # it may have ended after it had sent the socket
             if handed.done():
                 return handed.result()
-            said = ending.result() if ending.done() else f"it did not answer within {_WITHIN_S:g} s"
-            raise SandboxError(f"no way to the sandbox's proxy could be made: {' '.join(said.split())[-400:]}")
+            output = ending.result() if ending.done() else f"it did not answer within {_WITHIN_S:g} s"
+            raise SandboxError(f"no way to the sandbox's proxy could be made: {' '.join(output.split())[-400:]}")
         finally:
             handed.cancel()
             ending.cancel()

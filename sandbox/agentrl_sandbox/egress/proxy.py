@@ -71,7 +71,7 @@ class EgressProxy:
         self._name, self._hosts = sandbox_id, AllowedHosts(entries)
         self._resolve = resolve or _resolved
         self._lookups = asyncio.Semaphore(_LOOKUPS)
-        self._left = _BYTES
+        self._budget = _BYTES
         self._serving: asyncio.Task[None] | None = None
         self._open: set[asyncio.Task[None]] = set()
 
@@ -111,14 +111,14 @@ class EgressProxy:
                 await self._serve(link)
             link.close()
         finally:
-            if self._left <= 0 or not link.writer.is_closing():
+            if self._budget <= 0 or not link.writer.is_closing():
                 link.writer.transport.abort()
 
     async def _serve(self, link: _Link) -> None:
         request = None
         try:
             request = await link.request()
-            there = await self._reach(request)
+            remote = await self._reach(request)
         except BadRequestError as exc:
             self._refuse("(a malformed request)", str(exc))
             return await link.answer(exc.status, str(exc))
@@ -131,34 +131,34 @@ class EgressProxy:
             return await link.answer(HTTPStatus.BAD_GATEWAY, f"{request.address} was not reached: {exc}")
         try:
             if request.is_tunnel:
-                await self._tunnel(link, there, request)
+                await self._tunnel(link, remote, request)
             else:
-                await self._send_on(link, there, request)
+                await self._send_on(link, remote, request)
         finally:
-            there.writer.transport.abort()
+            remote.writer.transport.abort()
         return None
 
     async def _reach(self, request: ProxyRequest) -> _Link:
         """A connection to the host. Raises _HostRefusedError, or _UnreachableError if it does not answer."""
         if not self._hosts.has(request.host, request.port):
             raise _HostRefusedError("it is not on the list of hosts")
-        found = await self._addresses(request.host)
-        reasons = {one: self._hosts.refusal(ipaddress.ip_address(one)) for one in found}
-        reachable = [one for one, why in reasons.items() if not why]
+        addresses = await self._addresses(request.host)
+        reasons = {candidate: self._hosts.refusal(ipaddress.ip_address(candidate)) for candidate in addresses}
+        reachable = [candidate for candidate, why in reasons.items() if not why]
         if not reachable:
             address, why = next(iter(reasons.items()))
             _warn_once(f"sandboxes do not reach {request.host}, although it is listed: {address} is {why}")
             raise _HostRefusedError("it has no public address")
-        said: object = ""
-        for one in reachable[:_TRIES]:
+        problem: object = ""
+        for candidate in reachable[:_TRIES]:
             try:
                 async with asyncio.timeout(_REACHING_S):
-                    return _Link(*await asyncio.open_connection(one, request.port))
+                    return _Link(*await asyncio.open_connection(candidate, request.port))
             except TimeoutError:
-                said = f"no connection within {_REACHING_S:g} s"
+                problem = f"no connection within {_REACHING_S:g} s"
             except OSError as exc:
-                said = exc.strerror or exc
-        raise _UnreachableError(said)
+                problem = exc.strerror or exc
+        raise _UnreachableError(problem)
 
     async def _addresses(self, host: str) -> Sequence[str]:
         """The addresses of a host. A look-up that takes too long still counts as one until it ends."""
@@ -169,21 +169,21 @@ class EgressProxy:
                 await self._lookups.acquire()
                 looking = asyncio.get_running_loop().run_in_executor(_resolving, self._resolve, host)
                 looking.add_done_callback(self._looked_up)
-                found = await asyncio.shield(looking)
+                addresses = await asyncio.shield(looking)
         except TimeoutError:
             raise _UnreachableError(f"the name service did not answer within {_REACHING_S:g} s") from None
         except (OSError, UnicodeError) as exc:
             raise _UnreachableError(f"its name was not found: {exc}") from exc
-        if not found:
+        if not addresses:
             raise _UnreachableError("its name has no address")
-        return found
+        return addresses
 
     def _looked_up(self, looking: asyncio.Future[Sequence[str]]) -> None:
         self._lookups.release()
         if not looking.cancelled():
             looking.exception()
 
-    async def _tunnel(self, link: _Link, there: _Link, request: ProxyRequest) -> None:
+    async def _tunnel(self, link: _Link, remote: _Link, request: ProxyRequest) -> None:
         link.writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         hello = ClientHello()
         try:
@@ -198,28 +198,28 @@ class EgressProxy:
             return self._refuse(authority(meant or request.host, request.port), why)
         exchange = _Exchange(self._count)
         self._count(len(hello.data))
-        there.writer.write(bytes(hello.data))
-        await exchange.run(exchange.copy(link, there), exchange.copy(there, link))
+        remote.writer.write(bytes(hello.data))
+        await exchange.run(exchange.copy(link, remote), exchange.copy(remote, link))
         return None
 
-    async def _send_on(self, link: _Link, there: _Link, request: ProxyRequest) -> None:
+    async def _send_on(self, link: _Link, remote: _Link, request: ProxyRequest) -> None:
         """Send one request and return all of its answer. What follows in the connection is never read."""
         self._count(len(request.head()))
-        there.writer.write(request.head())
+        remote.writer.write(request.head())
         exchange = _Exchange(self._count)
         length = request.length
-        body = exchange.copy_chunks(link, there) if length is None else exchange.copy_bytes(link, there, length)
-        await exchange.run(body, exchange.copy(there, link))
+        body = exchange.copy_chunks(link, remote) if length is None else exchange.copy_bytes(link, remote, length)
+        await exchange.run(body, exchange.copy(remote, link))
 
     def _count(self, size: int) -> None:
         """Raises OSError once too much was sent and received."""
-        if self._left > 0 >= self._left - size:
+        if self._budget > 0 >= self._budget - size:
             log.warning("sandbox %s has used up its %d GiB of network traffic", self._name, _BYTES >> 30)
             self._refuse("(too many bytes)")
             if self._serving is not None:
                 self._serving.cancel()
-        self._left -= size
-        if self._left <= 0:
+        self._budget -= size
+        if self._budget <= 0:
             raise OSError("too many bytes")
 
     def _refuse(self, address: str, why: str = "") -> None:
@@ -347,8 +347,8 @@ class _Exchange:
 
 def _resolved(host: str) -> Sequence[str]:
     """The addresses of a host, in the order in which to try them. Blocks."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def _most_open() -> int:

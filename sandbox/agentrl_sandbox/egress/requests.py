@@ -66,13 +66,13 @@ class ProxyRequest:
 
     def head(self) -> bytes:
         """The head to send to the host. The host is asked to close the connection after its answer."""
-        own = {"Host": self.host_header, "Connection": "close"}
+        headers = {"Host": self.host_header, "Connection": "close"}
         if self.length is None:
-            own["Transfer-Encoding"] = "chunked"
+            headers["Transfer-Encoding"] = "chunked"
         elif self.length or self.method not in ("GET", "HEAD"):
-            own["Content-Length"] = str(self.length)
+            headers["Content-Length"] = str(self.length)
         lines = [f"{self.method} {self.target} HTTP/1.{self.version}"]
-        lines += [f"{name}: {value}" for name, value in [*own.items(), *self.headers]]
+        lines += [f"{name}: {value}" for name, value in [*headers.items(), *self.headers]]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     @property
@@ -93,13 +93,13 @@ def parse_head(head: bytes) -> ProxyRequest:
     method, target, version = match[1].decode(), match[2].decode(), int(match[3])
     if len(lines) > _MOST_HEADERS:
         raise BadRequestError("too many headers", 431)
-    found = list(map(_header, lines))
+    headers = list(map(_header, lines))
     host, port, path = _tunnel(target) if method == "CONNECT" else _absolute(target)
-    _check_host(found, host, port, version, method)
-    named = {name.strip().lower() for value in _all(found, "connection") for name in value.split(",")}
-    kept = [(name, value) for name, value in found if name.lower() not in _ONE_HOP | _OURS | named]
-    length = 0 if method == "CONNECT" else _length(found, version)
-    return ProxyRequest(method, host, port, path, version, kept, length)
+    _check_host(headers, host, port, version, method)
+    named = {name.strip().lower() for value in _all(headers, "connection") for name in value.split(",")}
+    forwarded = [(name, value) for name, value in headers if name.lower() not in _ONE_HOP | _OURS | named]
+    length = 0 if method == "CONNECT" else _length(headers, version)
+    return ProxyRequest(method, host, port, path, version, forwarded, length)
 
 
 def _header(line: bytes) -> tuple[str, str]:
@@ -109,8 +109,8 @@ def _header(line: bytes) -> tuple[str, str]:
     return match[1].decode(), match[2].decode("latin-1")
 
 
-def _all(headers: Sequence[tuple[str, str]], wanted: str) -> list[str]:
-    return [value for name, value in headers if name.lower() == wanted]
+def _all(headers: Sequence[tuple[str, str]], header: str) -> list[str]:
+    return [value for name, value in headers if name.lower() == header]
 
 
 def _tunnel(target: str) -> tuple[str, int, str]:
@@ -138,16 +138,16 @@ def _split(text: str) -> tuple[str, int | None]:
 
 def _check_host(headers: Sequence[tuple[str, str]], host: str, port: int, version: int, method: str) -> None:
     """The header Host must be there once and agree with the target. HTTP/1.0 needs none."""
-    given = _all(headers, "host")
-    if len(given) > 1 or (version == 1 and not given):
+    hosts = _all(headers, "host")
+    if len(hosts) > 1 or (version == 1 and not hosts):
         raise BadRequestError("a request needs one header Host")
-    if not given:
+    if not hosts:
         return
-    own_host, own_port = _split(given[0])
+    own_host, own_port = _split(hosts[0])
     assumed = port if method == "CONNECT" else 80
     if (own_host, assumed if own_port is None else own_port) != (host, port):
         raise BadRequestError(
-            f"the header Host names {given[0][:80]!r}, but the request is for {authority(host, port)}"
+            f"the header Host names {hosts[0][:80]!r}, but the request is for {authority(host, port)}"
         )
 
 
@@ -155,7 +155,7 @@ def _length(headers: Sequence[tuple[str, str]], version: int) -> int | None:
     """Bytes of the body. None: it is chunked."""
     coding, length = _all(headers, "transfer-encoding"), _all(headers, "content-length")
     if coding:
-        if [one.lower() for one in coding] != ["chunked"] or length or version == 0:
+        if [value.lower() for value in coding] != ["chunked"] or length or version == 0:
             raise BadRequestError("a body is framed by Content-Length, or by Transfer-Encoding: chunked alone")
         return None
     if len(length) > 1 or not all(map(_LENGTH.fullmatch, length)):

@@ -275,6 +275,6 @@ def _told(result: ExecResult, limit: int, on_output: OnOutput | None) -> ExecRes
         output.add("stdout", result.stdout.encode(errors="replace"))
     if result.stderr:
         output.add("stderr", result.stderr.encode(errors="replace"))
-    kept = output.result(result.exit_code)
-    truncated = result.truncated or kept.truncated
-    return ExecResult(*kept, timed_out=result.timed_out, truncated=truncated)
+    recorded = output.result(result.exit_code)
+    truncated = result.truncated or recorded.truncated
+    return ExecResult(*recorded, timed_out=result.timed_out, truncated=truncated)

@@ -24,17 +24,19 @@ class HostedBackend:
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make
-        self._made: list[tuple[HostedSandbox, float]] = []
+        self._boxes: list[tuple[HostedSandbox, float]] = []
 
     @classmethod
     def at(cls, path: str) -> Self:
         """The back end of the class or function at `package.module:name` or `file.py:name`. Raises ConfigError."""
         if not path:
             raise ConfigError("hosted: name a class with slime's protocol: hosted:slime.agent.sandbox:E2BSandbox")
-        made = load_object(path)
-        if not callable(made):
-            raise ConfigError(f"hosted: {path} is {type(made).__name__}, not a class or function that makes a sandbox")
-        return cls(made)
+        factory = load_object(path)
+        if not callable(factory):
+            raise ConfigError(
+                f"hosted: {path} is {type(factory).__name__}, not a class or function that makes a sandbox"
+            )
+        return cls(factory)
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,8 +48,8 @@ class HostedBackend:
         takes = inspect.signature(self._make).parameters
         lifetime = {"timeout": round(spec.lifetime_s)} if "timeout" in takes else {}
         box = HostedSandbox(spec, cast(SandboxService, self._make(spec.image, **lifetime)))
-        self._made = [(one, until) for one, until in self._made if not one.is_closed]
-        self._made.append((box, time.time() + spec.lifetime_s))
+        self._boxes = [(open_box, until) for open_box, until in self._boxes if not open_box.is_closed]
+        self._boxes.append((box, time.time() + spec.lifetime_s))
         return box
 
     async def prepare(self, image: str) -> None:
@@ -58,12 +60,12 @@ class HostedBackend:
         now = time.time()
         return [
             FoundSandbox(box.sandbox_id, box.spec.image, current(), run_name(), until, gone=now > until)
-            for box, until in self._made
+            for box, until in self._boxes
             if box.is_open
         ]
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
         """See `Backend.remove`. Only sandboxes of this process can be removed."""
-        for box, _ in list(self._made):
+        for box, _ in list(self._boxes):
             if box.sandbox_id in sandbox_ids:
                 await box.close()

@@ -116,11 +116,11 @@ class HostedProcess:
             # root of a container may not.
             for as_root in (True, False):
                 try:
-                    said = await self._ask(scripts.kill(self.folder), 60.0, as_root)
+                    answer = await self._ask(scripts.kill(self.folder), 60.0, as_root)
                 except SandboxError as exc:  # it may still run, which cannot be known: give up its machine
                     self._error = self._error or exc
                     return await self._broken()
-                if f"{self._token} killed" not in said:
+                if f"{self._token} killed" not in answer:
                     await self._broken()
                     raise SandboxKilledError("a command could not be killed, so its machine was given up")
             if self._pump is None:  # it is killed while it starts
@@ -143,11 +143,11 @@ class HostedProcess:
         if not inline and self._code is None:
             await self._write(f"{self.folder}/up", data)
         while self._code is None:
-            said = await self._ask(scripts.send(self.folder, self._sent, inline), 60.0, False)
-            if f"{self._token} taken" in said:
+            answer = await self._ask(scripts.send(self.folder, self._sent, inline), 60.0, False)
+            if f"{self._token} taken" in answer:
                 self._sent += 1
                 return
-            if f"{self._token} deaf" in said:
+            if f"{self._token} deaf" in answer:
                 break
             inline = ""
         raise BrokenPipeError("the command has closed its stdin, or ended")
@@ -158,10 +158,10 @@ class HostedProcess:
         script = scripts.poll(self.folder, arrived["o"], arrived["e"], round(seconds / _TICK_S))
         self._read(await self._ask(before + script, seconds + 60.0, False))
 
-    def _read(self, said: str) -> None:
-        words, *lines = said.partition(self._token)[2].split("\n")
+    def _read(self, answer: str) -> None:
+        words, *lines = answer.partition(self._token)[2].split("\n")
         if not words:
-            raise _unexpected(said, begun=False)
+            raise _unexpected(answer, started=False)
         if words.split() == [scripts.NO_FOLDER]:
             raise FileNotFoundError("no such folder")
         if words.split() == [scripts.GONE]:
@@ -193,12 +193,12 @@ class HostedProcess:
         return lines[end + 1 :] or [""]
 
 
-def _unexpected(said: str, *, begun: bool = True) -> SandboxError:
+def _unexpected(answer: str, *, started: bool = True) -> SandboxError:
     """`begun`: the text follows an answer's token. A service may cut such an answer off, but adds nothing to it."""
-    tampered = begun and not all(map(_LINE.fullmatch, said.split("\n")))
-    said = " ".join(said[-300:].split())
-    if any(text in said for text in NO_PROCESS):
-        return SandboxKilledError(f"there is no room for another process; the sandbox's own fill it (pids): {said}")
+    tampered = started and not all(map(_LINE.fullmatch, answer.split("\n")))
+    answer = " ".join(answer[-300:].split())
+    if any(text in answer for text in NO_PROCESS):
+        return SandboxKilledError(f"there is no room for another process; the sandbox's own fill it (pids): {answer}")
     if tampered:
-        return SandboxKilledError(f"a program in the sandbox wrote into the machine's answers: {said!r}")
-    return SandboxError(f"the machine answered {said!r}, which is not what was asked")
+        return SandboxKilledError(f"a program in the sandbox wrote into the machine's answers: {answer!r}")
+    return SandboxError(f"the machine answered {answer!r}, which is not what was asked")

@@ -114,13 +114,14 @@ class HostedSandbox(ShellSandbox):
             raise SandboxError(f"{self.sandbox_id}: the service made no machine: {_said(exc)}") from exc
         self.sandbox_id = f"{self.kind}-{self._service.sandbox_id}"
         args = " ".join(map(quote, (self.spec.user, absolute(self.spec.workdir), self._word)))
-        said = await self._ask(f"sh -c {quote(scripts.SETUP)} sh {args}", _SETUP_S, "root")
-        if (found := re.search(r"<(/[\w/]+/agentrl)>", said)) is None:
+        answer = await self._ask(f"sh -c {quote(scripts.SETUP)} sh {args}", _SETUP_S, "root")
+        if (match := re.search(r"<(/[\w/]+/agentrl)>", answer)) is None:
             raise SandboxError(
-                f"sandbox {self.sandbox_id}: image {self.spec.image!r} cannot be used: {said.strip() or 'no answer'}; "
-                f"it needs root, the user {self.spec.user} or useradd, coreutils, grep, tar, find and setsid"
+                f"sandbox {self.sandbox_id}: image {self.spec.image!r} cannot be used: "
+                f"{answer.strip() or 'no answer'}; it needs root, the user {self.spec.user} or useradd, coreutils, "
+                "grep, tar, find and setsid"
             )
-        self._folder = found[1]
+        self._folder = match[1]
 
     async def _close(self) -> None:
         if self._entering is None:
@@ -149,8 +150,8 @@ class HostedSandbox(ShellSandbox):
             await self._asked(self._service.write_file(path, content, user=user), "write_file")
 
         process = HostedProcess(f"{self._folder}/c{self._word}{secrets.token_hex(8)}", ask, write, sink, self._give_up)
-        done = [one for one in self._running if one.finished]
-        self._running = [one for one in self._running if not one.finished] + [process]
+        done = [running for running in self._running if running.finished]
+        self._running = [running for running in self._running if not running.finished] + [process]
         spec = self.spec
         await process.start(
             argv,
@@ -158,7 +159,7 @@ class HostedSandbox(ShellSandbox):
             cwd=cwd,
             stdin=stdin,
             limits=_LIMITS.format(blocks=spec.file_mb << 11, kilobytes=spec.memory_mb << 10, pids=spec.pids),
-            finished=[one.folder for one in done],
+            finished=[running.folder for running in done],
         )
         return process
 
@@ -169,11 +170,13 @@ class HostedSandbox(ShellSandbox):
             raise SandboxKilledError(f"sandbox {self.sandbox_id}: something in it killed a request (exit code {code})")
         return stdout if code == 0 else f"{stdout}{stderr}"
 
-    async def _asked(self, request: Any, what: str) -> Any:
+    async def _asked(self, request: Any, request_name: str) -> Any:
         try:
             return await request
         except Exception as exc:  # the service's boundary: each has its own errors
-            raise SandboxError(f"sandbox {self.sandbox_id}: {what} failed at its service: {_said(exc)}") from exc
+            raise SandboxError(
+                f"sandbox {self.sandbox_id}: {request_name} failed at its service: {_said(exc)}"
+            ) from exc
 
     async def _give_up(self) -> None:
         """End the machine, with what runs in it."""

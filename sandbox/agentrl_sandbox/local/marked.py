@@ -31,7 +31,7 @@ def belonging(marks: set[bytes], root: Path | None) -> set[int]:
     A person's shell below `root` has a terminal, so it is spared.
     """
     parents: dict[int, int] = {}
-    found: set[int] = set()
+    pids: set[int] = set()
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if not name.isdecimal():
             continue
@@ -41,11 +41,11 @@ def belonging(marks: set[bytes], root: Path | None) -> set[int]:
                 continue
             parents[int(name)] = parent
             if _is_marked(Path("/proc", name), marks) or (not terminal and _works_below(Path("/proc", name), root)):
-                found.add(int(name))
-    found.discard(os.getpid())
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
+                pids.add(int(name))
+    pids.discard(os.getpid())
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return pids
 
 
 def _status(process: Path) -> tuple[str, int, int]:

@@ -36,15 +36,15 @@ def test_streams_and_exit_code_arrive_between_marks(shell):
     done = run(shell(wrapped(["sh", "-c", "echo out; echo err >&2; exit 3"], token, "/")))
     out, err = Marks(token, 2), Marks(token, 1)
     assert (out.feed(done.stdout), err.feed(done.stderr)) == (b"out\n", b"err\n")
-    assert wrapper.BEGUN.fullmatch(out.found[0])
-    assert (out.found[1], err.found) == ("3", ["3"])
+    assert wrapper.BEGUN.fullmatch(out.reports[0])
+    assert (out.reports[1], err.reports) == ("3", ["3"])
 
 
 def test_a_missing_folder_is_told(shell):
     token = new_token()
     out = Marks(token, 2)
     assert out.feed(run(shell(wrapped(["true"], token, "/no/such"))).stdout) == b""
-    assert out.found == [wrapper.NO_FOLDER]
+    assert out.reports == [wrapper.NO_FOLDER]
 
 
 def test_without_bash_a_command_runs_in_sh(shell, tmp_path):
@@ -72,7 +72,7 @@ def test_marks_come_out_however_the_stream_is_cut(pieces, cuts):
         own += marks.feed(stream[:size])
         stream = stream[size:]
     assert own == body
-    assert marks.found == ["p12m0", "7m"]
+    assert marks.reports == ["p12m0", "7m"]
 
 
 def test_what_is_held_back_is_given_when_no_mark_comes():

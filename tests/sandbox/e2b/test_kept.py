@@ -114,7 +114,7 @@ async def test_a_cancelled_one_is_removed(backend, server):
         await asyncio.sleep(0.1)
         keeping.cancel()
         await asyncio.wait([keeping])
-        assert await soon(lambda: not machine_module._asked)
+        assert await soon(lambda: not machine_module._PENDING)
         assert server.test()["snapshots"] == []
 
 

@@ -290,7 +290,7 @@ async def test_all_sandboxes_together_leave_files_for_the_rest(serving, monkeypa
 
 
 async def test_bytes_in_all(serving, host, caplog):
-    serving._left = 300_000
+    serving._budget = 300_000
     name = f"good.org:{host.port}"
     head = f"POST http://{name}/ HTTP/1.1\r\nHost: {name}\r\nContent-Length: 1000000\r\n\r\n".encode()
     said = await says(serving, head + b"x" * 1_000_000)
