@@ -72,7 +72,7 @@ class Row:
 
 def episode_rows(trajectory: Trajectory, advantages: Sequence[float], share: float = 1.0) -> list[Row]:
     """A row for each segment of an episode that has tokens to train; `advantages` are of the episode's turns."""
-    rows = [Row.of(segment, own, share) for segment, own in trajectory.by_segment(advantages)]
+    rows = [Row.of(segment, of_segment, share) for segment, of_segment in trajectory.by_segment(advantages)]
     return [row for row in rows if row is not None]
 
 
@@ -88,12 +88,12 @@ class MicroBatch:
     """None: rows padded on the right. They need no mask: no token sees the padding under causal attention."""
     read: Pass | None
     """How a pack was planned: the stem that is read before it, and those that no later batch reads."""
-    kept: Tensor
+    predicting: Tensor
     """[k]: the positions at which any line needs logits."""
     line: Tensor
     """[m]: the line of each prediction."""
     column: Tensor
-    """[m]: where in `kept` its logits are."""
+    """[m]: where in `predicting` its logits are."""
     predicted: Tensor
     """[m]: the token that is predicted. Rows that share a beginning share its predictions."""
     which: Tensor
@@ -113,13 +113,13 @@ class MicroBatch:
     def padded(cls, rows: Sequence[Row], device: torch.device, images: RowImages | None = None) -> MicroBatch:
         longest = max(row.length for row in rows)
         ids = [[*row.tokens[: row.length], *[0] * (longest - row.length)] for row in rows]
-        kept, column = torch.unique(_flat([row.positions for row in rows], device) - 1, return_inverse=True)
+        predicting, column = torch.unique(_flat([row.positions for row in rows], device) - 1, return_inverse=True)
         inputs, targets = {"input_ids": torch.tensor(ids, device=device)}, _flat([row.targets for row in rows], device)
         every, more = torch.arange(len(targets), device=device), _of(rows, device)
         if images is not None:
             inputs |= images.inputs([(row.length, row.media) for row in rows])
             more["forbidden"] = images.forbidden
-        return cls(tuple(rows), inputs, None, None, kept, _numbers(rows, device), column, targets, every, **more)
+        return cls(tuple(rows), inputs, None, None, predicting, _numbers(rows, device), column, targets, every, **more)
 
     @classmethod
     def packed(
@@ -131,10 +131,10 @@ class MicroBatch:
         targets = torch.tensor([token for row in rows for token in row.targets])
         several = int(targets.max()) + 1
         pairs, which = torch.unique(before * several + targets, return_inverse=True)
-        kept, predicted, every = pairs // several, pairs % several, torch.arange(len(pairs))
-        kept = kept - (0 if after is None else len(after.row))
-        made = (each.to(device) for each in (kept, torch.zeros_like(kept), every, predicted, which))
-        return cls(tuple(rows), pack.inputs(), pack, read, *made, **_of(rows, device))
+        predicting, predicted, every = pairs // several, pairs % several, torch.arange(len(pairs))
+        predicting = predicting - (0 if after is None else len(after.row))
+        columns = (column.to(device) for column in (predicting, torch.zeros_like(predicting), every, predicted, which))
+        return cls(tuple(rows), pack.inputs(), pack, read, *columns, **_of(rows, device))
 
     @property
     def computed(self) -> int:
@@ -160,19 +160,19 @@ class MicroBatch:
         """
         if self.read is not None and self.read.stem is not None:
             self.read.stem.compute(model)
-        found = self._log_probs(model, temperature)
+        log_probs = self._log_probs(model, temperature)
         if not torch.is_grad_enabled():
             self._close()
-        return found
+        return log_probs
 
     def _log_probs(self, model: Any, temperature: float) -> Tensor:
         size, lines = vocabulary(model), len(self.inputs["input_ids"])
-        halves = take_apart(model) if 4 * lines * len(self.kept) * size > PIECE_BYTES else None
+        halves = take_apart(model) if 4 * lines * len(self.predicting) * size > PIECE_BYTES else None
         with nullcontext() if self.pack is None else reading(self.pack, model):
             if halves is not None:
-                hidden = halves.hidden_states(**self.inputs)[self.line, self.kept[self.column]]
+                hidden = halves.hidden_states(**self.inputs)[self.line, self.predicting[self.column]]
                 return halves.log_probs(hidden, self.predicted, temperature, size, self.forbidden)[self.which]
-            logits = model(**self.inputs, use_cache=False, logits_to_keep=self.kept).logits
+            logits = model(**self.inputs, use_cache=False, logits_to_keep=self.predicting).logits
         of_each = logits[0] if self.pack else logits[self.line, self.column]
         return token_log_probs(of_each, self.predicted, temperature, self.forbidden)[self.which]
 
@@ -214,8 +214,8 @@ def micro_batches(
     if packing:
         most = max([max_tokens, *(row.length for row in rows)]) if with_stems else max_tokens
         firsts = [row.positions[0] - 1 for row in rows]
-        for each in packs([row.read for row in rows], most, packing, firsts=firsts, with_stems=with_stems):
-            yield MicroBatch.packed([rows[number] for number in each.numbers], device, packing, each)
+        for part in packs([row.read for row in rows], most, packing, firsts=firsts, with_stems=with_stems):
+            yield MicroBatch.packed([rows[number] for number in part.numbers], device, packing, part)
         return
     batch: list[Row] = []
     for row in sorted(rows, key=lambda row: row.length):

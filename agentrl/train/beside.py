@@ -43,26 +43,26 @@ class FullyAsync:
         await asyncio.sleep(0)  # a cancellation during the last update comes here
         self._began = time.monotonic()
         await self._give()
-        given = time.monotonic()
-        self._drawer.begin(int(self._handover.given), step - 1)
+        handed = time.monotonic()
+        self._drawer.begin(int(self._handover.engine_version), step - 1)
         groups = await self._collect(step)
-        report = OverlapReport(trainer_wait_s=time.monotonic() - given)
-        played = Played(step, groups, hand_over_s=given - self._began, overlap=report)
+        report = OverlapReport(trainer_wait_s=time.monotonic() - handed)
+        step_rollout = Played(step, groups, hand_over_s=handed - self._began, overlap=report)
         ages = TokenAges(step, self._staleness)
-        ages.mask_too_old(played.trajectories)
-        report.token_age_mean, report.token_age_max = ages.mean_and_most(played.trajectories)
-        return played
+        ages.mask_too_old(step_rollout.trajectories)
+        report.token_age_mean, report.token_age_max = ages.mean_and_most(step_rollout.trajectories)
+        return step_rollout
 
-    async def learn(self, played: Played, update: Update) -> dict[str, Any]:
+    async def learn(self, rollout: Played, update: Update) -> dict[str, Any]:
         """Update the weights, and give them to the engine at once."""
-        assert played.overlap is not None
+        assert rollout.overlap is not None
         began = time.monotonic()
-        metrics = await self._thread.run(lambda: update(played.groups, played.step))
+        metrics = await self._thread.run(lambda: update(rollout.groups, rollout.step))
         handed = time.monotonic()
         await self._give_beside()
         now = time.monotonic()
-        played.hand_over_s, played.train_s = played.hand_over_s + now - handed, handed - began
-        played.rollout_s = played.overlap.seconds = now - self._began
+        rollout.hand_over_s, rollout.train_s = rollout.hand_over_s + now - handed, handed - began
+        rollout.rollout_s = rollout.overlap.seconds = now - self._began
         return metrics
 
     async def aside(self, function: Callable[[], None]) -> None:
@@ -72,21 +72,21 @@ class FullyAsync:
     async def paused(self) -> AsyncIterator[None]:
         """End the episodes that are played. Their groups are played again."""
         await self._drawer.stop()
-        self._handover.held = False
+        self._handover.on_hold = False
         yield
 
     async def evaluate(self, step: int, evaluate: PlayEvaluation | None, *, last: bool) -> Mapping[str, JSON]:
         """Begin the evaluation of a step beside the episodes, and return the metrics of one that has ended meanwhile,
         with its step as `eval_step`. The last step waits for it, and so does the next evaluation."""
-        found: Mapping[str, JSON] = {}
+        metrics: Mapping[str, JSON] = {}
         if self._evaluating is not None and (last or evaluate is not None or self._evaluating[1].done()):
             of, task = self._evaluating
             await asyncio.wait([task])  # unlike `await task`, this does not cancel it with its waiter
             self._evaluating = None
-            found = {**task.result(), "eval_step": of}
+            metrics = {**task.result(), "eval_step": of}
         if evaluate is not None:
             self._evaluating = step, asyncio.create_task(self._evaluate(evaluate))
-        return found
+        return metrics
 
     async def _evaluate(self, evaluate: PlayEvaluation) -> Mapping[str, JSON]:
         slots = self._drawer.slots
@@ -95,16 +95,16 @@ class FullyAsync:
 
     async def _give(self) -> None:
         """Give the engine the newest weights. Nobody else does while episodes are played."""
-        self._handover.held = False
+        self._handover.on_hold = False
         await self._handover.give()
-        self._handover.held = True
+        self._handover.on_hold = True
 
     async def _give_beside(self) -> None:
         """Give the engine the weights of a step that is done, and let the loop go on with them. The step is recorded
         whatever happens here: its weights are in the next checkpoint, so its groups must not be trained again."""
         try:
             await self._give()
-            self._drawer.loop.advance(int(self._handover.given))
+            self._drawer.loop.advance(int(self._handover.engine_version))
         except EngineError:
             pass  # the next rollout gives them again, and raises
         except asyncio.CancelledError:

@@ -40,7 +40,7 @@ class Bill:
         self._file: Path | None = None
         self._earlier = 0.0
         """Seconds of earlier processes of this run."""
-        self._began = self._written = time.monotonic()
+        self._began = self._written_at = time.monotonic()
         self._counting = threading.RLock()
         """With `staleness` an update ends in another thread than a rollout."""
         self._seconds: dict[str, float] = defaultdict(float)
@@ -56,18 +56,18 @@ class Bill:
         """Continue the bill in `file`, and write to it from now on. `seconds`: of a run that has no such file yet."""
         self._file, self.on_gpu, self._earlier = file, on_gpu, seconds
         if file.exists():
-            found = json.loads(file.read_text(encoding="utf-8"))
-            self._earlier = found["total_seconds"]
-            for name, value in found["seconds"].items():
+            earlier = json.loads(file.read_text(encoding="utf-8"))
+            self._earlier = earlier["total_seconds"]
+            for name, value in earlier["seconds"].items():
                 if name != "rest":
                     self._seconds[name] += value
-            for kind, tokens in found["tokens"].items():
+            for kind, tokens in earlier["tokens"].items():
                 self._tokens[kind] += tokens
-            self._see(found["peak_gib"])
+            self._see(earlier["peak_gib"])
 
     def write(self) -> None:
         """Nothing before `keep_in`."""
-        self._written = time.monotonic()
+        self._written_at = time.monotonic()
         if self._file is not None:
             write_atomically(self._file, json.dumps(self.to_json(), indent=1) + "\n")
 
@@ -91,17 +91,17 @@ class Bill:
         evaluation) and `trained` (read in training)."""
         for kind, number in tokens.items():
             self._tokens[kind] += int(number)
-        if time.monotonic() - self._written > _WRITE_EVERY_S:
+        if time.monotonic() - self._written_at > _WRITE_EVERY_S:
             self.write()
 
     def _look_at_memory(self) -> None:
         if self.on_gpu:
             free, total = torch.cuda.mem_get_info()
             allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-            found = {"allocated": allocated, "reserved": reserved, "device": total - free}
+            sizes = {"allocated": allocated, "reserved": reserved, "device": total - free}
         else:
-            found = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-        self._see({name: round(size / _GIB, 3) for name, size in found.items()})
+            sizes = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        self._see({name: round(size / _GIB, 3) for name, size in sizes.items()})
 
     def _see(self, peaks: Mapping[str, float]) -> None:
         for name, gib in peaks.items():

@@ -43,16 +43,18 @@ def passes(demonstrations: int, config: WarmStartConfig) -> float:
     return config.steps * config.batch_size / max(demonstrations, 1)
 
 
-def warnings_by_heart(learner: Learner, found: Demonstrations, config: TrainConfig) -> Iterator[str]:
+def warnings_by_heart(learner: Learner, demonstrations: Demonstrations, config: TrainConfig) -> Iterator[str]:
     """A warning if the demonstrations are known far better than those that were kept apart. Reads as many of both."""
-    if not found.apart or config.warm_start is None:
+    if not demonstrations.apart or config.warm_start is None:
         return
-    learned = random.Random(f"{config.seed}/learned").sample(found.rows, min(len(found.apart), len(found.rows)))
-    if said := learned_by_heart(_losses(learner, learned), _losses(learner, found.apart)):
-        read = passes(len(found.rows), config.warm_start)
+    learned = random.Random(f"{config.seed}/learned").sample(
+        demonstrations.rows, min(len(demonstrations.apart), len(demonstrations.rows))
+    )
+    if warning := learned_by_heart(_losses(learner, learned), _losses(learner, demonstrations.apart)):
+        read = passes(len(demonstrations.rows), config.warm_start)
         yield (
-            f"{said}; it was read {read:.1f} times: take fewer warm_start.steps or more demonstrations, and train on "
-            "tasks that they do not show"
+            f"{warning}; it was read {read:.1f} times: take fewer warm_start.steps or more demonstrations, and train "
+            "on tasks that they do not show"
         )
 
 

@@ -321,8 +321,8 @@ class TrainConfig(EpisodeConfig):
                 raise ValueError(f"engine: kind must be the name of an engine, such as sglang, not {kind!r:.80}")
             if not isinstance(beside := values.get("engine_config") or {}, Mapping):
                 raise ValueError(f"engine_config must be a mapping of keys to values, not {beside!r:.80}")
-            own = {key: value for key, value in engine.items() if key != "kind"}
-            values |= {"engine": kind, "engine_config": {**beside, **own}}
+            settings = {key: value for key, value in engine.items() if key != "kind"}
+            values |= {"engine": kind, "engine_config": {**beside, **settings}}
         differs = values.get("engine") == "sglang" or values.get("staleness", 0) != 0
         return {"tis_clip": _TIS_OF_ANOTHER_PROGRAM, **values} if differs else values
 
@@ -331,10 +331,14 @@ class TrainConfig(EpisodeConfig):
     def _fill_in_tiny(cls, values: dict[str, Any]) -> dict[str, Any]:
         if values.get("model", "tiny") not in SEEDED:
             return values
-        given = {key: values.get(key, {} if key == "limits" else None) for key in _TINY_DEFAULTS}
+        values_given = {key: values.get(key, {} if key == "limits" else None) for key in _TINY_DEFAULTS}
         return {
             **values,
-            **{key: {**_TINY_DEFAULTS[key], **own} for key, own in given.items() if isinstance(own, Mapping)},
+            **{
+                key: {**_TINY_DEFAULTS[key], **value}
+                for key, value in values_given.items()
+                if isinstance(value, Mapping)
+            },
         }
 
     @model_validator(mode="before")

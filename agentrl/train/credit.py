@@ -47,13 +47,13 @@ def _by_seat(
     group: Sequence[Trajectory], algorithm: Algorithm, credit: Credit, discount: float
 ) -> tuple[list[list[float]], bool]:
     """The turns' advantages of each member, and whether any seat's rewards differ."""
-    found: dict[int, list[float]] = {}
+    by_member: dict[int, list[float]] = {}
     differs = False
     for members in by_seat(group):
         values, informative = _judged(members, algorithm, credit, discount)
-        found.update(zip(map(id, members), values, strict=True))
+        by_member.update(zip(map(id, members), values, strict=True))
         differs |= informative
-    return [found[id(trajectory)] for trajectory in group], differs
+    return [by_member[id(trajectory)] for trajectory in group], differs
 
 
 def _judged(
@@ -64,21 +64,28 @@ def _judged(
         if credit != "episode":
             raise ConfigError(f"credit: {credit} is of turns, and score gave rewards to branches: leave credit out")
         return _by_role(group, algorithm)
-    rewards = torch.tensor([[t.reward or 0.0 for t in group]], dtype=torch.float64)
-    valid = torch.tensor([[t.is_valid for t in group]])
     turns = max(len(t.turns) for t in group)
     if credit == "return" and turns:
-        returns = torch.tensor([[_returns(t, turns, discount) for t in group]], dtype=torch.float64)
-        taken = torch.tensor([[[i < len(t.turns) and t.is_valid for i in range(turns)] for t in group]])
-        judged = return_advantages(returns, taken, algorithm)
-        return judged.values[0].tolist(), bool(judged.informative[0])
-    found = group_advantages(rewards, valid, algorithm)
+        return _by_return(group, algorithm, turns, discount)
+    rewards = torch.tensor([[t.reward or 0.0 for t in group]], dtype=torch.float64)
+    valid = torch.tensor([[t.is_valid for t in group]])
+    judged = group_advantages(rewards, valid, algorithm)
     if credit == "turn" and turns:
         earned = torch.tensor([[_earned_before(t, turns) for t in group]], dtype=torch.float64)
-        values = turn_advantages(found, earned, valid, algorithm)
+        values = turn_advantages(judged, earned, valid, algorithm)
     else:
-        values = found.values[..., None].expand(-1, -1, turns)
-    return values[0].tolist(), bool(found.informative[0])
+        values = judged.values[..., None].expand(-1, -1, turns)
+    return values[0].tolist(), bool(judged.informative[0])
+
+
+def _by_return(
+    group: Sequence[Trajectory], algorithm: Algorithm, turns: int, discount: float
+) -> tuple[list[list[float]], bool]:
+    """Advantages of each turn's discounted return, against the members that took the turn."""
+    returns = torch.tensor([[_returns(t, turns, discount) for t in group]], dtype=torch.float64)
+    taken = torch.tensor([[[i < len(t.turns) and t.is_valid for i in range(turns)] for t in group]])
+    judged = return_advantages(returns, taken, algorithm)
+    return judged.values[0].tolist(), bool(judged.informative[0])
 
 
 def _by_role(group: Sequence[Trajectory], algorithm: Algorithm) -> tuple[list[list[float]], bool]:
@@ -87,23 +94,23 @@ def _by_role(group: Sequence[Trajectory], algorithm: Algorithm) -> tuple[list[li
     for t in group:
         for name, reward in t.earned.items():
             roles.setdefault(role_of(name), []).append((t, name, reward or 0.0))
-    found: dict[tuple[int, str], float] = {}
+    by_branch: dict[tuple[int, str], float] = {}
     differs = False
     for units in roles.values():
         rewards = torch.tensor([[reward for *_, reward in units]], dtype=torch.float64)
         judged = group_advantages(rewards, torch.tensor([[t.is_valid for t, *_ in units]]), algorithm)
         keys = [(id(t), name) for t, name, _ in units]
-        found.update(zip(keys, judged.values[0].tolist(), strict=True))
+        by_branch.update(zip(keys, judged.values[0].tolist(), strict=True))
         differs |= bool(judged.informative[0])
-    return [_of_turns(t, found) for t in group], differs
+    return [_of_turns(t, by_branch) for t in group], differs
 
 
-def _of_turns(trajectory: Trajectory, found: Mapping[tuple[int, str], float]) -> list[float]:
+def _of_turns(trajectory: Trajectory, by_branch: Mapping[tuple[int, str], float]) -> list[float]:
     """The advantage of each turn, in order of time: that of its segment's branch."""
     values = [0.0] * trajectory.turn_count
     for segment, places in trajectory.by_segment(range(trajectory.turn_count)):
         for place in places:
-            values[place] = found[id(trajectory), trajectory.paid_as(segment)]
+            values[place] = by_branch[id(trajectory), trajectory.paid_as(segment)]
     return values
 
 
@@ -111,7 +118,7 @@ def uncredited_groups(groups: Sequence[Sequence[Trajectory]]) -> int:
     """How many groups teach nothing because their totals are equal, although their steps were rewarded differently."""
     _, informative = assign_advantages(groups, "grpo", "episode")
     earned = [
-        any(len({tuple(turn.reward or 0.0 for turn in t.turns) for t in each if t.is_valid}) > 1 for each in seats)
+        any(len({tuple(turn.reward or 0.0 for turn in t.turns) for t in seat if t.is_valid}) > 1 for seat in seats)
         for seats in map(by_seat, groups)
     ]
     return sum(steps and not differs for steps, differs in zip(earned, informative, strict=True))

@@ -37,8 +37,8 @@ def training_tasks(config: TrainConfig, envs: EnvFactory) -> TaskSource:
 
 def evaluation_tasks(config: TrainConfig, envs: EnvFactory) -> list[Task]:
     """The held-out tasks of a run, which may be none. Raises ConfigError."""
-    own = config.data is None
-    return held_out_tasks(envs, config.eval_data, config.eval_tasks, own=own, columns=_columns(config))
+    makes_tasks = config.data is None
+    return held_out_tasks(envs, config.eval_data, config.eval_tasks, own=makes_tasks, columns=_columns(config))
 
 
 def limit_prompts(config: TrainConfig, source: TaskSource, renderer: Renderer, warn: Callable[[str], None]) -> None:

@@ -25,10 +25,10 @@ def device_of(name: str) -> str:
     return name
 
 
-def with_engine_chosen(config: TrainConfig, begun: str | None, say: Callable[[str], None]) -> TrainConfig:
+def with_engine_chosen(config: TrainConfig, resumed: str | None, say: Callable[[str], None]) -> TrainConfig:
     """The configuration with an engine in place of `auto`. `say` gets a line on a GPU.
 
-    A run that is resumed keeps the engine that it was `begun` with.
+    A run that is resumed keeps its engine, `resumed`.
 
     SGLang is taken on a GPU if an interpreter has it, and for a server that `engine_config.url` names. LocalEngine is
     taken for `tiny`, for a run that plays nothing, and where its own settings are given. Settings that only SGLang has
@@ -36,15 +36,15 @@ def with_engine_chosen(config: TrainConfig, begun: str | None, say: Callable[[st
     """
     if config.engine != "auto":
         return config
-    if begun is not None:
-        return _local(config) if begun == "local" else config.with_engine(begun)
-    given = config.engine_config
-    if given.get("url"):
+    if resumed is not None:
+        return _local(config) if resumed == "local" else config.with_engine(resumed)
+    settings = config.engine_config
+    if settings.get("url"):
         return config.with_engine("sglang")
     small = config.model in SEEDED or config.steps == 0
-    if small or device_of(config.device) != "cuda" or given.keys() - engine_keys("sglang", training=True):
+    if small or device_of(config.device) != "cuda" or settings.keys() - engine_keys("sglang", training=True):
         return _local(config)
-    python = str(Path(given["python"]).expanduser()) if given.get("python") else sys.executable
+    python = str(Path(settings["python"]).expanduser()) if settings.get("python") else sys.executable
     try:
         check_interpreter(python, variables(python, "cuda"))
     except ConfigError as exc:
@@ -56,5 +56,5 @@ def with_engine_chosen(config: TrainConfig, begun: str | None, say: Callable[[st
 
 def _local(config: TrainConfig) -> TrainConfig:
     foreign = engine_keys("sglang", training=True) - engine_keys("local", training=True)
-    own = {key: value for key, value in config.engine_config.items() if key not in foreign}
-    return config.with_engine("local").model_copy(update={"engine_config": own})
+    settings = {key: value for key, value in config.engine_config.items() if key not in foreign}
+    return config.with_engine("local").model_copy(update={"engine_config": settings})

@@ -56,12 +56,12 @@ def _key(field: int, wire: int) -> bytes:
 
 def _varint(field: int | None, value: int) -> bytes:
     """Seven bits a byte, the lowest first; without a field, the bare number."""
-    found = bytearray()
+    encoded = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    found.append(value)
-    return (b"" if field is None else _key(field, 0)) + bytes(found)
+    encoded.append(value)
+    return (b"" if field is None else _key(field, 0)) + bytes(encoded)
 
 
 def _bytes(field: int, value: bytes) -> bytes:
@@ -69,10 +69,10 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _table() -> list[int]:
-    found = list(range(256))
+    table = list(range(256))
     for _ in range(8):
-        found = [crc >> 1 ^ _POLYNOMIAL * (crc & 1) for crc in found]
-    return found
+        table = [crc >> 1 ^ _POLYNOMIAL * (crc & 1) for crc in table]
+    return table
 
 
 _CRCS = _table()

@@ -47,12 +47,12 @@ def write_atomically(file: Path, text: str) -> None:
 
 def append_line(file: Path, line: str) -> None:
     """Append a line whole or not at all. It survives the end of the process, but not that of the machine."""
-    left = f"{line}\n".encode()
+    remaining = f"{line}\n".encode()
     with file.open("ab", buffering=0) as opened:
         size = opened.seek(0, os.SEEK_END)
         try:
-            while left:
-                left = left[opened.write(left) :]
+            while remaining:
+                remaining = remaining[opened.write(remaining) :]
         except OSError:
             opened.truncate(size)
             raise
@@ -111,10 +111,10 @@ def write_folder(target: Path, write: Callable[[Path], None], **about: Any) -> N
 def about_folder(folder: Path) -> dict[str, Any]:
     """The `about` of `write_folder`; empty if it cannot be read."""
     try:
-        found = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        about = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return about if isinstance(about, dict) else {}
 
 
 def damage(folder: Path) -> str | None:

@@ -17,28 +17,28 @@ class HandOver:
     def __init__(self, engine: TrainedEngine, learner: Learner) -> None:
         self.version = "0"
         """The name of the learner's weights: the step that made them."""
-        self.given = "-1"
+        self.engine_version = "-1"
         """The name of the weights that the engine has got."""
-        self.held = False
+        self.on_hold = False
         """Whether the engine keeps its weights for now: it plays, or the learner changes its own."""
         self._engine, self._learner = engine, learner
-        self._given = False
+        self._is_given = False
         self._compared = False
 
     def changed(self, version: str) -> None:
         """The learner's weights have changed, and have a new name."""
-        self.version, self._given = version, False
+        self.version, self._is_given = version, False
 
     async def give(self) -> None:
-        """Wake the engine, and give it the learner's weights, unless it has them, or is `held`."""
-        if not self._given and not self.held:
+        """Wake the engine, and give it the learner's weights, unless it has them, or is `on_hold`."""
+        if not self._is_given and not self.on_hold:
             await self._engine.wake()
             await self._engine.update(self._learner.model, self.version)
-            self._given, self.given = True, self.version
+            self._is_given, self.engine_version = True, self.version
 
     async def rest(self) -> None:
         """Let the engine sleep, because the learner needs its device."""
-        self._given = False
+        self._is_given = False
         await self._engine.sleep()
 
     def compare(
@@ -48,12 +48,12 @@ class HandOver:
 
         Raises CanaryError if they are far apart: the engine has another model, or has not got the weights.
         """
-        played = [trajectory for trajectory in trajectories if total_ledger(trajectory.segments).trained]
-        if self._compared or not played:
+        trained = [trajectory for trajectory in trajectories if total_ledger(trajectory.segments).trained]
+        if self._compared or not trained:
             return
         self._compared = True
-        shortest, update = min(played, key=lambda trajectory: trajectory.length), Update(0.0)
+        shortest, update = min(trained, key=lambda trajectory: trajectory.length), Update(0.0)
         self._learner.apply_tis(episode_rows(shortest, [1.0] * len(shortest.turns)), 1.0, update)
-        found = update.numerics
-        for warning in watch.watch(f"step {step}, before it is trained", found.mean, found.max):
+        numerics = update.numerics
+        for warning in watch.watch(f"step {step}, before it is trained", numerics.mean, numerics.max):
             warn(warning)

@@ -31,20 +31,20 @@ class RowImages:
     def of(cls, model: Any, vision: Vision) -> RowImages:
         """Raises ConfigError if the model does not compute the same for padded rows as for each alone."""
         dtype = str(model.dtype).removeprefix("torch.")
-        found = cls(vision, dtype, model.device, torch.tensor(vision.forbidden, device=model.device))
-        _prove(model, found)
-        return found
+        images = cls(vision, dtype, model.device, torch.tensor(vision.forbidden, device=model.device))
+        _prove(model, images)
+        return images
 
     def inputs(self, rows: Sequence[tuple[int, Sequence[RenderedImage]]]) -> dict[str, Tensor]:
         """Arguments of the model for rows, of which each has a length and images, padded on the right to the longest:
         `position_ids` [3, rows, length], and if a row has an image within its length, `pixel_values` and
         `image_grid_thw` of all images in order."""
         longest = max(length for length, _ in rows)
-        read = [[one for one in media if one.stop <= length] for length, media in rows]
+        read = [[image for image in media if image.stop <= length] for length, media in rows]
         places = [self.vision.positions(media, longest) for media in read]
         inputs = {"position_ids": torch.stack(places, dim=1).to(self.device)}
-        if images := [one.image for media in read for one in media]:
-            inputs |= {name: made.to(self.device) for name, made in self.vision.tensors(images, self.dtype).items()}
+        if images := [image.image for media in read for image in media]:
+            inputs |= {name: tensor.to(self.device) for name, tensor in self.vision.tensors(images, self.dtype).items()}
         return inputs
 
 
@@ -55,8 +55,8 @@ def _prove(model: Any, images: RowImages) -> None:
     ids = torch.tensor([row.input_ids + [0] * (longest - len(row.input_ids)) for row in rows], device=model.device)
     inputs = images.inputs([(len(row.input_ids), row.media) for row in rows])
     logits = model(input_ids=ids, **inputs, use_cache=False).logits.float()
-    for row, found in zip(rows, logits, strict=True):
-        if not alike(plain_logits(model, images.vision, row), found[: len(row.input_ids)], model.dtype):
+    for row, row_logits in zip(rows, logits, strict=True):
+        if not alike(plain_logits(model, images.vision, row), row_logits[: len(row.input_ids)], model.dtype):
             raise ConfigError(
                 f"{type(model).__name__} does not compute the same for images in padded rows as for each row alone: it "
                 "cannot be trained here"

@@ -165,9 +165,9 @@ class Learner:
         config = self.config
         log_probs = micro.model_log_probs(self.model, config.temperature)
         if first and config.tis_clip is None:
-            update.numerics += compare(micro.log_probs.tolist(), own := log_probs.tolist())
-            found = iter(own)
-            update.looked_at += [(row, list(islice(found, len(row.positions)))) for row in micro.rows]
+            update.numerics += compare(micro.log_probs.tolist(), values := log_probs.tolist())
+            remaining = iter(values)
+            update.looked_at += [(row, list(islice(remaining, len(row.positions)))) for row in micro.rows]
         log_ratio = log_probs - micro.log_probs
         _blame(update, log_ratio, micro.weights)
         if config.algorithm == "gspo":
@@ -210,12 +210,12 @@ class Learner:
         update.numerics = compare(engine.tolist(), trainer.tolist())
         weights = tis_weights(trainer, engine, clip)
         update.truncated = int((weights < (trainer - engine).exp()).sum())
-        own, factors = iter(trainer.tolist()), iter(weights.tolist())
+        of_rows, factors = iter(trainer.tolist()), iter(weights.tolist())
         weighted = [
             replace(
                 row,
                 weights=[advantage * next(factors) for advantage in row.weights],
-                log_probs=[next(own) for _ in row.positions],
+                log_probs=[next(of_rows) for _ in row.positions],
             )
             for row in read
         ]
@@ -297,13 +297,13 @@ class Schedule:
         """The share at a step. Steps count from 1."""
         return min(1.0, step / max(self.rise, 1)) * self._fall(step)
 
-    def until(self, steps: int, *, at: int) -> Schedule:
-        """The schedule of a run that continues after step `at` with another number of steps.
+    def until(self, steps: int, *, step: int) -> Schedule:
+        """The schedule of a run that continues after a step with another number of steps.
 
         The fall gets a new slope there. The learning rate never jumps. If the fall is already over, it stays at
         `final`.
         """
-        return self if steps == self.steps else replace(self, steps=steps, since=at, share=self._fall(at))
+        return self if steps == self.steps else replace(self, steps=steps, since=step, share=self._fall(step))
 
     def _fall(self, step: int) -> float:
         done = min(1.0, (step - self.since) / max(self.steps - self.since, 1))

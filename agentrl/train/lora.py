@@ -35,13 +35,13 @@ def attach(model: Any, config: LoRAConfig | None, *, base: str, seed: int) -> An
     return model if config is None else _add(model, config, base=base, seed=seed)
 
 
-def name_of_base(kept: Path, model: str, source: str) -> str:
+def name_of_base(stored: Path, model: str, source: str) -> str:
     """The name under which an adapter finds its base model: a folder's whole path, or a name on the Hub.
 
-    tiny and tiny-vl are random, so that a run keeps them in the folder `kept`.
+    tiny and tiny-vl are random, so that a run keeps them in the folder `stored`.
     """
     if model in SEEDED:
-        return str(kept.absolute())
+        return str(stored.absolute())
     return str(Path(source).absolute()) if Path(source).is_dir() else source
 
 
@@ -79,13 +79,13 @@ def _of_language(model: Any) -> list[str]:
 
 
 def _check_same(of_folder: Any, config: LoRAConfig | None, base: str) -> None:
-    found = f"lora.rank={of_folder.r} and lora.alpha={of_folder.lora_alpha:g}"
+    described = f"lora.rank={of_folder.r} and lora.alpha={of_folder.lora_alpha:g}"
     if config is None:
         raise ConfigError(
-            f"{base} is a LoRA adapter: train it further with {found}, or train all weights after agentrl merge"
+            f"{base} is a LoRA adapter: train it further with {described}, or train all weights after agentrl merge"
         )
     if (config.rank, config.alpha) != (of_folder.r, of_folder.lora_alpha):
-        raise ConfigError(f"lora: {base} is an adapter with {found}; give these, or merge it first: agentrl merge")
+        raise ConfigError(f"lora: {base} is an adapter with {described}; give these, or merge it first: agentrl merge")
 
 
 def changes_nothing(model: Any) -> bool:

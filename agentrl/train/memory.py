@@ -146,9 +146,9 @@ class MemoryInputs:
     @classmethod
     def of(cls, config: TrainConfig, shape: Shape, *, on_gpu: bool) -> Self:
         sequence = _longest(config, shape.context)
-        given = config.engine_config
-        place: Place = "beside" if config.engine == "sglang" and not given.get("url") else "elsewhere"
-        sleep = given.get("sleep", "auto") if config.staleness == 0 else False
+        settings = config.engine_config
+        place: Place = "beside" if config.engine == "sglang" and not settings.get("url") else "elsewhere"
+        sleep = settings.get("sleep", "auto") if config.staleness == 0 else False
         return cls(
             itemsize=4 if config.dtype == "float32" else 2,
             sequence=sequence,
@@ -256,24 +256,24 @@ class MemoryEstimate:
 
     def fits(self, memory: int) -> bool:
         """Whether so many bytes are enough, where they are free before the run."""
-        left = memory - self.resident
+        free = memory - self.resident
         if self.engine and not self.asleep:
-            left -= self._engine_room(left) if self.shares else self.engine + self.cache + self.prefill
-        return self.passing <= left and self.rollout <= memory and self.episodes(memory) > 0
+            free -= self._engine_room(free) if self.shares else self.engine + self.cache + self.prefill
+        return self.passing <= free and self.rollout <= memory and self.episodes(memory) > 0
 
     def episodes(self, memory: int) -> int:
         """Longest episodes whose keys and values fit at once, where so many bytes are free before the run."""
         if not self.cache:
             return 1 << 20
-        left = memory - self.resident
-        room = self._engine_room(left) - self.engine if self.engine else left - self.prefill
+        free = memory - self.resident
+        room = self._engine_room(free) - self.engine if self.engine else free - self.prefill
         return max(room // self.cache, 0)
 
-    def _engine_room(self, left: int) -> int:
+    def _engine_room(self, free: int) -> int:
         """What an engine with its own weights takes of what the trainer leaves."""
         if not self.shares:
-            return left - max(self.backward, self.stepping) - self.prefill
-        return int((ALONE_SHARE if self.asleep else BESIDE_SHARE) * left)
+            return free - max(self.backward, self.stepping) - self.prefill
+        return int((ALONE_SHARE if self.asleep else BESIDE_SHARE) * free)
 
 
 def _activations(shape: Shape, plan: MemoryInputs, parameters: int) -> int:

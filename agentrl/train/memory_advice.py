@@ -33,9 +33,9 @@ def memory_lines(config: TrainConfig, model: str, device: str) -> list[str]:
     Empty if it needs less than a gigabyte. A model that cannot be counted gets no lines. Raises ConfigError if `model`
     has no configuration that can be read.
     """
-    found = load_config(model)
+    model_config = load_config(model)
     try:
-        shape = Shape.of(found)
+        shape = Shape.of(model_config)
         return list(lines_about(config, shape, free_memory(device), on_gpu=device != "cpu"))
     except Exception:  # the boundary of foreign configurations: no run ends for want of arithmetic
         log.debug("memory cannot be predicted", exc_info=True)

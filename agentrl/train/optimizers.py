@@ -31,8 +31,8 @@ def make_adam(name: OptimizerName, parameters: Sequence[Tensor], rate: float) ->
             f"optimizer: adamw_8bit needs bitsandbytes ({exc}); in agentrl's folder: pip install -e '.[8bit]'"
         ) from exc
     _try_out(AdamW8bit, parameters[0].device)
-    made: Optimizer = AdamW8bit(parameters, rate, _BETAS, weight_decay=0.0)
-    return made
+    optimizer: Optimizer = AdamW8bit(parameters, rate, _BETAS, weight_decay=0.0)
+    return optimizer
 
 
 def _try_out(kind: Any, device: torch.device) -> None:

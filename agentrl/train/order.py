@@ -55,7 +55,7 @@ class StepOrder(Protocol):
         """The rollout that this step learns from."""
         ...
 
-    async def learn(self, played: Played, update: Update) -> dict[str, Any]:
+    async def learn(self, rollout: Played, update: Update) -> dict[str, Any]:
         """Update the weights, and return the metrics of the update."""
         ...
 
@@ -89,20 +89,20 @@ class InTurn:
 
     def __init__(self, handover: HandOver, collect: Collect) -> None:
         self._handover, self._collect = handover, collect
-        self._played = 0.0
+        self._rollout_end = 0.0
 
     async def rollout(self, step: int) -> Played:
-        asked = time.monotonic()
+        began_hand_over = time.monotonic()
         await self._handover.give()
         began = time.monotonic()
         groups = await self._collect(step)
-        self._played = time.monotonic()
+        self._rollout_end = time.monotonic()
         await self._handover.rest()
-        return Played(step, groups, hand_over_s=began - asked, rollout_s=self._played - began)
+        return Played(step, groups, hand_over_s=began - began_hand_over, rollout_s=self._rollout_end - began)
 
-    async def learn(self, played: Played, update: Update) -> dict[str, Any]:
-        metrics = update(played.groups, played.step)
-        played.train_s = time.monotonic() - self._played
+    async def learn(self, rollout: Played, update: Update) -> dict[str, Any]:
+        metrics = update(rollout.groups, rollout.step)
+        rollout.train_s = time.monotonic() - self._rollout_end
         return metrics
 
     async def aside(self, function: Callable[[], None]) -> None:

@@ -67,24 +67,26 @@ class Overlap:
             await self._proceed()
             await self._wait()
         self._stopping = False
-        played = self._ready.popleft()
-        assert played.overlap is not None
-        played.overlap.trainer_wait_s = time.monotonic() - self._began
+        step_rollout = self._ready.popleft()
+        assert step_rollout.overlap is not None
+        step_rollout.overlap.trainer_wait_s = time.monotonic() - self._began
         ages = TokenAges(step, self._staleness)
-        ages.mask_too_old(played.trajectories)
-        played.overlap.token_age_mean, played.overlap.token_age_max = ages.mean_and_most(played.trajectories)
-        return played
+        ages.mask_too_old(step_rollout.trajectories)
+        step_rollout.overlap.token_age_mean, step_rollout.overlap.token_age_max = ages.mean_and_most(
+            step_rollout.trajectories
+        )
+        return step_rollout
 
-    async def learn(self, played: Played, update: Update) -> dict[str, Any]:
+    async def learn(self, rollout: Played, update: Update) -> dict[str, Any]:
         """Let the next rollout begin with the present weights, and change them meanwhile."""
-        assert played.overlap is not None
+        assert rollout.overlap is not None
         began = time.monotonic()
         await self._proceed()
         handed = time.monotonic()
-        metrics = await self._thread.run(lambda: update(played.groups, played.step))
+        metrics = await self._thread.run(lambda: update(rollout.groups, rollout.step))
         now = time.monotonic()
-        played.hand_over_s, played.train_s = handed - began, now - handed
-        played.overlap.seconds = now - self._began
+        rollout.hand_over_s, rollout.train_s = handed - began, now - handed
+        rollout.overlap.seconds = now - self._began
         return metrics
 
     async def aside(self, function: Callable[[], None]) -> None:
@@ -96,9 +98,9 @@ class Overlap:
         self._stopping = True
         await self._wait()
         paused = time.monotonic()
-        self._handover.held = False
+        self._handover.on_hold = False
         yield
-        self._handover.held, self._stopping = True, False
+        self._handover.on_hold, self._stopping = True, False
         if self._idle_since is not None:
             self._idle_since += time.monotonic() - paused
 
@@ -125,14 +127,14 @@ class Overlap:
         if self._playing is not None and self._playing.done() and self._playing.exception() is None:
             self._playing = None
         if self._playing is None and self._next <= self._steps:
-            self._handover.held = False
+            self._handover.on_hold = False
             await self._handover.give()
-            self._handover.held = True
+            self._handover.on_hold = True
             if self._may_begin():
                 self._playing = asyncio.create_task(self._play())
 
     def _may_begin(self) -> bool:
-        return self._next <= self._steps and self._next - 1 - int(self._handover.given) <= self._staleness
+        return self._next <= self._steps and self._next - 1 - int(self._handover.engine_version) <= self._staleness
 
     async def _play(self) -> None:
         """Play rollouts, one after another, until the next one needs newer weights."""
@@ -183,10 +185,10 @@ class TokenAges:
         for segment in (segment for trajectory in trajectories for segment in trajectory.segments):
             old = [span for span in segment.spans if span.trained and self._age(span) > self.most]
             if old:
-                kept = [1] * segment.response_length
+                mask = [1] * segment.response_length
                 for span in old:
-                    kept[span.start : span.stop] = [0] * (span.stop - span.start)
-                segment.mask_where(kept, "off_policy")
+                    mask[span.start : span.stop] = [0] * (span.stop - span.start)
+                segment.mask_where(mask, "off_policy")
 
     def mean_and_most(self, trajectories: Sequence[Trajectory]) -> tuple[float, int]:
         """The mean age of the trained tokens, and the greatest; 0 without any."""

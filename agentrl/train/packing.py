@@ -95,25 +95,29 @@ class Pack:
         """
         past = 0 if after is None else len(after.row)
         order = sorted(range(len(rows)), key=lambda number: rows[number])
-        shared = [max(past, known) for known in shared_beginnings([rows[number] for number in order], how)]
+        shared = [
+            max(past, shared_length) for shared_length in shared_beginnings([rows[number] for number in order], how)
+        ]
         if not any(shared):
             order.sort(key=lambda number: len(rows[number]))
         places: list[Tensor] = [torch.arange(past)] * len(rows)
         tokens, positions, before = list[int](), list[int](), torch.arange(past)
-        for number, known in zip(order, shared, strict=True):
+        for number, shared_length in zip(order, shared, strict=True):
             row = rows[number]
-            new = torch.arange(past + len(tokens), past + len(tokens) + len(row) - known)
-            before = places[number] = torch.cat([before[:known], new])
-            tokens += row[known:]
-            positions += range(known, len(row))
-        own = [(number, len(rows[number]) - known) for number, known in zip(order, shared, strict=True)]
-        lengths = tuple((new, len(rows[number])) for number, new in own if new)
+            new = torch.arange(past + len(tokens), past + len(tokens) + len(row) - shared_length)
+            before = places[number] = torch.cat([before[:shared_length], new])
+            tokens += row[shared_length:]
+            positions += range(shared_length, len(row))
+        new_lengths = [
+            (number, len(rows[number]) - shared_length) for number, shared_length in zip(order, shared, strict=True)
+        ]
+        lengths = tuple((new, len(rows[number])) for number, new in new_lengths if new)
         ends = (torch.tensor([0, *some]).cumsum(0).to(device, torch.int32) for some in zip(*lengths, strict=True))
         pack = cls(
             torch.tensor([tokens], device=device),
             torch.tensor([positions], device=device),
             lengths,
-            torch.cat([places[number] for number, new in own if new]).to(device) if any(shared) else None,
+            torch.cat([places[number] for number, new in new_lengths if new]).to(device) if any(shared) else None,
             (next(ends), next(ends)) if how == "varlen" else None,
             after,
             keeps,
@@ -137,15 +141,15 @@ class Pack:
 
 def shared_beginnings(rows: Sequence[tuple[int, ...]], how: Packing, *, least: int = LEAST_SHARED) -> list[int]:
     """For each of the sorted rows, how many tokens of the one before it begins with; 0 if that is too few to matter."""
-    found = [0][: len(rows)]
+    lengths = [0][: len(rows)]
     for before, row in pairwise(rows):
         low, high = 0, min(len(before), len(row))
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if before[low:middle] == row[low:middle] else (low, middle - 1)
         masked = 0 if how == "varlen" else (len(row) - low) * len(row)
-        found.append(low if low >= least and masked <= MOST_MASKED else 0)
-    return found
+        lengths.append(low if low >= least and masked <= MOST_MASKED else 0)
+    return lengths
 
 
 @dataclass(slots=True, eq=False)
@@ -162,16 +166,18 @@ class _Plan:
         """Whether a varlen kernel can do it: all rows are seen whole, or through a window that moves with the token."""
         return self.window in (None, sliding_window) or all(whole <= self.window for _, whole in self.pack.lengths)
 
-    def of(self, own: int, whole: int, like: Tensor) -> Tensor | None:
+    def of(self, queries: int, whole: int, like: Tensor) -> Tensor | None:
         """The mask [1, 1, own, whole] of a row's last tokens, to be added to scores. None: causal attention is it."""
-        if own == whole and (self.window is None or whole <= self.window):
+        if queries == whole and (self.window is None or whole <= self.window):
             return None
-        if (own, whole) not in self._made:
+        if (queries, whole) not in self._made:
             places = torch.arange(whole, device=like.device)
             zero = torch.zeros_like(places[0])
-            seen = self.mask(zero, zero, places[whole - own :, None], places)
-            self._made[own, whole] = torch.zeros_like(seen, dtype=like.dtype).masked_fill(~seen, -torch.inf)[None, None]
-        return self._made[own, whole]
+            seen = self.mask(zero, zero, places[whole - queries :, None], places)
+            self._made[queries, whole] = torch.zeros_like(seen, dtype=like.dtype).masked_fill(~seen, -torch.inf)[
+                None, None
+            ]
+        return self._made[queries, whole]
 
 
 _running: ContextVar[Pack | None] = ContextVar("running", default=None)
@@ -199,8 +205,8 @@ def _attention(
     if attention_mask.pack.keeps is not None:
         attention_mask.pack.keeps.keep(module, key, value)
     if attention_mask.pack.after is not None:
-        known = attention_mask.pack.after.before(module)
-        key, value = (torch.cat(states, 2) for states in zip(*known, (key, value), strict=True))
+        past = attention_mask.pack.after.before(module)
+        key, value = (torch.cat(states, 2) for states in zip(*past, (key, value), strict=True))
     if attention_mask.pack.ends is not None and attention_mask.suits(kwargs.get("sliding_window")):
         return _at_once(query, key, value, attention_mask, kwargs.get("scaling")), None
     return _row_by_row(module, query, key, value, attention_mask, kwargs), None
@@ -208,17 +214,17 @@ def _attention(
 
 def _row_by_row(module: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Plan, kwargs: dict[str, Any]) -> Tensor:
     """Rows of one length, one after the other, go together."""
-    groups = [(own, whole, len(list(same))) for (own, whole), same in groupby(plan.pack.lengths)]
-    queries = torch.split(query[0].transpose(0, 1), [own * n for own, _, n in groups])
+    groups = [(new, whole, len(list(same))) for (new, whole), same in groupby(plan.pack.lengths)]
+    queries = torch.split(query[0].transpose(0, 1), [new * n for new, _, n in groups])
     keys, values = (
         torch.split(plan.pack.spread(states[0].transpose(0, 1)), [whole * n for _, whole, n in groups])
         for states in (key, value)
     )
-    found = []
-    for (own, length, n), *states in zip(groups, queries, keys, values, strict=True):
+    outputs = []
+    for (new, length, n), *states in zip(groups, queries, keys, values, strict=True):
         batch = [part.view(n, -1, *part.shape[1:]).transpose(1, 2) for part in states]
-        found.append(sdpa_attention_forward(module, *batch, plan.of(own, length, query), **kwargs)[0].flatten(0, 1))
-    return torch.cat(found)[None]
+        outputs.append(sdpa_attention_forward(module, *batch, plan.of(new, length, query), **kwargs)[0].flatten(0, 1))
+    return torch.cat(outputs)[None]
 
 
 def _at_once(query: Tensor, key: Tensor, value: Tensor, plan: _Plan, scaling: float | None) -> Tensor:
@@ -226,11 +232,11 @@ def _at_once(query: Tensor, key: Tensor, value: Tensor, plan: _Plan, scaling: fl
     pack = plan.pack
     assert pack.ends is not None
     longest = [max(lengths) for lengths in zip(*pack.lengths, strict=True)]
-    states = query[0].transpose(0, 1), *(pack.spread(each[0].transpose(0, 1)) for each in (key, value))
+    states = query[0].transpose(0, 1), *(pack.spread(part[0].transpose(0, 1)) for part in (key, value))
     window = (-1 if plan.window is None else plan.window - 1, 0)
     kernel = varlen_kernel()
     assert kernel is not None
-    return kernel(*(each.contiguous() for each in states), *pack.ends, *longest, scaling, window)[None]
+    return kernel(*(part.contiguous() for part in states), *pack.ends, *longest, scaling, window)[None]
 
 
 @cache
@@ -243,10 +249,10 @@ def varlen_kernel() -> Callable[..., Tensor] | None:
     try:
         from flash_attn import flash_attn_varlen_func
 
-        def of_package(*given: Any) -> Tensor:
-            *states, scaling, window = given
-            found: Tensor = flash_attn_varlen_func(*states, softmax_scale=scaling, causal=True, window_size=window)
-            return found
+        def of_package(*arguments: Any) -> Tensor:
+            *states, scaling, window = arguments
+            output: Tensor = flash_attn_varlen_func(*states, softmax_scale=scaling, causal=True, window_size=window)
+            return output
 
         return of_package
     except ImportError:
@@ -260,16 +266,16 @@ def varlen_kernel() -> Callable[..., Tensor] | None:
 
 def _of_torch(varlen_attn: Callable[..., Any]) -> Callable[..., Tensor] | None:
     """torch's kernel. Version 2.10 has no factor and no window; 2.11 takes fewer heads of keys without being asked."""
-    known = signature(varlen_attn).parameters
-    if not {"scale", "window_size"} <= known.keys():
+    parameters = signature(varlen_attn).parameters
+    if not {"scale", "window_size"} <= parameters.keys():
         return None
-    grouped = {"enable_gqa": True} if "enable_gqa" in known else {}
+    grouped = {"enable_gqa": True} if "enable_gqa" in parameters else {}
 
-    def of_torch(*given: Any) -> Tensor:
-        *states, scaling, window = given
-        found = varlen_attn(*states, scale=scaling, window_size=window, **grouped)
-        assert isinstance(found, Tensor)
-        return found
+    def of_torch(*arguments: Any) -> Tensor:
+        *states, scaling, window = arguments
+        output = varlen_attn(*states, scale=scaling, window_size=window, **grouped)
+        assert isinstance(output, Tensor)
+        return output
 
     return of_torch
 

@@ -50,7 +50,7 @@ class Progress:
 
     def __init__(self, console: Console, phase: str, total: int, *, done: int = 0) -> None:
         self._console, self._phase, self._total = console, phase, total
-        self._began = self._said = time.monotonic()
+        self._began = self._shown_at = time.monotonic()
         self._begun_at = done
         self._bar = RichProgress(
             TextColumn("{task.description}"),
@@ -77,10 +77,10 @@ class Progress:
         )
         self._bar.update(self._task, completed=done, values=text)
         now = time.monotonic()
-        if not self._console.is_terminal and (now - self._said >= _LINE_EVERY_S or done == self._total):
-            self._said = now
-            left = (now - self._began) / max(done - self._begun_at, 1) * (self._total - done)
-            self._console.print(f"{self._phase} {done}/{self._total}  {text}  {left:.0f} s left", highlight=False)
+        if not self._console.is_terminal and (now - self._shown_at >= _LINE_EVERY_S or done == self._total):
+            self._shown_at = now
+            seconds = (now - self._began) / max(done - self._begun_at, 1) * (self._total - done)
+            self._console.print(f"{self._phase} {done}/{self._total}  {text}  {seconds:.0f} s left", highlight=False)
 
     def note(self, text: str) -> None:
         """Print a line that stays, above the bar."""

@@ -52,14 +52,14 @@ class RunRecords:
         self._advantages = {id(row.tokens): row for row in rows}
         self._log_probs = {id(row.tokens): (row, log_probs) for row, log_probs in looked_at}
 
-    def write_step(self, name: str, step: int, groups: Sequence[Sequence[Trajectory]], kept: int) -> None:
-        """Write the trajectories of the first `kept` groups, and the index of all."""
+    def write_step(self, name: str, step: int, groups: Sequence[Sequence[Trajectory]], whole: int) -> None:
+        """Write the trajectories of the first `whole` groups, and the index of all."""
         lines, index, offset = list[str](), list[str](), 0
         for number, group in enumerate(groups):
             for member, trajectory in enumerate(group):
                 about: dict[str, JSON] = {}
-                training = self._training(trajectory, step, number, member, tokens=number < kept)
-                if number < kept:
+                training = self._training(trajectory, step, number, member, tokens=number < whole)
+                if number < whole:
                     data = _compact({**trajectory.to_json(), "training": training})
                     line = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
                     about = {"offset": offset, "length": len(line.encode())}
@@ -86,10 +86,10 @@ class RunRecords:
         log_probs = [self._trainer_log_probs(segment) for segment in segments]
         engine = [_sampled(segment) for segment in segments]
         gaps = [
-            abs(one - other)
+            abs(sampled - trained)
             for of_engine, of_trainer in zip(engine, log_probs, strict=True)
-            for one, other in zip(of_engine, of_trainer, strict=False)
-            if other is not None
+            for sampled, trained in zip(of_engine, of_trainer, strict=False)
+            if trained is not None
         ]
         return {**place, "log_probs": log_probs, "gap": float(f"{max(gaps):.4g}") if gaps else None}
 
@@ -99,22 +99,22 @@ class RunRecords:
         if row is None:
             return [0.0] if segment.ledger.trained else []
         weights = dict(zip(row.positions, row.weights, strict=True))
-        found: list[float | None] = [None] * len(segment.turns)
+        advantages: list[float | None] = [None] * len(segment.turns)
         for span in segment.spans:
-            if span.trained and found[span.turn] is None:
-                found[span.turn] = float(f"{weights[segment.prompt_length + span.start]:.6g}")
-        known = {value for value in found if value is not None}
-        return list(known) if len(known) == 1 else found
+            if span.trained and advantages[span.turn] is None:
+                advantages[span.turn] = float(f"{weights[segment.prompt_length + span.start]:.6g}")
+        distinct = {value for value in advantages if value is not None}
+        return list(distinct) if len(distinct) == 1 else advantages
 
     def _trainer_log_probs(self, segment: Segment) -> list[float | None]:
         """Of each sampled token; None for those that the trainer did not read. Empty if it read none."""
         row, log_probs = self._log_probs.get(id(segment.ids), (None, ()))
         if row is None:
             return []
-        known = dict(zip(row.positions, log_probs, strict=True))
-        at = segment.prompt_length
-        sampled = (at + i for span in segment.spans if span.kind == "sampled" for i in range(span.start, span.stop))
-        return [None if (value := known.get(i)) is None else float(format(value, _DIGITS)) for i in sampled]
+        by_position = dict(zip(row.positions, log_probs, strict=True))
+        first = segment.prompt_length
+        sampled = (first + i for span in segment.spans if span.kind == "sampled" for i in range(span.start, span.stop))
+        return [None if (value := by_position.get(i)) is None else float(format(value, _DIGITS)) for i in sampled]
 
     # Lines
 
@@ -138,8 +138,8 @@ class RunRecords:
         for name, last in (("events", step), ("imitation", warm_steps)):
             file = self.path / f"{name}.jsonl"
             if file.is_file():
-                kept = [line for line in file.read_text(encoding="utf-8").splitlines() if _step_in(line) <= last]
-                write_atomically(file, "".join(f"{line}\n" for line in kept))
+                lines = [line for line in file.read_text(encoding="utf-8").splitlines() if _step_in(line) <= last]
+                write_atomically(file, "".join(f"{line}\n" for line in lines))
 
     # In flight
 

@@ -213,10 +213,10 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float |
 
 def _held_out(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | None]) -> Sequence[tuple[int, float]]:
     """The steps with a held-out mean reward, and that reward."""
-    found = [(m.get("eval_step", m["step"]), m["eval_reward_mean"]) for m in metrics if "eval_reward_mean" in m]
+    scores = [(m.get("eval_step", m["step"]), m["eval_reward_mean"]) for m in metrics if "eval_reward_mean" in m]
     if evals:
-        found = [(0, evals.get("warm", evals["start"])), *found, (metrics[-1]["step"], evals["final"])]
-    return [(step, reward) for step, reward in found if reward is not None]
+        scores = [(0, evals.get("warm", evals["start"])), *scores, (metrics[-1]["step"], evals["final"])]
+    return [(step, reward) for step, reward in scores if reward is not None]
 
 
 def held_out_metrics(metrics: RolloutMetrics) -> dict[str, JSON]:
@@ -250,13 +250,13 @@ def told_stops(metrics: RolloutMetrics) -> str:
 def after_warm_start(metrics: RolloutMetrics) -> str:
     """Whether the warm start was enough, by the first step of reinforcement learning after it."""
     differ = metrics.groups - metrics.zero_advantage_groups
-    told = (
+    message = (
         f"after the warm start: mean reward {metrics.reward_mean:.3f}, and {differ} of {metrics.groups} groups have "
         "better and worse episodes to learn from"
     )
     if differ:
-        return told
-    return f"{told}; if that stays so, take more warm_start.steps, or more or better demonstrations"
+        return message
+    return f"{message}; if that stays so, take more warm_start.steps, or more or better demonstrations"
 
 
 def nothing_learned(metrics: RolloutMetrics) -> str:

@@ -26,8 +26,8 @@ class AtOnceConfig(BaseModel):
 
     def phases(self) -> dict[Phase, int]:
         """The bounds of `PhaseSlots`."""
-        given: Mapping[Phase, int | None] = {"reset": self.reset, "step": self.step, "score": self.score}
-        return {phase: bound for phase, bound in given.items() if bound is not None}
+        bounds: Mapping[Phase, int | None] = {"reset": self.reset, "step": self.step, "score": self.score}
+        return {phase: bound for phase, bound in bounds.items() if bound is not None}
 
 
 class FailureConfig(BaseModel):

@@ -65,8 +65,8 @@ def rows_to_learn(
             for trajectory, of_turns in zip(group, of_group, strict=True):
                 share = 1 / max(_trained(trajectory), 1) if config.reduction == "sample" else 1.0
                 earned = of_turns if config.learns_from_rewards else [0.0] * len(of_turns)
-                found = episode_rows(trajectory, earned, share)
-                rows += found if teacher is None else teacher.teach(trajectory, found)
+                new_rows = episode_rows(trajectory, earned, share)
+                rows += new_rows if teacher is None else teacher.teach(trajectory, new_rows)
     return rows, teaching.count(False)
 
 
@@ -84,22 +84,22 @@ def teach(
     """For each group, whether its rewards teach anything; with a teacher alone, whether there is a token to score. What
     a filter drops teaches nothing."""
     if config.learns_from_rewards:
-        found = assign_advantages(groups, config.algorithm, config.credit, config.discount)[1]
+        teaching = assign_advantages(groups, config.algorithm, config.credit, config.discount)[1]
     else:
-        found = [any(map(_trained, group)) for group in groups]
-    return [teaches and drop_reason(filters, group) is None for teaches, group in zip(found, groups, strict=True)]
+        teaching = [any(map(_trained, group)) for group in groups]
+    return [teaches and drop_reason(filters, group) is None for teaches, group in zip(teaching, groups, strict=True)]
 
 
 def filters_of(config: TrainConfig) -> list[GroupFilter]:
     """The filters that a configuration names. Raises ConfigError for a function that is not there."""
-    if (given := config.filters) is None:
+    if (settings := config.filters) is None:
         return []
-    found: list[GroupFilter] = [] if given.pass_rate is None else [PassRate(*given.pass_rate)]
-    if given.max_tokens is not None:
-        found.append(ResponseLength(given.max_tokens))
-    if given.tool_use:
-        found.append(ToolUse(given.tool_use))
-    return found + [OwnFilter(load_object(path), path.rpartition(":")[2]) for path in given.functions]
+    filters: list[GroupFilter] = [] if settings.pass_rate is None else [PassRate(*settings.pass_rate)]
+    if settings.max_tokens is not None:
+        filters.append(ResponseLength(settings.max_tokens))
+    if settings.tool_use:
+        filters.append(ToolUse(settings.tool_use))
+    return filters + [OwnFilter(load_object(path), path.rpartition(":")[2]) for path in settings.functions]
 
 
 def _trained(trajectory: Trajectory) -> int:

@@ -52,7 +52,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self._set_path(path)
         self._lock: int | None = None
-        self._made = False
+        self._is_new = False
 
     def _set_path(self, path: Path) -> None:
         self.path = path
@@ -72,9 +72,9 @@ class RunFolder:
         elif self.path.exists() and (
             not self.path.is_dir() or {path.name for path in self.path.iterdir()} - {ENGINE_LOG}
         ):
-            what = "holds another run" if config_file.exists() else "is not an empty folder"
+            problem = "holds another run" if config_file.exists() else "is not an empty folder"
             remedy = "add --resume to continue it, or " if config_file.exists() else ""
-            raise ConfigError(f"--out {self.path} {what}; {remedy}choose another folder")
+            raise ConfigError(f"--out {self.path} {problem}; {remedy}choose another folder")
 
     def begun_with(self) -> TrainConfig:
         """The configuration of the run in this folder. Raises ConfigError."""
@@ -102,7 +102,7 @@ class RunFolder:
     def create(self, config: TrainConfig) -> None:
         """Make what is missing, and lock the folder unless it is locked. Raises ConfigError."""
         if self._lock is None:
-            self._made = not self.path.exists()
+            self._is_new = not self.path.exists()
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
             except OSError as exc:
@@ -125,7 +125,7 @@ class RunFolder:
                 shutil.rmtree(path)
             elif path.name != ENGINE_LOG:
                 path.unlink()
-        if self._made and not (self.path / ENGINE_LOG).exists():
+        if self._is_new and not (self.path / ENGINE_LOG).exists():
             self.path.rmdir()
 
     def write_skipped(self, rows: Iterable[str]) -> None:
@@ -141,14 +141,14 @@ class RunFolder:
         line."""
         if not self.metrics.exists():
             return []
-        found = []
+        rows = []
         lines = self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")
         for number, line in enumerate(lines[:-1], 1):
             try:
-                found.append(json.loads(line))
+                rows.append(json.loads(line))
             except ValueError as exc:
                 raise ConfigError(f"{self.metrics}:{number}: not JSON ({exc}); delete this line") from exc
-        return found
+        return rows
 
     def write_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
         lines = [json.dumps(trajectory.to_json(), ensure_ascii=False) + "\n" for trajectory in trajectories]
@@ -180,11 +180,11 @@ class RunFolder:
 
     def newest_weights(self) -> Path | None:
         """The final weights, or those of a newer checkpoint. Raises ConfigError if they are damaged."""
-        found = [(step, self.checkpoints / step_name(step)) for step in self._steps()]
+        folders = [(step, self.checkpoints / step_name(step)) for step in self._steps()]
         if self.model.exists():
-            found.append((about_folder(self.model).get("step", -1), self.model))
-        found.sort(key=lambda weights: weights[0])
-        return self._first_intact([folder for _, folder in found[::-1]], log.warning)
+            folders.append((about_folder(self.model).get("step", -1), self.model))
+        folders.sort(key=lambda weights: weights[0])
+        return self._first_intact([folder for _, folder in folders[::-1]], log.warning)
 
     def rewind(self, step: int) -> None:
         """Remove the files of everything after `step`, which will be played again."""
@@ -193,15 +193,15 @@ class RunFolder:
         for file in self.trajectories.glob("step_*.jsonl"):
             if (of_file := _step_of(file.stem)) is not None and of_file > step:
                 file.unlink()
-        for left in self.checkpoints.glob(".step_*"):  # by a kill
-            shutil.rmtree(left)
+        for partial in self.checkpoints.glob(".step_*"):  # by a kill
+            shutil.rmtree(partial)
 
     def _steps(self) -> list[int]:
         """The steps that have checkpoints, in order. Files with other names belong to the user."""
         if not self.checkpoints.is_dir():
             return []
-        found = [_step_of(path.name) for path in self.checkpoints.iterdir() if path.is_dir()]
-        return sorted(step for step in found if step is not None)
+        steps = [_step_of(path.name) for path in self.checkpoints.iterdir() if path.is_dir()]
+        return sorted(step for step in steps if step is not None)
 
     def _first_intact(self, folders: Iterable[Path], warn: Callable[[str], None]) -> Path | None:
         broken = []
@@ -223,10 +223,10 @@ def model_folder(path: str | Path) -> Path:
     run = RunFolder(Path(path))
     if not (run.path / "config.yaml").exists():
         return run.path
-    found = run.newest_weights()
-    if found is None:
+    weights = run.newest_weights()
+    if weights is None:
         raise ConfigError(f"{path} holds a run without a checkpoint yet; resume it: agentrl train --resume")
-    return found
+    return weights
 
 
 def weights_of(model: str) -> str:
@@ -242,16 +242,16 @@ def step_name(step: int) -> str:
 
 
 def _step_of(name: str) -> int | None:
-    found = _STEP.fullmatch(name)
-    return int(found[1]) if found and step_name(int(found[1])) == name else None
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match and step_name(int(match[1])) == name else None
 
 
 def _check_same(config_file: Path, now: TrainConfig) -> None:
     """Raises ConfigError unless the run of this file can continue with the configuration `now`."""
     if not config_file.exists():
         raise ConfigError(f"--resume: {config_file.parent} holds no run; leave --resume out to begin one")
-    begun = TrainConfig.from_yaml(config_file)
-    before, after = begun.model_dump(mode="json"), now.with_engine(begun.engine).model_dump(mode="json")
+    first = TrainConfig.from_yaml(config_file)
+    before, after = first.model_dump(mode="json"), now.with_engine(first.engine).model_dump(mode="json")
     changed = [key for key in after if key not in _RESUMABLE and before[key] != after[key]]
     if changed:
         key = changed[0]

@@ -40,12 +40,12 @@ def sft_config(demonstrations: Path, epochs: float | None, values: Mapping[str, 
     if epochs is not None and "steps" in taught:
         raise ConfigError("--epochs and warm_start.steps both set how long to learn; give one of them")
     epochs = _EPOCHS if epochs is None else epochs
-    given: dict[str, Any] = {**taught, "demonstrations": demonstrations}
-    batch = given.get("batch_size", WarmStartConfig.model_fields["batch_size"].default)
+    warm_start: dict[str, Any] = {**taught, "demonstrations": demonstrations}
+    batch = warm_start.get("batch_size", WarmStartConfig.model_fields["batch_size"].default)
     if isinstance(batch, int) and batch > 0:
-        given = {"steps": max(1, math.ceil(epochs * rows / batch)), **given}
+        warm_start = {"steps": max(1, math.ceil(epochs * rows / batch)), **warm_start}
     env = f"{NoEnv.__module__}:{NoEnv.__qualname__}"
-    return TrainConfig.make(**{"env": env, **values, "steps": 0, "warm_start": given})
+    return TrainConfig.make(**{"env": env, **values, "steps": 0, "warm_start": warm_start})
 
 
 def _count(path: Path) -> int:

@@ -40,9 +40,9 @@ LEAST_STEM = 64
 class _States:
     """Keys and values of a stem's own tokens in one layer, [1, heads, tokens, channels] each."""
 
-    own: tuple[Tensor, Tensor]
+    computed: tuple[Tensor, Tensor]
     """As the stem's pass computed them."""
-    given: tuple[Tensor, Tensor]
+    detached: tuple[Tensor, Tensor]
     """As packs read them: what is behind them is cut off, so that gradients gather here."""
 
 
@@ -86,21 +86,28 @@ class Stem:
     def keep(self, layer: Any, key: Tensor, value: Tensor) -> None:
         """Keep the states of a layer. A backward pass that computes them again keeps nothing."""
         if self._filling:
-            given = key.detach().requires_grad_(key.requires_grad), value.detach().requires_grad_(value.requires_grad)
-            self._states[torch.is_grad_enabled()][layer] = _States((key, value), given)
+            detached = (
+                key.detach().requires_grad_(key.requires_grad),
+                value.detach().requires_grad_(value.requires_grad),
+            )
+            self._states[torch.is_grad_enabled()][layer] = _States((key, value), detached)
 
     def before(self, layer: Any) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of all tokens of the chain, in order."""
-        own = self._states[torch.is_grad_enabled()][layer].given
-        return [*(() if self.parent is None else self.parent.before(layer)), own]
+        states = self._states[torch.is_grad_enabled()][layer].detached
+        return [*(() if self.parent is None else self.parent.before(layer)), states]
 
     def close(self) -> None:
         """The backward pass, once all packs after it have had theirs. Without gradients, the states are forgotten."""
         states = self._states.pop(torch.is_grad_enabled(), {})
-        pairs = [pair for each in states.values() for pair in zip(each.own, each.given, strict=True)]
-        found = [(own, given.grad) for own, given in pairs if given.grad is not None]
-        if found:
-            torch.autograd.backward([own for own, _ in found], [gradient for _, gradient in found])
+        pairs = [
+            pair
+            for layer_states in states.values()
+            for pair in zip(layer_states.computed, layer_states.detached, strict=True)
+        ]
+        gradients = [(computed, detached.grad) for computed, detached in pairs if detached.grad is not None]
+        if gradients:
+            torch.autograd.backward([computed for computed, _ in gradients], [gradient for _, gradient in gradients])
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ _Part: TypeAlias = tuple[int, int, Stem | None]
 class _Planner:
     rows: Sequence[tuple[int, ...]]
     """In lexicographic order: neighbours have the longest beginnings in common."""
-    known: Sequence[int]
+    shared: Sequence[int]
     """For each, how many tokens it has in common with the one before it."""
     firsts: Sequence[int]
     """For each, before which of its tokens nothing is predicted that is trained."""
@@ -144,14 +151,14 @@ class _Planner:
     def _fits(self, first: int, stop: int, stem: Stem | None) -> bool:
         past = 0 if stem is None else len(stem.row)
         lengths = [len(row) for row in self.rows[first:stop]]
-        known = [past, *(max(past, known) for known in self.known[first + 1 : stop])]
-        size = past + sum(length - known for length, known in zip(lengths, known, strict=True))
+        shared = [past, *(max(past, shared) for shared in self.shared[first + 1 : stop])]
+        size = past + sum(length - shared for length, shared in zip(lengths, shared, strict=True))
         return size <= self.budget and sum(lengths) <= MOST_READ * self.budget
 
     def _stem(self, first: int, stop: int, stem: Stem | None) -> Stem | None:
         """What the rows have in common, if it is worth a pass."""
         past = 0 if stem is None else len(stem.row)
-        common = min(*self.known[first + 1 : stop], *self.firsts[first:stop])
+        common = min(*self.shared[first + 1 : stop], *self.firsts[first:stop])
         most = max((len(row) - common) * len(row) for row in self.rows[first:stop])
         if not self.with_stems or common - past < LEAST_STEM or (self.how == "rows" and most > MOST_MASKED):
             return None
@@ -159,14 +166,14 @@ class _Planner:
 
     def _split(self, first: int, stop: int, stem: Stem | None) -> Iterator[_Part]:
         """Where the rows part, as few parts as fit. What begins alike stays together."""
-        common = min(self.known[first + 1 : stop])
-        forks = [first, *(i for i in range(first + 1, stop) if self.known[i] == common), stop]
-        begun = first
+        common = min(self.shared[first + 1 : stop])
+        forks = [first, *(i for i in range(first + 1, stop) if self.shared[i] == common), stop]
+        part_start = first
         for start, end in pairwise(forks[1:]):
-            if not self._fits(begun, end, stem):
-                yield begun, start, stem
-                begun = start
-        yield begun, stop, stem
+            if not self._fits(part_start, end, stem):
+                yield part_start, start, stem
+                part_start = start
+        yield part_start, stop, stem
 
 
 def packs(
@@ -190,19 +197,19 @@ def packs(
         how,
         with_stems,
     )
-    found = [*planner.passes()]
-    last = {stem: at for at, (_, leaf) in enumerate(found) for stem in ([] if leaf is None else leaf.chain)}
+    passes = [*planner.passes()]
+    last = {stem: index for index, (_, leaf) in enumerate(passes) for stem in ([] if leaf is None else leaf.chain)}
     return [
-        Pass([order[i] for i in numbers], leaf, tuple(s for s in (leaf.chain if leaf else ()) if last[s] == at))
-        for at, (numbers, leaf) in enumerate(found)
+        Pass([order[i] for i in numbers], leaf, tuple(s for s in (leaf.chain if leaf else ()) if last[s] == index))
+        for index, (numbers, leaf) in enumerate(passes)
     ]
 
 
 def unique_tokens(rows: Sequence[tuple[int, ...]]) -> int:
     """The tokens of the tree that the rows form: what they share counts once."""
     ordered = sorted(rows)
-    known = shared_beginnings(ordered, "varlen", least=1)
-    return sum(map(len, ordered)) - sum(known)
+    shared = shared_beginnings(ordered, "varlen", least=1)
+    return sum(map(len, ordered)) - sum(shared)
 
 
 _stems: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -233,5 +240,5 @@ def _computes_the_same(model: Any, how: Packing) -> bool:
     except Exception:  # the boundary of foreign models, as in `packing_of`
         log.debug("%s cannot be read after a stem", type(model).__name__, exc_info=True)
         return False
-    found = packed[place[19:].to(packed.device) - 19]
-    return bool(found.isfinite().all()) and alike(alone[19:], found, model.dtype)
+    after_stem = packed[place[19:].to(packed.device) - 19]
+    return bool(after_stem.isfinite().all()) and alike(alone[19:], after_stem, model.dtype)

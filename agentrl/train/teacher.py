@@ -63,7 +63,7 @@ class Teacher:
     def teach(self, trajectory: Trajectory, rows: Sequence[Row]) -> list[Row]:
         """The rows of an episode, with the teacher's advantages added to their weights."""
         return [
-            replace(row, weights=[own + self._weight * gap for own, gap in zip(row.weights, gaps, strict=True)])
+            replace(row, weights=[weight + self._weight * gap for weight, gap in zip(row.weights, gaps, strict=True)])
             for row, gaps in zip(rows, self._gaps(trajectory, rows), strict=True)
         ]
 
@@ -135,15 +135,17 @@ class LoadedTeacher(Teacher):
 
     @torch.no_grad()
     def read(self, trajectories: Sequence[Trajectory]) -> None:
-        found = {trajectory: rows_of(trajectory) for trajectory in trajectories}
-        rows = sorted(chain.from_iterable(found.values()), key=lambda row: row.length)  # as micro_batches does
+        rows_by_trajectory = {trajectory: rows_of(trajectory) for trajectory in trajectories}
+        rows = sorted(
+            chain.from_iterable(rows_by_trajectory.values()), key=lambda row: row.length
+        )  # as micro_batches does
         batches = micro_batches(rows, self._micro_batch_tokens, self._model.device, images=self._images)
         values = (batch.model_log_probs(self._model, self._temperature).tolist() for batch in batches)
-        each = chain.from_iterable(values)
-        of_row = {id(row): list(islice(each, len(row.positions))) for row in rows}
-        for trajectory, own in found.items():
-            places = chain.from_iterable(_places(trajectory, own))
-            log_probs = chain.from_iterable(of_row[id(row)] for row in own)
+        log_probs_in_order = chain.from_iterable(values)
+        of_row = {id(row): list(islice(log_probs_in_order, len(row.positions))) for row in rows}
+        for trajectory, own_rows in rows_by_trajectory.items():
+            places = chain.from_iterable(_places(trajectory, own_rows))
+            log_probs = chain.from_iterable(of_row[id(row)] for row in own_rows)
             self._scores[trajectory] = dict(zip(places, log_probs, strict=True))
 
 
@@ -205,9 +207,9 @@ class ServedTeacher(Teacher):
 
     async def _score(self, row: Row) -> Sequence[float]:
         first, stop = row.positions[0], row.positions[-1] + 1
-        read, media = row.tokens[:stop], [one for one in row.media if one.stop <= stop]
-        found = await score(self._connections, self._url, read, stop - first, media=media, retry_s=RETRY_S)
-        return [found[position - first] for position in row.positions]
+        read, media = row.tokens[:stop], [image for image in row.media if image.stop <= stop]
+        log_probs = await score(self._connections, self._url, read, stop - first, media=media, retry_s=RETRY_S)
+        return [log_probs[position - first] for position in row.positions]
 
     async def close(self) -> None:
         await self._connections.close()
@@ -225,21 +227,21 @@ def _load(name: str, config: TrainConfig, tokenizer: Any, device: torch.device) 
 
 def _images_of(name: str, model: Any, vision: Vision) -> RowImages:
     """What a teacher reads of the student's images. Raises ConfigError if it reads none, or in other tokens."""
-    own = vision_of(model, weights_of(name))
-    if own is None:
+    teacher_vision = vision_of(model, weights_of(name))
+    if teacher_vision is None:
         raise ConfigError(f"teacher {name} reads text only, and the student reads images: take one of its family")
-    if not own.reads_as(vision):
+    if not teacher_vision.reads_as(vision):
         raise ConfigError(
             f"teacher {name} reads an image in other tokens than the student: take one of its family, with the same "
             "preprocessor_config.json"
         )
-    return RowImages.of(model, own)
+    return RowImages.of(model, teacher_vision)
 
 
 def _some_tokens(tokenizer: Any) -> list[int]:
     """Tokens of all parts of a vocabulary, the special ones and the last one among them."""
-    known = sorted(tokenizer.get_vocab().values())
-    return sorted({*known[:: max(1, len(known) // _COMPARED)], *tokenizer.all_special_ids, known[-1]})
+    ids = sorted(tokenizer.get_vocab().values())
+    return sorted({*ids[:: max(1, len(ids) // _COMPARED)], *tokenizer.all_special_ids, ids[-1]})
 
 
 def _check_same_tokens(name: str, theirs: Mapping[str, int], ours: Mapping[str, int]) -> None:
@@ -248,13 +250,15 @@ def _check_same_tokens(name: str, theirs: Mapping[str, int], ours: Mapping[str, 
     if not wrong:
         return
     first = min(wrong, key=lambda token: ours[token])
-    there = next((token for token, number in theirs.items() if number == ours[first]), None)
+    token_of_teacher = next((token for token, number in theirs.items() if number == ours[first]), None)
     raise _other_tokens(
-        name, f"{len(wrong)} of {len(ours)} tokens differ, such as {ours[first]}, here {first!r}, there {there!r}"
+        name,
+        f"{len(wrong)} of {len(ours)} tokens differ, such as {ours[first]}, here {first!r}, there {token_of_teacher!r}",
     )
 
 
-def _other_tokens(name: str, what: str) -> ConfigError:
+def _other_tokens(name: str, difference: str) -> ConfigError:
     return ConfigError(
-        f"teacher {name} has another vocabulary than the student: {what}; take a teacher with the student's tokenizer"
+        f"teacher {name} has another vocabulary than the student: {difference}; take a teacher with the student's "
+        "tokenizer"
     )

@@ -129,8 +129,8 @@ class Trainer:
     async def setup(self) -> None:
         """Load and check everything, then make the run folder. Raises ConfigError."""
         self.folder.check(self.config, resume=self._resume)
-        begun = self.folder.begun_with().engine if self._resume else None
-        config = self.config = with_engine_chosen(self.config, begun, self._say)
+        engine_of_run = self.folder.begun_with().engine if self._resume else None
+        config = self.config = with_engine_chosen(self.config, engine_of_run, self._say)
         check_wandb(config)
         envs, reward = EnvFactory(config.env, config.env_config), config.reward_function()
         source, self.eval_tasks = training_tasks(config, envs), evaluation_tasks(config, envs)
@@ -147,8 +147,10 @@ class Trainer:
         if config.warm_start is not None and not self.position.started:
             self.demonstrations = await read_demonstrations(config, self.learner.text_config, renderer, self.console)
             if config.canaries is not None and config.canaries.learned_by_heart:
-                found = self.demonstrations
-                found.rows, found.apart = keep_apart(found.rows, config.warm_start, config.seed)
+                demonstrations = self.demonstrations
+                demonstrations.rows, demonstrations.apart = keep_apart(
+                    demonstrations.rows, config.warm_start, config.seed
+                )
             self.warm_optimizers = make_optimizers(
                 self.learner.model, self.learner.masters, config.warm_start, config.optimizer
             )
@@ -166,8 +168,8 @@ class Trainer:
             concurrency=config.concurrency,
             opponents=opponents,
         )
-        played = with_workers(config.workers, rollout, order_of(config, self.tokenizer, self.learner.vision))
-        rollout = await self._stack.enter_async_context(played)
+        with_processes = with_workers(config.workers, rollout, order_of(config, self.tokenizer, self.learner.vision))
+        rollout = await self._stack.enter_async_context(with_processes)
         self.drawer, self.rollout = open_drawer(config, rollout, self.buffer, self._warn)
         self._stack.push_async_callback(self.drawer.stop)
         if config.staleness and self.learner.device.type == "cpu":
@@ -259,20 +261,22 @@ class Trainer:
 
     async def step(self, step: int) -> StepReport:
         """One step of RL: play, and learn. With `staleness`, rollouts of later steps are played meanwhile."""
-        played = await self.order.rollout(step)
+        rollout = await self.order.rollout(step)
         if self.numerics is not None:
-            self.handover.compare(played.trajectories, self.numerics, step, self._warn)
-        drawn = self._drawn.pop(step, Drawn(played.groups))
-        metrics = RolloutMetrics.of_groups([*played.groups, *drawn.replaced])
-        update = {**await self.order.learn(played, self.update), **drawn.metrics}
+            self.handover.compare(rollout.trajectories, self.numerics, step, self._warn)
+        drawn = self._drawn.pop(step, Drawn(rollout.groups))
+        metrics = RolloutMetrics.of_groups([*rollout.groups, *drawn.replaced])
+        update = {**await self.order.learn(rollout, self.update), **drawn.metrics}
         self.buffer.trained(step, drawn.pending)
-        self.bill.add("hand_over", played.hand_over_s)
-        self._step_end = played.end
-        uncredited = uncredited_groups(played.groups) if self.config.credit == "turn" else 0
+        self.bill.add("hand_over", rollout.hand_over_s)
+        self._step_end = rollout.end
+        uncredited = uncredited_groups(rollout.groups) if self.config.credit == "turn" else 0
         equal = update.pop("zero_advantage_groups") + len(drawn.replaced)
         metrics = replace(metrics, zero_advantage_groups=equal, uncredited_groups=uncredited)
-        self.records.write_step(step_name(step), step, played.groups, self.config.save_groups)
-        return StepReport(step, metrics, update, played.hand_over_s, played.rollout_s, played.train_s, played.overlap)
+        self.records.write_step(step_name(step), step, rollout.groups, self.config.save_groups)
+        return StepReport(
+            step, metrics, update, rollout.hand_over_s, rollout.rollout_s, rollout.train_s, rollout.overlap
+        )
 
     @billed("rollout")
     async def collect(self, step: int) -> Groups:
@@ -365,19 +369,21 @@ class Trainer:
         def write(path: Path) -> None:
             self._save_model(path)
             warm = [optimizer.state_dict() for optimizer in self.warm_optimizers]
-            torch.save({**self.learner.state_dict(), **self._noted.random_states, "warm": warm}, path / "optimizer.pt")
-            state = {"position": asdict(self.position), "data": self._noted.data}
+            torch.save(
+                {**self.learner.state_dict(), **self._step_state.random_states, "warm": warm}, path / "optimizer.pt"
+            )
+            state = {"position": asdict(self.position), "data": self._step_state.data}
             state["schedule"] = asdict(self.learner.schedule)
             (path / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
 
         self.folder.save_checkpoint(self.position.step, write)
-        self.buffer.saved(self._noted.data)
+        self.buffer.saved(self._step_state.data)
         self._progress_saved = self._progress_made()
 
     def _note_step_end(self) -> None:
         """Note which groups are not trained yet, and the random states, with `staleness` those of the rollout's end."""
         now, end = self._present_state(), self._step_end
-        self._noted, self._step_end = StepEnd(now.data, (end or now).random_states), None
+        self._step_state, self._step_end = StepEnd(now.data, (end or now).random_states), None
 
     def _present_state(self) -> StepEnd:
         return StepEnd(self.buffer.state(), random_states(self.learner.device))
@@ -478,7 +484,7 @@ class Trainer:
     def _restore(self, checkpoint: Path, state: dict[str, Any]) -> None:
         self.rollout.scored.any = self.position.step > 0
         if "schedule" in state:
-            self.learner.schedule = Schedule(**state["schedule"]).until(self.config.steps, at=self.position.step)
+            self.learner.schedule = Schedule(**state["schedule"]).until(self.config.steps, step=self.position.step)
         learned = torch.load(checkpoint / "optimizer.pt", weights_only=True)
         self.learner.load_state_dict(learned)
         for optimizer, of_warm_start in zip(self.warm_optimizers, learned.get("warm", ()), strict=False):

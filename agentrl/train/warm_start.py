@@ -122,12 +122,12 @@ async def read_demonstrations(config: TrainConfig, model: Any, renderer: Rendere
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    found = await load_demonstrations(config.warm_start.demonstrations, model.vocab_size, chats, say)
-    for line in found.report():
+    demonstrations = await load_demonstrations(config.warm_start.demonstrations, model.vocab_size, chats, say)
+    for line in demonstrations.report():
         say(line)
-    if config.steps and (warning := beyond_the_limit(found.turns, config)):
+    if config.steps and (warning := beyond_the_limit(demonstrations.turns, config)):
         say(warning)
-    return found
+    return demonstrations
 
 
 def beyond_the_limit(turns: Sequence[int], config: TrainConfig) -> str:
@@ -152,44 +152,44 @@ async def load_demonstrations(
     malformed, or holds nothing to learn.
     """
     check_file(path, "record some with agentrl play --out", "file of demonstrations")
-    found, began, said = Demonstrations(), time.monotonic(), time.monotonic()
+    demonstrations, began, reported = Demonstrations(), time.monotonic(), time.monotonic()
     for number, row in read_rows(path, "record some with agentrl play --out, or give chat as JSONL"):
-        _add(found, row, f"{path}:{number}", chats, vocabulary)
+        _add(demonstrations, row, f"{path}:{number}", chats, vocabulary)
         if number % _PAUSE == 0:
             await asyncio.sleep(0)  # lets Ctrl-C in
-            if (now := time.monotonic()) - said >= _SAY_EVERY_S:
-                said = now
+            if (now := time.monotonic()) - reported >= _SAY_EVERY_S:
+                reported = now
                 say(f"reading {path.name}: {number:,} rows, {number / (now - began):,.0f} rows/s")
-    found.seconds = time.monotonic() - began
-    if not found.rows:
-        raise ConfigError(_nothing(path, found))
-    return found
+    demonstrations.seconds = time.monotonic() - began
+    if not demonstrations.rows:
+        raise ConfigError(_nothing(path, demonstrations))
+    return demonstrations
 
 
-def _add(found: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabulary: int) -> None:
+def _add(demonstrations: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabulary: int) -> None:
     """Add what one line holds. Raises ConfigError if it is neither a trajectory nor chat."""
     if not is_chat(row):
         episode = _trajectory(row, where)
-        found.rows += _learned(episode, where, vocabulary, chats.renderer)
-        found.turns.append(len(episode.turns))
-        found.episodes += 1
-        found.unrewarded += episode.reward is not None and episode.reward <= 0
+        demonstrations.rows += _learned(episode, where, vocabulary, chats.renderer)
+        demonstrations.turns.append(len(episode.turns))
+        demonstrations.episodes += 1
+        demonstrations.unrewarded += episode.reward is not None and episode.reward <= 0
         return
     try:
         chat = chats.read(row)
     except SkippedError as exc:
-        found.skipped.append(f"{where}: {exc}")
-        found.reasons[exc.reason] += 1
+        demonstrations.skipped.append(f"{where}: {exc}")
+        demonstrations.reasons[exc.reason] += 1
         return
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}") from exc
-    found.chats += 1
+    demonstrations.chats += 1
     if chat.left_out:
-        found.shortened.append(f"{where}: its last {chat.left_out} turns are beyond the context, and left out")
+        demonstrations.shortened.append(f"{where}: its last {chat.left_out} turns are beyond the context, and left out")
     for remark in chat.remarks:
-        found.remarks.setdefault(remark, []).append(where)
-    found.turns.append(len(chat.trajectory.turns))
-    found.rows += _learned(chat.trajectory, where, vocabulary, chats.renderer)
+        demonstrations.remarks.setdefault(remark, []).append(where)
+    demonstrations.turns.append(len(chat.trajectory.turns))
+    demonstrations.rows += _learned(chat.trajectory, where, vocabulary, chats.renderer)
 
 
 def _trajectory(row: JSON, where: str) -> Trajectory:
@@ -225,11 +225,12 @@ def _learned(trajectory: Trajectory, where: str, vocabulary: int, renderer: Rend
         yield Demonstration(segment.ids, mask, segment.media, frozenset(media))
 
 
-def _nothing(path: Path, found: Demonstrations) -> str:
-    if not found.skipped:
+def _nothing(path: Path, demonstrations: Demonstrations) -> str:
+    skipped = demonstrations.skipped
+    if not skipped:
         return f"{path}: no demonstration with a token to imitate; record some"
-    reasons = "; ".join(f"{count:,} of them: {reason}" for reason, count in found.reasons.most_common(3))
-    return f"{path}: all {len(found.skipped):,} rows were skipped ({reasons}); the first is {found.skipped[0]}"
+    reasons = "; ".join(f"{count:,} of them: {reason}" for reason, count in demonstrations.reasons.most_common(3))
+    return f"{path}: all {len(skipped):,} rows were skipped ({reasons}); the first is {skipped[0]}"
 
 
 def demonstration_batches(

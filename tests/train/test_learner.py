@@ -330,16 +330,16 @@ def test_the_learning_rate_rises_and_falls_linearly(make_config):
 def test_the_learning_rate_does_not_jump_when_a_run_gets_other_steps():
     schedule = Schedule(rise=4, final=0.1, steps=10)
 
-    assert schedule.until(10, at=5) == schedule
-    finished = schedule.until(20, at=10)
+    assert schedule.until(10, step=5) == schedule
+    finished = schedule.until(20, step=10)
     assert [finished.at(step) for step in (10, 11, 20)] == pytest.approx([0.1, 0.1, 0.1])
-    longer = schedule.until(20, at=5)
+    longer = schedule.until(20, step=5)
     assert [longer.at(step) for step in (5, 6, 20)] == pytest.approx([0.55, 0.52, 0.1])
-    shorter = schedule.until(7, at=5)
+    shorter = schedule.until(7, step=5)
     assert [shorter.at(step) for step in (5, 6, 7)] == pytest.approx([0.55, 0.325, 0.1])
-    again = longer.until(30, at=15)
+    again = longer.until(30, step=15)
     assert again.at(15) == longer.at(15)
-    assert (again.at(30), schedule.until(4, at=5).at(5)) == (pytest.approx(0.1), pytest.approx(0.55))
+    assert (again.at(30), schedule.until(4, step=5).at(5)) == (pytest.approx(0.1), pytest.approx(0.55))
 
 
 @pytest.mark.parametrize("made", [make, half])

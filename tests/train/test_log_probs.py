@@ -106,7 +106,7 @@ def test_small_logits_are_made_at_once_and_equal_to_the_bit(monkeypatch):
     model = make("Qwen2")
     monkeypatch.setattr(batch, "take_apart", lambda model: pytest.fail("taken apart"))
     micro = MicroBatch.padded(rows(), torch.device("cpu"))
-    logits = model(input_ids=micro.inputs["input_ids"], use_cache=False, logits_to_keep=micro.kept).logits
+    logits = model(input_ids=micro.inputs["input_ids"], use_cache=False, logits_to_keep=micro.predicting).logits
     expected = batch.token_log_probs(logits[micro.row, micro.column], micro.predicted)
 
     assert torch.equal(micro.model_log_probs(model), expected)
