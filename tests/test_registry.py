@@ -115,7 +115,7 @@ def test_the_command_lists_one_line_each_and_a_broken_one_with_its_reason(instal
         "name": "chess",
         "path": "boards:Chess",
         "package": "board 1.2",
-        "what": "Play chess against a club player.",
+        "summary": "Play chess against a club player.",
         "tools": ["move"],
         "tools_later": False,
         "agent": False,
@@ -133,8 +133,8 @@ def test_every_shipped_environment_is_described(monkeypatch):
     assert {"fact_search", "search_r1", "coding"} <= set(ours)
     for name, path in ours.items():
         found = described(SimpleNamespace(name=name, path=path, package="agentrl-sdk"))
-        assert (found.broken, bool(found.what)) == ("", True), name
-        assert found.agent or found.tools or found.what, name
+        assert (found.broken, bool(found.summary)) == ("", True), name
+        assert found.agent or found.tools or found.summary, name
 
 
 def test_the_entries_are_those_of_the_path_as_it_is(installed, monkeypatch):

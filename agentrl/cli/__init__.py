@@ -100,8 +100,8 @@ def run_line(words: Sequence[str]) -> int:
     except _UsageError as exc:
         if exc.format_message():
             path = exc.ctx.command_path if exc.ctx is not None else app.info.name
-            said = " ".join(exc.format_message().replace("Value error, ", "").split())
-            typer.echo(f"error: {said} ({path} --help lists what there is)", err=True)
+            message = " ".join(exc.format_message().replace("Value error, ", "").split())
+            typer.echo(f"error: {message} ({path} --help lists what there is)", err=True)
         else:
             exc.show()  # a group without a command prints its help
         return USAGE_ERROR

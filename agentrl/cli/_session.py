@@ -32,11 +32,11 @@ def session_tree(trajectory: Trajectory, width: int) -> Iterator[Text]:
     audits: dict[int, list[Mapping[str, JSON]]] = {}
     for audit in session.get("audits", ()):
         audits.setdefault(audit["node"], []).append(audit)
-    waiting, begun = [(root, 0) for root in reversed(below.get(None, []))], set[int]()
+    waiting, seen = [(root, 0) for root in reversed(below.get(None, []))], set[int]()
     while waiting:
         node, depth = waiting.pop()
-        mark = "  " if node["segment"] in begun else "- "
-        begun.add(node["segment"])
+        mark = "  " if node["segment"] in seen else "- "
+        seen.add(node["segment"])
         yield _line(node, trajectory, "  " * depth + mark, width)
         yield from (_audit(audit, depth, width) for audit in audits.get(node["id"], ()))
         children = below.get(node["id"], [])
@@ -51,22 +51,22 @@ def _refusals(requests: Sequence[Mapping[str, JSON]], width: int) -> Iterator[Te
     """What the gateway refused, and how often, without requests after the session's end."""
     lines = [line for line in requests if line["event"] == "refused" and line["kind"] != "closed"]
     counted = Counter(": ".join(filter(None, [line.get("what"), line["message"]])) for line in lines)
-    for said, times in counted.items():
+    for message, times in counted.items():
         often = f" {times} times" if times > 1 else ""
-        yield _cut(Text(visible(f"- refused{often}: {said}"), _AUDIT), width)
+        yield _cut(Text(visible(f"- refused{often}: {message}"), _AUDIT), width)
 
 
 def _line(node: Mapping[str, JSON], trajectory: Trajectory, mark: str, width: int) -> Text:
-    said = _said(trajectory, node["turn"])
+    text = _said(trajectory, node["turn"])
     kind = "dropped" if node["dropped"] else node["line"]
     branch = f" {node['branch']}" if node["branch"] else ""
-    known = f", repeats {', '.join(f'#{known}' for known in node['known'])}" if node["known"] else ""
+    repeated = f", repeats {', '.join(f'#{repeated}' for repeated in node['known'])}" if node["known"] else ""
     head = f"#{node['id']} {kind}{branch}: {node['prompt_tokens']} + {node['sampled_tokens']} tokens"
     masked = f", masked {node['masked']}" if node["masked"] else ""
     line = Text(mark)
     line.append(visible(head), _MASKED if masked else _TRAINED)
-    line.append(visible(f"{masked}{known}"))
-    line.append(visible(f"  {said}"), _DIM)
+    line.append(visible(f"{masked}{repeated}"))
+    line.append(visible(f"  {text}"), _DIM)
     return _cut(line, width)
 
 
@@ -74,15 +74,15 @@ def _said(trajectory: Trajectory, turn: int) -> str:
     """The text of a turn in one line. Empty if no segment has the turn."""
     for segment, places in trajectory.by_segment(range(len(trajectory.turns))):
         if turn in places:
-            at = places.index(turn)
-            return repr(segment.said[at].text) if at < len(segment.said) else "(incomplete)"
+            index = places.index(turn)
+            return repr(segment.said[index].text) if index < len(segment.said) else "(incomplete)"
     return ""
 
 
 def _audit(audit: Mapping[str, JSON], depth: int, width: int) -> Text:
     texts = {name: text for name, text in audit.items() if name not in ("at", "event", "kind", "node")}
-    said = ", ".join(f"{_in_words(name)} {text!r:.120}" for name, text in texts.items())
-    return _cut(Text(visible(f"{'  ' * depth}      {_in_words(audit['kind'])}: {said}"), _AUDIT), width)
+    details = ", ".join(f"{_in_words(name)} {text!r:.120}" for name, text in texts.items())
+    return _cut(Text(visible(f"{'  ' * depth}      {_in_words(audit['kind'])}: {details}"), _AUDIT), width)
 
 
 def _in_words(name: str) -> str:

@@ -32,6 +32,6 @@ def unawaited(message: str, collected_at: str) -> str | None:
     """`env.py:12: coroutine 'f' was never awaited; write ...`, or None for any other warning."""
     if "was never awaited" not in message:
         return None
-    made = [place for place in _MADE_AT.finditer(message) if not not_the_users(place["file"])]
-    at = f"{short(made[-1]['file'])}:{made[-1]['line']}" if made else collected_at
-    return f"{at}: {message.splitlines()[0]}; write `await` in front of the call"
+    places = [place for place in _MADE_AT.finditer(message) if not not_the_users(place["file"])]
+    location = f"{short(places[-1]['file'])}:{places[-1]['line']}" if places else collected_at
+    return f"{location}: {message.splitlines()[0]}; write `await` in front of the call"

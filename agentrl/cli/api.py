@@ -139,19 +139,19 @@ def check_samples(samples: int, temperature: float | None) -> None:
         raise ConfigError(f"--samples {samples}: all samples are equal at --temperature 0; add --temperature 1")
 
 
-def read_prices(given: str | None) -> tuple[float, float] | None:
+def read_prices(prices: str | None) -> tuple[float, float] | None:
     """Prices of a million tokens, of prompts and of answers. Raises ConfigError."""
-    if given is None:
+    if prices is None:
         return None
     try:
-        prompt, answer = map(float, given.split(","))
+        prompt, answer = map(float, prices.split(","))
     except ValueError:
-        raise ConfigError(f"--prices {given}: write two numbers, such as 0.4,1.6") from None
+        raise ConfigError(f"--prices {prices}: write two numbers, such as 0.4,1.6") from None
     return prompt, answer
 
 
 async def play_all(
-    api: Api, envs: EnvFactory, results: Results, samples: int, what: str, *, trained: bool = False
+    api: Api, envs: EnvFactory, results: Results, samples: int, title: str, *, trained: bool = False
 ) -> list[list[Trajectory]]:
     """Play what `results` lacks, and return all episodes by task. RL never trains on episodes of an API model.
 
@@ -168,14 +168,14 @@ async def play_all(
     async with envs, api.chat().kept_open() as chat:
         options, engine = api.config.options(), ChatEngine(chat, renderer)
         rollout = Rollout(envs=envs, engine=engine, renderer=renderer, options=options, reward=reward)
-        with progress(what, len(results.tasks) * samples) as on_episode:
+        with progress(title, len(results.tasks) * samples) as on_episode:
             for episode in [episode for group in results.groups(samples) for episode in group]:
                 on_episode(episode)
             slots = asyncio.Semaphore(api.concurrency)
 
             async def play(task: Task, place: Place) -> None:
                 async with slots:
-                    episode = await _play(rollout, api, task, f"{what}-{place[0]}-{place[1]}")
+                    episode = await _play(rollout, api, task, f"{title}-{place[0]}-{place[1]}")
                 mask(episode, trained=trained)
                 results.add(episode, place)
                 on_episode(episode)
@@ -262,10 +262,10 @@ def out_file(out: Path | None) -> str:
 
 def departures(episodes: Sequence[Trajectory]) -> Mapping[str, int]:
     """How many episodes contain an answer that the tokens cannot represent, by the reason of the first one."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for episode in episodes:
         reasons = episode.info.get("player", {}).get("not_carried", {})
         if reasons:
             first = reasons[min(reasons, key=int)]
-            found[first] = found.get(first, 0) + 1
-    return found
+            counts[first] = counts.get(first, 0) + 1
+    return counts

@@ -40,8 +40,8 @@ def certify(
         except TemplateError as exc:
             typer.echo(json.dumps({"level": "refused", "reason": str(exc)}) if as_json else f"refused: {exc}")
             raise typer.Exit(REFUSED) from exc
-        found = {**dataclasses.asdict(certificate), "tools_refused": refused, "agents_refused": lost}
-        typer.echo(json.dumps(found) if as_json else _line(certificate, refused, lost))
+        findings = {**dataclasses.asdict(certificate), "tools_refused": refused, "agents_refused": lost}
+        typer.echo(json.dumps(findings) if as_json else _line(certificate, refused, lost))
         if tools and refused:
             raise typer.Exit(NO_TOOLS)
 
@@ -66,10 +66,10 @@ def _tokenizer(model: str) -> Any:
     from agentrl.cli.models import weights_of
     from agentrl.models import NAMES, load_tokenizer
 
-    found = weights_of(model)
-    folder = Path(found)
+    weights = weights_of(model)
+    folder = Path(weights)
     if model in NAMES or not folder.is_dir() or (folder / "config.json").is_file():
-        return load_tokenizer(found)
+        return load_tokenizer(weights)
     from transformers import AutoTokenizer  # a folder may hold a tokenizer and no model
 
     try:

@@ -91,7 +91,7 @@ def _checked(
     knows, does_nothing = _player(gold), _player(noop)
     renderer, _ = open_renderer(model)
     limits = replace(config.limits, close_s=min(config.limits.close_s, _CLOSE_S))
-    given = CheckInputs(
+    inputs = CheckInputs(
         env=env,
         tasks=tasks,
         renderer=renderer,
@@ -103,7 +103,7 @@ def _checked(
         of=of,
     )
     with CheckProgress() as progress:
-        return run(check_env(replace(given, begins=progress.begins)))
+        return run(check_env(replace(inputs, begins=progress.begins)))
 
 
 class CheckProgress:
@@ -164,8 +164,8 @@ def _count(tasks: list[Task], split: str) -> str:
 
 
 def _print(report: Report) -> None:
-    for found in report.findings:
-        typer.echo(str(found))
+    for finding in report.findings:
+        typer.echo(str(finding))
     for name, much in report.checked.items():
         typer.echo(f"checked      {name}: {much}", err=True)
     for name, why in report.skipped.items():

@@ -45,11 +45,11 @@ def compare(
         opened = [_open(path) for path in runs]
         if len(opened) < 2:
             raise ConfigError("compare needs two runs or more; agentrl view shows one")
-        found = _compared(opened)
+        comparison = _compared(opened)
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(comparison, indent=1))
     else:
-        _print(opened, found)
+        _print(opened, comparison)
 
 
 def _open(path: Path) -> Run:
@@ -77,25 +77,26 @@ def _compared(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _print(runs: Sequence[Run], found: dict[str, Any]) -> None:
+def _print(runs: Sequence[Run], comparison: dict[str, Any]) -> None:
     console = Console()
     table = Table(box=None, pad_edge=False)
     for column in ("", *(str(run.path) for run in runs)):
         table.add_column(Text(visible(column)), overflow="fold")
-    table.add_row("steps", *map(str, found["steps"]))
-    drawn = [curve for curve in found["curve"] if curve]
+    table.add_row("steps", *map(str, comparison["steps"]))
+    drawn = [curve for curve in comparison["curve"] if curve]
     low, high = min(map(min, drawn), default=0.0), max(map(max, drawn), default=1.0)
-    table.add_row("reward, sampled", *(sparkline(curve, low, high) for curve in found["curve"]))
-    for name, scores in found["held_out"].items():
+    table.add_row("reward, sampled", *(sparkline(curve, low, high) for curve in comparison["curve"]))
+    for name, scores in comparison["held_out"].items():
         table.add_row(f"held out, {name}", *map(_score, scores))
-    for name, values in found["metrics"].items():
+    for name, values in comparison["metrics"].items():
         table.add_row(name.replace("_", " "), *("-" if v is None else f"{v[0]:.4g} -> {v[1]:.4g}" for v in values))
     console.print(table)
     console.print(
-        f"(x -> y: the means of the first and of the last steps)\n{len(found['config'])} keys differ", highlight=False
+        f"(x -> y: the means of the first and of the last steps)\n{len(comparison['config'])} keys differ",
+        highlight=False,
     )
     keys = Table(box=None, pad_edge=False, show_header=False)
-    for key, values in found["config"].items():
+    for key, values in comparison["config"].items():
         keys.add_row(
             Text(visible(f"  {key}")), *(Text(visible(json.dumps(value, ensure_ascii=False))) for value in values)
         )

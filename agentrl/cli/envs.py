@@ -25,7 +25,7 @@ class Described:
     name: str
     path: str
     package: str
-    what: str = ""
+    summary: str = ""
     tools: list[str] = field(default_factory=list)
     agent: bool = False
     """Whether an agent plays it, with the agent's own tools."""
@@ -39,10 +39,10 @@ class Described:
     def line(self) -> str:
         if self.broken:
             return f"broken: {self.broken}"
-        known = [*self.tools, *(["each episode names them"] if self.tools_later and not self.tools else [])]
-        tools = "an agent's own" if self.agent else ", ".join(known) or "none"
+        tool_names = [*self.tools, *(["each episode names them"] if self.tools_later and not self.tools else [])]
+        tools = "an agent's own" if self.agent else ", ".join(tool_names) or "none"
         needs = _short(self.needs[0]) if self.needs else "nothing"
-        return f"{_sentence(self.what)} [tools: {tools}; needs: {needs}]"
+        return f"{_sentence(self.summary)} [tools: {tools}; needs: {needs}]"
 
 
 def envs(as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False) -> None:
@@ -51,14 +51,14 @@ def envs(as_json: Annotated[bool, typer.Option("--json", help="Print everything 
     Each name can be used wherever a command or a configuration asks for an environment.
     """
     with one_line_errors():
-        found = [described(entry) for entry in entries()]
+        offered = [described(entry) for entry in entries()]
     if as_json:
-        typer.echo(json.dumps([asdict(one) for one in found], indent=1))
+        typer.echo(json.dumps([asdict(env) for env in offered], indent=1))
         return
-    width = max((len(one.name) for one in found), default=0)
-    for one in found:
-        typer.echo(f"{one.name:<{width}}  {one.line()}")
-    if not found:
+    width = max((len(env.name) for env in offered), default=0)
+    for env in offered:
+        typer.echo(f"{env.name:<{width}}  {env.line()}")
+    if not offered:
         typer.echo("no environment is installed; agentrl init makes one")
 
 
@@ -77,7 +77,7 @@ def described(entry: OfferedEnv) -> Described:
     try:
         cls = load_env(entry.path)
         about = (cls.__doc__ or "no docstring").strip().partition("\n")[0]
-        needs = [f"config: {what}" for what in required(cls)] or [*map(str, cls.needs(EnvFactory(cls).config, 1))]
+        needs = [f"config: {key}" for key in required(cls)] or [*map(str, cls.needs(EnvFactory(cls).config, 1))]
     except ConfigError as exc:
         return Described(entry.name, entry.path, entry.package, broken=str(exc))
     except Exception as exc:  # noqa: BLE001 - the boundary of `needs`

@@ -62,7 +62,7 @@ class PlayConfig:
         with_workers: bool = False,
     ) -> Self:
         """Read `--set` pairs over `defaults` ({"env_config", "limits", "reward"}). Raises ConfigError."""
-        known = {"env_config": None, "limits": Limits, **({"engine_config": None} if with_engine else {})}
+        sections = {"env_config": None, "limits": Limits, **({"engine_config": None} if with_engine else {})}
         settings = merge(defaults or {}, parse_settings(pairs))
         reward = settings.pop("reward", None) if with_reward else None
         if not isinstance(reward, str | None):
@@ -78,11 +78,11 @@ class PlayConfig:
         if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
             raise ConfigError(f"--set workers={workers}: give a number of processes, 0 or more")
         for key, value in settings.items():
-            if key not in known:
+            if key not in sections:
                 others = {"special_tokens": None, "opponents": None}
                 others |= {"reward": None} if with_reward else {}
                 others |= {"workers": None, "gateway": None} if with_workers else {}
-                raise ConfigError(f"--set: {unknown([key], {**known, **others})} (as in --set limits.turns=4)")
+                raise ConfigError(f"--set: {unknown([key], {**sections, **others})} (as in --set limits.turns=4)")
             if not isinstance(value, Mapping):
                 raise ConfigError(f"--set {key}={value}: name a key of it, as in --set {key}.KEY=VALUE")
         limits = Limits.of(settings.get("limits", {}))
@@ -105,16 +105,16 @@ class PlayConfig:
         return load_reward(self.reward, "--set reward=")
 
 
-def _gateway(given: Any) -> GatewayConfig:
+def _gateway(values: Any) -> GatewayConfig:
     """Raises ConfigError with one line that names each wrong key."""
     try:
-        return GatewayConfig.model_validate(given)
+        return GatewayConfig.model_validate(values)
     except ValidationError as exc:
         raise ConfigError(f"--set gateway: {problems(exc, GatewayConfig)}") from exc
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[OnEpisode]:
+def progress(title: str, total: int) -> Iterator[OnEpisode]:
     """On stderr a bar with the mean reward so far, or without a terminal a line every ten seconds.
 
     It yields a function to call per episode.
@@ -122,7 +122,7 @@ def progress(what: str, total: int) -> Iterator[OnEpisode]:
     from rich.console import Console
 
     console = Console(stderr=True)
-    with _bar(console, what, total) if console.is_terminal else _lines(total) as advance:
+    with _bar(console, title, total) if console.is_terminal else _lines(total) as advance:
         yield advance
 
 
@@ -134,8 +134,8 @@ def _lines(total: int) -> Iterator[OnEpisode]:
     def tell() -> None:
         while not ended.wait(_EVERY_S):
             with counting:
-                told, count = earned.with_failed(), earned.count
-            typer.echo(f"{count}/{total} episodes" + (f", reward {told}" if count else ""), err=True)
+                mean, count = earned.with_failed(), earned.count
+            typer.echo(f"{count}/{total} episodes" + (f", reward {mean}" if count else ""), err=True)
 
     def advance(trajectory: Trajectory) -> None:
         with counting:
@@ -151,11 +151,11 @@ def _lines(total: int) -> Iterator[OnEpisode]:
 
 
 @contextmanager
-def _bar(console: Console, what: str, total: int) -> Iterator[OnEpisode]:
+def _bar(console: Console, title: str, total: int) -> Iterator[OnEpisode]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn(what),
+        TextColumn(title),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("reward {task.fields[reward]}"),
@@ -163,7 +163,7 @@ def _bar(console: Console, what: str, total: int) -> Iterator[OnEpisode]:
     )
     earned = Earned()
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total, reward="none")
+        task = bar.add_task(title, total=total, reward="none")
 
         def advance(trajectory: Trajectory) -> None:
             earned.add(trajectory)

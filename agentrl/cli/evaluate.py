@@ -111,7 +111,9 @@ def evaluate(
     with one_line_errors(lambda: out_file(out) if api else how_to_resume(out)):
         check_samples(samples, temperature)
         title = f"{model} in {env} on {data or 'its own tasks'}"
-        told = ReportOptions(title=title, by=by, least=min_reward, prices=read_prices(prices), as_json=as_json)
+        report_options = ReportOptions(
+            title=title, by=by, least=min_reward, prices=read_prices(prices), as_json=as_json
+        )
         trained_with = _trained_with(model, env) if api is None else {}
         thinking = trained_with.pop("thinking", "keep")
         job = _EvaluateJob(
@@ -136,7 +138,7 @@ def evaluate(
         else:
             _refuse_engine(engine)
             groups = _ask(job, api_of(api, model, api_key_env, tokenizer, concurrency, temperature, job.config))
-    report(groups, told)
+    report(groups, report_options)
     with one_line_errors(lambda: "fix that, and run the command again"):
         refuse_all_failed([trajectory for group in groups for trajectory in group])
 
@@ -146,8 +148,8 @@ def _play(job: _EvaluateJob) -> list[list[Trajectory]]:
     check_model(job.model, job.engine, job.config.engine_config)
     envs, reward, tasks = _prepare(job)
     with only_writer(job.out):
-        each = len(envs.cls.seats) if envs.cls.seats and "policy" in job.config.opponents else 1
-        results = Results(tasks, _about(job, envs), unfinished(job.out), each=each)
+        seats = len(envs.cls.seats) if envs.cls.seats and "policy" in job.config.opponents else 1
+        results = Results(tasks, _about(job, envs), unfinished(job.out), seats=seats)
         results.load_same()
         results.tell()
         import_slow(weights=job.engine == "local")
@@ -230,9 +232,9 @@ async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: R
             reward=None if is_relative(reward) else reward,
             opponents=open_opponents(job.config.opponents, stack, vocabulary, device="cpu", dtype="float32"),
         )
-        known = results.by_place(job.samples)
+        finished = results.by_place(job.samples)
         with progress("episodes", len(results.tasks) * job.samples) as on_episode:
-            for episode in known.values():
+            for episode in finished.values():
                 on_episode(episode)
             async with with_workers(job.config.workers, here, _order(job, options, model)) as rollout:
                 return await run_groups(
@@ -243,7 +245,7 @@ async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: R
                     name="eval",
                     on_episode=on_episode,
                     keep_unscored=True,
-                    known=known,
+                    known=finished,
                     keep=lambda episode, place: results.add(episode, (results.keys[place[0]], place[1])),
                 )
 
@@ -269,5 +271,5 @@ def _trained_with(model: str, env: str) -> dict[str, Any]:
     run = run_config(model)
     if run is None:
         return {}
-    own = {"env_config": run.env_config, "reward": run.reward} if run.env == env else {}
-    return {"limits": run.limits, "thinking": run.thinking, "special_tokens": run.special_tokens, **own}
+    of_env = {"env_config": run.env_config, "reward": run.reward} if run.env == env else {}
+    return {"limits": run.limits, "thinking": run.thinking, "special_tokens": run.special_tokens, **of_env}

@@ -49,41 +49,41 @@ class ReportOptions:
     as_json: bool = False
 
 
-def report(groups: Sequence[Sequence[Trajectory]], told: ReportOptions) -> None:
+def report(groups: Sequence[Sequence[Trajectory]], options: ReportOptions) -> None:
     """Print the figures of episodes by task."""
     groups = [group for group in groups if group]
-    figures = figures_of(groups, told)
+    figures = figures_of(groups, options)
     warn_unscored(figures["unscored"])
-    scores, average = scores_by(told.by, groups) if told.by is not None else ({}, None)
-    if not told.as_json:
-        _print_table(told.title, figures)
-        if told.by is not None and average is not None:
-            _print_scores(told.by, scores, average)
+    scores, average = scores_by(options.by, groups) if options.by is not None else ({}, None)
+    if not options.as_json:
+        _print_table(options.title, figures)
+        if options.by is not None and average is not None:
+            _print_scores(options.by, scores, average)
         return
     if average is not None:
         of_values = {name: score.to_json() for name, score in scores.items()}
-        figures["by"] = {"key": told.by, "values": of_values, "average": average.to_json()}
+        figures["by"] = {"key": options.by, "values": of_values, "average": average.to_json()}
     typer.echo(json.dumps(figures))
 
 
-def figures_of(groups: Sequence[Sequence[Trajectory]], told: ReportOptions) -> dict[str, Any]:
+def figures_of(groups: Sequence[Sequence[Trajectory]], options: ReportOptions) -> dict[str, Any]:
     from agentrl.rollout import Evaluation
 
-    samples, played = max(map(len, groups)), [trajectory for group in groups for trajectory in group]
+    samples, episodes = max(map(len, groups)), [trajectory for group in groups for trajectory in group]
     earned = [rewards_of(group) for group in groups]
     best = [max(rewards) for rewards in earned if rewards]
-    metrics = Evaluation.of(played).metrics.to_json()
+    metrics = Evaluation.of(episodes).metrics.to_json()
     overall = score_of([fmean(rewards) for rewards in earned if rewards])
     mean = metrics.pop("reward_mean")
     return {
         "reward_mean": mean if any(earned) else None,
         "reward_interval": [overall.low, overall.high],
-        "pass_at": {str(k): score.to_json() for k, score in passes(groups, told.least).items()},
+        "pass_at": {str(k): score.to_json() for k, score in passes(groups, options.least).items()},
         **({f"best_of_{samples}": fmean(best)} if samples > 1 and best else {}),
         "failed": metrics.pop("failed_episodes"),
         "unscored": metrics.pop("unscored_episodes"),
         **{name: value for name, value in metrics.items() if name not in _TRAINING},
-        **player_figures(played, told.prices),
+        **player_figures(episodes, options.prices),
     }
 
 

@@ -58,7 +58,7 @@ def play_yourself(
     model: str,
     config: PlayConfig,
     out: Path | None,
-    played: list[Trajectory],
+    finished: list[Trajectory],
 ) -> None:
     """Play one task after the other, until `:quit` or Ctrl-C, and write what is finished. Raises ConfigError.
 
@@ -73,11 +73,11 @@ def play_yourself(
     renderer, _ = open_renderer(model)
     try:
         terminal = _Terminal(Console(highlight=False, markup=False))
-        run(_play(envs, tasks, renderer, config, terminal, out, played))
+        run(_play(envs, tasks, renderer, config, terminal, out, finished))
     finally:
-        if out is not None and played:
-            write_trajectories(out, played)
-            typer.echo(f"{len(played)} written to {out}; look at the first with: agentrl show {out}")
+        if out is not None and finished:
+            write_trajectories(out, finished)
+            typer.echo(f"{len(finished)} written to {out}; look at the first with: agentrl show {out}")
 
 
 async def _play(
@@ -87,7 +87,7 @@ async def _play(
     config: PlayConfig,
     terminal: _Terminal,
     out: Path | None,
-    played: list[Trajectory],
+    finished: list[Trajectory],
 ) -> None:
     """Play the tasks, and append each episode to `played`. It is in the file before the next one begins."""
     from agentrl.rollout import BugError
@@ -104,9 +104,9 @@ async def _play(
                 for episode in episodes:
                     if episode.failure is not None and episode.failure.kind == "bug":
                         raise BugError(episode.failure, episode.session_id)
-                played += episodes
+                finished += episodes
                 if out is not None and not is_special(out):
-                    write_trajectories(out, played)
+                    write_trajectories(out, finished)
                 for episode in episodes:
                     terminal.over(episode)
                 if number < len(tasks):
@@ -149,12 +149,12 @@ async def _seats(
     await episode.run(episode.begin)
     if any(human.quit for human in humans.values()):
         raise _QuitError
-    played = [episode.trajectories[seat] for seat in seating.trained]
-    for trajectory in played:
+    trajectories = [episode.trajectories[seat] for seat in seating.trained]
+    for trajectory in trajectories:
         mask(trajectory, trained=True)
         if trajectory.failure is not None:
             trajectory.mask("env_failure")
-    return played
+    return trajectories
 
 
 async def _episode(
@@ -172,13 +172,13 @@ async def _episode(
     options, hooks = config.options(), EpisodeHooks(aborted=lambda: speaker.quit)
     state, reward = EpisodeState(trajectory, None), own_reward(config)
     episode = Episode.of(envs.make(), state, engine, renderer, options, reward, hooks)
-    played = await episode.run(episode.begin)
+    episode_trajectory = await episode.run(episode.begin)
     if speaker.quit:
         raise _QuitError
-    mask(played, trained=True)
-    if played.failure is not None:
-        played.mask("env_failure")
-    return played
+    mask(episode_trajectory, trained=True)
+    if episode_trajectory.failure is not None:
+        episode_trajectory.mask("env_failure")
+    return episode_trajectory
 
 
 @dataclass(slots=True)
@@ -284,13 +284,13 @@ class _Human:
         if first and tools:
             self.terminal.say("tools:", "bold")
             self.terminal.tools(tools)
-        left = self.turns - len(self.trajectory.turns)
-        self.terminal.say(f"turns left: {left}" if left > 0 else "your last turn", "dim")
+        remaining = self.turns - len(self.trajectory.turns)
+        self.terminal.say(f"turns left: {remaining}" if remaining > 0 else "your last turn", "dim")
         try:
             while True:
-                said = await self._said(tools)
-                if said is not None:
-                    return said
+                answer = await self._said(tools)
+                if answer is not None:
+                    return answer
         except _QuitError:
             self.quit = True
             await self.engine.abort()
@@ -332,16 +332,16 @@ class _Human:
             lines.append(await self.terminal.line("... > "))
         return "\n".join(lines).removesuffix(_FENCE).removesuffix("\n")
 
-    async def _call(self, asked: str, tools: Sequence[ToolSpec]) -> Message | None:
-        name, _, given = asked.partition(" ")
+    async def _call(self, command: str, tools: Sequence[ToolSpec]) -> Message | None:
+        name, _, arguments_text = command.partition(" ")
         tool = next((tool for tool in tools if tool_name(tool) == name), None)
         if tool is None:
             names = ", ".join(map(tool_name, tools)) or "none"
             self.terminal.say(f"there is no tool {name!r}; the tools are: {names}", "red")
             return None
-        arguments = _read_object(given) if given.strip() else await self._arguments(tool)
+        arguments = _read_object(arguments_text) if arguments_text.strip() else await self._arguments(tool)
         if arguments is None:
-            self.terminal.say(f"no JSON object: {given}", "red")
+            self.terminal.say(f"no JSON object: {arguments_text}", "red")
             return None
         return {"role": "assistant", "content": "", "tool_calls": [new_call(name, arguments, f"{self.seen} ")]}
 

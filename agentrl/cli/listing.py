@@ -23,20 +23,20 @@ _COLUMNS = ("episode", "task", "reward", "stop", "turns", "tokens", "trained", "
 
 def print_list(path: Path, query: Query, *, worst: int | None, as_json: bool) -> None:
     """Print the episodes that the query asks for. Raises ConfigError."""
-    found = query.ordered(_listed(path, query))[:worst]
+    episodes = query.ordered(_listed(path, query))[:worst]
     if as_json:
-        for file, number, outline in found:
+        for file, number, outline in episodes:
             typer.echo(json.dumps({"file": file, "index": number, **outline}, ensure_ascii=False))
         return
     table = Table(box=None, pad_edge=False)
     for column in _COLUMNS:
         numeric = column in ("reward", "turns", "tokens", "trained", "seconds")
         table.add_column(column, justify="right" if numeric else "left", no_wrap=column != "answer")
-    for file, number, outline in found:
+    for file, number, outline in episodes:
         table.add_row(*(Text(visible(cell)) for cell in _cells(file, number, outline)))
     console = Console()
     console.print(table, soft_wrap=not console.is_terminal)
-    console.print(f"{len(found)} episodes", highlight=False)
+    console.print(f"{len(episodes)} episodes", highlight=False)
 
 
 def _listed(path: Path, query: Query) -> Iterator[Listed]:

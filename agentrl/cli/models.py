@@ -93,7 +93,7 @@ def weights_digest(name: str) -> str:
     if not folder.is_dir():
         return ""
     files = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
-    listed = [(file, found.st_size, found.st_mtime_ns) for file, found in files]
+    listed = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in files]
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]
 
 

@@ -153,10 +153,10 @@ def play(
     A player that knows the answers and one that does nothing show whether an environment can be won, and only by
     playing it. With --player api, the model at --api plays: --min-reward keeps its good episodes, for --warm-start.
     """
-    asked = api is not None or player == _API
+    uses_api = api is not None or player == _API
     yours, replaced = list[Trajectory](), 0
-    with one_line_errors(lambda: _how_to_go_on(out, player, yours, asked=asked)):
-        config = PlayConfig.parse(settings or (), with_engine=asked, with_reward=True)
+    with one_line_errors(lambda: _how_to_go_on(out, player, yours, uses_api=uses_api)):
+        config = PlayConfig.parse(settings or (), with_engine=uses_api, with_reward=True)
         job = _PlayJob(
             env=env,
             data=data,
@@ -167,13 +167,13 @@ def play(
             min_reward=min_reward,
             config=config,
         )
-        if asked:
+        if uses_api:
             _refuse_scripted(player)
             _refuse_finished(out)
             check_samples(samples, temperature)
             told_prices = read_prices(prices)
-            made = api_of(api, model, api_key_env, tokenizer, concurrency, temperature, config)
-            trajectories = _play_api(job, made)
+            chosen_api = api_of(api, model, api_key_env, tokenizer, concurrency, temperature, config)
+            trajectories = _play_api(job, chosen_api)
         elif player is not None:
             told_prices = None
             replaced = 0 if out is None else held(out)
@@ -192,19 +192,19 @@ def play(
         typer.echo(f"written to {job.out}{also}; look at the first with: agentrl show {job.out}")
     with one_line_errors(lambda: "fix that, and run the command again"):
         refuse_all_failed(trajectories)
-        if not asked:
+        if not uses_api:
             _warn_unknown_tools(trajectories, str(player))
 
 
 def load_player(path: str) -> Player:
     """The player at `file.py:function` or `package.module:function`. Raises ConfigError."""
-    found = load_object(path)
-    if not callable(found):
-        raise ConfigError(f"--player {path} is {found!r}; it must be a generator function that takes a Task")
+    function = load_object(path)
+    if not callable(function):
+        raise ConfigError(f"--player {path} is {function!r}; it must be a generator function that takes a Task")
 
     def start(task: Task) -> Generator[Turn, str, None]:
         try:
-            turns = found(own_task(task))
+            turns = function(own_task(task))
             if not isinstance(turns, Generator):
                 raise ConfigError(f"--player {path} returned {type(turns).__name__}; it must yield its turns")
             yield from turns
@@ -227,7 +227,7 @@ def _player(path: str, config: PlayConfig, seats: Sequence[str]) -> _PlayOne:
 
     async def play_one(env: Env, task: Task, renderer: Renderer) -> Sequence[Trajectory]:
         turns = _to_the_end(player(task), path, task)
-        played = await rollout(
+        trajectory = await rollout(
             env,
             task,
             turns,
@@ -236,16 +236,16 @@ def _player(path: str, config: PlayConfig, seats: Sequence[str]) -> _PlayOne:
             special_tokens=config.special_tokens,
             reward=reward,
         )
-        return [played]
+        return [trajectory]
 
     return play_one
 
 
 def _reads_messages(path: str) -> bool:
     """Whether the function at `path` takes two arguments instead of one."""
-    found = load_object(path)
+    function = load_object(path)
     try:
-        taken = inspect.signature(found)
+        taken = inspect.signature(function)
         taken.bind(None, None)
     except (TypeError, ValueError):
         return False
@@ -282,12 +282,12 @@ async def _play_speaker(
     if is_agent(type(env)):
         name = type(env).__name__
         raise ConfigError(f"--player {path} reads messages, but {name} is an agent; write a generator of its turns")
-    found = load_object(path)
+    function = load_object(path)
 
     async def say(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str | Message:
         try:
-            said: MaybeAwait[str | Message] = found(messages, tools)
-            return await said if inspect.isawaitable(said) else said
+            reply: MaybeAwait[str | Message] = function(messages, tools)
+            return await reply if inspect.isawaitable(reply) else reply
         except ConfigError:
             raise
         except Exception as exc:  # the player's boundary
@@ -297,11 +297,11 @@ async def _play_speaker(
         ChatEngine(ScriptedSpeaker(say), renderer, by={"model": path}),
         config.options(),
     )
-    played = await run_episode(env, task, engine=engine, renderer=renderer, options=options, reward=reward)
+    trajectory = await run_episode(env, task, engine=engine, renderer=renderer, options=options, reward=reward)
     if error := runtime(env).first_tool_error:
         raise AssertionError(f"a tool of {type(env).__name__} raised {cause(error)}") from error
-    mask(played, trained=True)
-    return [played]
+    mask(trajectory, trained=True)
+    return [trajectory]
 
 
 async def _play_seats(
@@ -311,7 +311,7 @@ async def _play_seats(
     engines = {
         seat: player.engine(renderer, zlib.crc32(f"{task.id}/{task.seed}/{seat}".encode())) for seat in env.seats
     }
-    played = await run_seats(
+    by_seat = await run_seats(
         env,
         task,
         engine=engines[env.seats[0]],
@@ -321,9 +321,9 @@ async def _play_seats(
         reward=reward,
         session_id=task.id or None,
     )
-    for trajectory in played.values():
+    for trajectory in by_seat.values():
         mask(trajectory, trained=True)
-    return [*played.values()]
+    return [*by_seat.values()]
 
 
 def _refuse_scripted(player: str | None) -> None:
@@ -338,12 +338,12 @@ def _refuse_finished(out: Path | None) -> None:
         refuse_finished(out)
 
 
-def _how_to_go_on(out: Path | None, player: str | None, yours: Sequence[Trajectory], *, asked: bool) -> str:
-    if asked:
+def _how_to_go_on(out: Path | None, player: str | None, yours: Sequence[Trajectory], *, uses_api: bool) -> str:
+    if uses_api:
         return out_file(unfinished(out))
     if player is None and yours:
-        kept = f"are in {out}" if out is not None else "were not written, as there is no --out"
-        return f"the episodes that you finished {kept}"
+        place = f"are in {out}" if out is not None else "were not written, as there is no --out"
+        return f"the episodes that you finished {place}"
     return how_to_resume(out)
 
 
@@ -373,8 +373,8 @@ def _play_script(job: _PlayJob, path: str, model: str) -> list[Trajectory]:
         raise ConfigError(f"--set opponents: --player {path} has every seat; leave it out")
     play_one = _player(path, job.config, envs.cls.seats)
     with only_writer(job.out):
-        about, each = _about(job, envs, path, model), max(len(envs.cls.seats), 1)
-        results = Results(tasks, about, unfinished(job.out), each=each)
+        about, seats = _about(job, envs, path, model), max(len(envs.cls.seats), 1)
+        results = Results(tasks, about, unfinished(job.out), seats=seats)
         results.load_same()
         results.tell()
         trajectories = run(_play(job, envs, play_one, results, model))
@@ -386,7 +386,7 @@ def _play_script(job: _PlayJob, path: str, model: str) -> list[Trajectory]:
 def _about(job: _PlayJob, envs: EnvFactory, path: str, model: str) -> Mapping[str, object]:
     """What two runs of the command must share, if the second is to resume the first."""
     sources = {"env": envs.cls, "player": load_object(path), "reward": job.config.reward_function()}
-    code = {name: source_of(found)[1] for name, found in sources.items()}
+    code = {name: source_of(source)[1] for name, source in sources.items()}
     return {"env": job.env, "player": path, "code": code, "tokenizer": model, "settings": asdict(job.config)}
 
 
@@ -394,8 +394,8 @@ async def _play(job: _PlayJob, envs: EnvFactory, play_one: _PlayOne, results: Re
     renderer, _ = open_renderer(model)  # transformers takes seconds to import
     async with envs:
         with progress("playing", len(results.tasks) * job.samples) as on_episode:
-            for known in results.by_place(job.samples).values():
-                on_episode(known)
+            for finished in results.by_place(job.samples).values():
+                on_episode(finished)
             await _episodes(envs, play_one, results, job.samples, renderer, on_episode)
     return [trajectory for group in results.groups(job.samples) for trajectory in group]
 
@@ -408,13 +408,13 @@ async def _episodes(
 
     slots = asyncio.Semaphore(_CONCURRENCY)
 
-    async def episode(task: Task, at: Place) -> None:
+    async def episode(task: Task, place_of_task: Place) -> None:
         async with slots:
             try:
-                played = await play_one(envs.make(), task, renderer)
+                trajectories = await play_one(envs.make(), task, renderer)
             except AssertionError as exc:  # a tool has a bug
                 raise ConfigError(f"task {task.id}: {str(exc).partition(chr(10))[0]}") from exc
-        for trajectory, place in zip(played, results.places(at), strict=True):
+        for trajectory, place in zip(trajectories, results.places(place_of_task), strict=True):
             if trajectory.failure is not None:
                 if trajectory.failure.kind == "bug":
                     raise BugError(trajectory.failure, trajectory.session_id)
@@ -422,49 +422,56 @@ async def _episodes(
             results.add(trajectory, place)
             on_episode(trajectory)
 
-    await gather(episode(task, at) for task, at in results.missing(samples))
+    await gather(episode(task, place_of_task) for task, place_of_task in results.missing(samples))
 
 
 def _report(
-    played: Sequence[Trajectory], kept: Sequence[Trajectory], job: _PlayJob, prices: tuple[float, float] | None
+    episodes: Sequence[Trajectory],
+    kept_episodes: Sequence[Trajectory],
+    job: _PlayJob,
+    prices: tuple[float, float] | None,
 ) -> None:
-    earned = Earned.of(played)
-    typer.echo(f"episodes     {len(played)}")
+    earned = Earned.of(episodes)
+    typer.echo(f"episodes     {len(episodes)}")
     typer.echo(f"failed       {earned.failed}")
     typer.echo(f"mean reward  {earned}")
-    typer.echo(f"mean turns   {fmean(len(t.turns) for t in played):.2f}")
+    typer.echo(f"mean turns   {fmean(len(t.turns) for t in episodes):.2f}")
     warn_unscored(earned.unscored)
     if job.min_reward is not None:
-        won = Counter(t.task.id for t in kept)
-        tasks = len({t.task.id for t in played})
-        typer.echo(f"kept         {len(kept)} of {len(played)} episodes, of {len(won)} of {tasks} tasks")
-    _report_api(played, kept, prices)
-    if job.out is not None and player_figures(played, None) and any(not t.is_valid for t in played):
+        won = Counter(t.task.id for t in kept_episodes)
+        tasks = len({t.task.id for t in episodes})
+        typer.echo(f"kept         {len(kept_episodes)} of {len(episodes)} episodes, of {len(won)} of {tasks} tasks")
+    _report_api(episodes, kept_episodes, prices)
+    if job.out is not None and player_figures(episodes, None) and any(not t.is_valid for t in episodes):
         typer.echo(f"the same command plays again what failed; the others are in {unfinished(job.out)}")
 
 
-def _warn_unknown_tools(played: Sequence[Trajectory], player: str) -> None:
+def _warn_unknown_tools(trajectories: Sequence[Trajectory], player: str) -> None:
     """Warn of unknown tools that a script called. Raises ConfigError if each of its episodes called one."""
     unknown, episodes = Counter[str](), 0
-    for trajectory in played:
-        known = [tool_name(tool) for tool in trajectory.tools]
-        names = [call.name for action in trajectory.said for call in action.calls if call.name not in known]
-        episodes += bool(names and known)
-        unknown.update(f"{name!r}{did_you_mean(name, known, '; the tools are {}')}" for name in names)
+    for trajectory in trajectories:
+        offered = [tool_name(tool) for tool in trajectory.tools]
+        names = [call.name for action in trajectory.said for call in action.calls if call.name not in offered]
+        episodes += bool(names and offered)
+        unknown.update(f"{name!r}{did_you_mean(name, offered, '; the tools are {}')}" for name in names)
     if not episodes:
         return
-    called = "; ".join(f"{what} (called {count} times)" for what, count in unknown.most_common(3))
-    told = f"--player {player} called a tool that does not exist in {episodes} of {len(played)} episodes: {called}"
-    if episodes == len(played):
-        raise ConfigError(told)
-    typer.echo(f"warning: {told}", err=True)
+    called = "; ".join(f"{name_of_tool} (called {count} times)" for name_of_tool, count in unknown.most_common(3))
+    message = (
+        f"--player {player} called a tool that does not exist in {episodes} of {len(trajectories)} episodes: {called}"
+    )
+    if episodes == len(trajectories):
+        raise ConfigError(message)
+    typer.echo(f"warning: {message}", err=True)
 
 
-def _report_api(played: Sequence[Trajectory], kept: Sequence[Trajectory], prices: tuple[float, float] | None) -> None:
-    if figures := player_figures(played, prices):
+def _report_api(
+    episodes: Sequence[Trajectory], kept_episodes: Sequence[Trajectory], prices: tuple[float, float] | None
+) -> None:
+    if figures := player_figures(episodes, prices):
         usage: Mapping[str, float] = figures["usage"]
         typer.echo(f"player       {figures['player']}")
         counts = (f"{name.replace('_', ' ')} {count:.10g}" for name, count in usage.items())
         typer.echo("usage        " + ", ".join(counts))
-    for reason, count in departures(kept).items():
+    for reason, count in departures(kept_episodes).items():
         typer.echo(f"masked       {count} episodes, from the first turn that the tokens cannot represent: {reason}")

@@ -41,10 +41,10 @@ class Results:
     tasks: Sequence[Task]
     about: Mapping[str, JSON]
     file: Path | None = None
-    each: int = 1
+    seats: int = 1
     """How many trajectories an episode has. With several, they are numbered as samples, episode by episode."""
     done: dict[Place, Trajectory] = field(default_factory=dict)
-    found: str = ""
+    resumed: str = ""
     """What the file contained, in words."""
     keys: Sequence[str] = ()
     """A key for each task, in order."""
@@ -84,8 +84,8 @@ class Results:
             else:
                 failed += 1
         write_trajectories(self.file, [*self.done.values()])
-        self.found = f"{len(self.done)} finished" + (", 1 torn row dropped" if torn else "")
-        self.found += f", {failed} that failed are played again" if failed else ""
+        self.resumed = f"{len(self.done)} finished" + (", 1 torn row dropped" if torn else "")
+        self.resumed += f", {failed} that failed are played again" if failed else ""
         self.warning = self._changed()
 
     def load_same(self) -> None:
@@ -103,12 +103,12 @@ class Results:
             self.done.clear()
             self.file.unlink()
             reason = str(exc).removeprefix(f"--out {self.file}").removesuffix("; name another file").strip()
-            self.found, self.warning = "", f"{self.file} was left by another command and is replaced: it {reason}"
+            self.resumed, self.warning = "", f"{self.file} was left by another command and is replaced: it {reason}"
 
     def tell(self) -> None:
         """Print on stderr what the file contained."""
-        if self.found:
-            typer.echo(f"{self.file}: {self.found}", err=True)
+        if self.resumed:
+            typer.echo(f"{self.file}: {self.resumed}", err=True)
         if self.warning:
             typer.echo(f"warning: {self.warning}", err=True)
 
@@ -124,12 +124,16 @@ class Results:
     def missing(self, samples: int) -> list[tuple[Task, Place]]:
         """The episodes still to be played, by sample and then by task: each task is begun early."""
         episodes = [(task, (key, n)) for n in range(samples) for task, key in zip(self.tasks, self.keys, strict=True)]
-        return [(task, at) for task, at in episodes if not all(place in self.done for place in self.places(at))]
+        return [
+            (task, place_of_task)
+            for task, place_of_task in episodes
+            if not all(place in self.done for place in self.places(place_of_task))
+        ]
 
     def places(self, episode: Place) -> list[Place]:
         """The places of an episode's trajectories."""
         key, n = episode
-        return [(key, n * self.each + i) for i in range(self.each)]
+        return [(key, n * self.seats + i) for i in range(self.seats)]
 
     def add(self, trajectory: Trajectory, place: Place) -> None:
         """Keep a finished episode."""
@@ -142,7 +146,7 @@ class Results:
 
     def groups(self, samples: int) -> list[list[Trajectory]]:
         """The finished episodes by task, in order."""
-        numbers = range(samples * self.each)
+        numbers = range(samples * self.seats)
         return [[self.done[key, n] for n in numbers if (key, n) in self.done] for key in self.keys]
 
     def finish(self, out: Path | None, episodes: Sequence[Trajectory]) -> None:
@@ -154,8 +158,12 @@ class Results:
 
     def by_place(self, samples: int) -> dict[tuple[int, int], Trajectory]:
         """The finished episodes by the number of their task and of the sample."""
-        places = [(place, n) for place in range(len(self.keys)) for n in range(samples * self.each)]
-        return {at: self.done[key, at[1]] for at in places if ((key := self.keys[at[0]]), at[1]) in self.done}
+        places = [(place, n) for place in range(len(self.keys)) for n in range(samples * self.seats)]
+        return {
+            position: self.done[key, position[1]]
+            for position in places
+            if ((key := self.keys[position[0]]), position[1]) in self.done
+        }
 
     def in_order(self) -> list[Trajectory]:
         """The finished episodes in the order of the tasks."""
@@ -165,17 +173,17 @@ class Results:
 
     def _place(self, trajectory: Trajectory, number: int) -> Place:
         """The row's episode. Raises ConfigError if another command wrote the row."""
-        where, found = f"--out {self.file}", trajectory.info.get(_KEY)
-        if not isinstance(found, Mapping):
+        where, stored = f"--out {self.file}", trajectory.info.get(_KEY)
+        if not isinstance(stored, Mapping):
             raise ConfigError(f"{where}:{number} is a trajectory of another command; name another file")
         for name, value in self.about.items():
-            if found.get(name) != value:
-                was, now = _difference(found.get(name), value, f"{name}.")
+            if stored.get(name) != value:
+                was, now = _difference(stored.get(name), value, f"{name}.")
                 raise ConfigError(f"{where} holds results of {was}, not {now}; name another file")
-        if found["task"] not in self.keys:
+        if stored["task"] not in self.keys:
             task = trajectory.task.id
             raise ConfigError(f"{where} holds an episode of task {task!r}, which is not among these; name another file")
-        return found["task"], found["sample"]
+        return stored["task"], stored["sample"]
 
 
 def unfinished(out: Path | None) -> Path | None:

@@ -45,11 +45,11 @@ def serve(
 def index_(corpus: _Corpus) -> None:
     """Make the index of a corpus, if there is none that fits its content."""
     with one_line_errors(lambda: "no index was made; run the command again"):
-        begun = time.monotonic()
-        found = run(_opened(corpus))
-        size = sum(file.stat().st_size for file in found.folder.iterdir())
+        start = time.monotonic()
+        index = run(_opened(corpus))
+        size = sum(file.stat().st_size for file in index.folder.iterdir())
         typer.echo(
-            f"{found.documents} passages, {size / 2**20:.1f} MiB at {found.folder}, {time.monotonic() - begun:.1f} s"
+            f"{index.documents} passages, {size / 2**20:.1f} MiB at {index.folder}, {time.monotonic() - start:.1f} s"
         )
 
 
@@ -70,7 +70,7 @@ async def _opened(corpus: Path) -> Any:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Any]:
+def _progress(title: str) -> Iterator[Any]:
     """A bar on a terminal, one line elsewhere. Nothing is shown if there is nothing to index."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -78,15 +78,15 @@ def _progress(what: str) -> Iterator[Any]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None, visible=False)
-        told = False
+        task = bar.add_task(title, total=None, visible=False)
+        is_shown = False
 
         def tell(done: int, size: int) -> None:
-            nonlocal told
-            if not told and not console.is_terminal:
-                typer.echo(f"{what}: {size / 2**20:.1f} MiB", err=True)
-            told = True
-            last = "finishing the index" if done == size else what
+            nonlocal is_shown
+            if not is_shown and not console.is_terminal:
+                typer.echo(f"{title}: {size / 2**20:.1f} MiB", err=True)
+            is_shown = True
+            last = "finishing the index" if done == size else title
             bar.update(task, completed=done, total=size, visible=True, description=last)
 
         yield tell

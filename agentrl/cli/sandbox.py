@@ -30,13 +30,14 @@ def check(backend: _Backend = "") -> None:
     with one_line_errors():
         names = [backend] if backend else load_object(f"{_SURVEY}:NAMES")
         checks = [asyncio.run(load_object(f"{_SURVEY}:check")(name)) for name in names]
-        for one in checks:
-            state = typer.style("no ", fg="red") if one.problem else typer.style("yes", fg="green")
-            typer.echo(f"{one.name:<11} {state} {one.problem or f'a first command had run after {one.seconds:.2f} s'}")
-            for what, held in (("enforced", one.enforced), ("missing", one.missing)):
-                if held:
-                    typer.echo(f"{'':<15} {what}: {', '.join(held)}")
-        if all(one.problem for one in checks):
+        for outcome in checks:
+            state = typer.style("no ", fg="red") if outcome.problem else typer.style("yes", fg="green")
+            ran = f"a first command had run after {outcome.seconds:.2f} s"
+            typer.echo(f"{outcome.name:<11} {state} {outcome.problem or ran}")
+            for label, limits in (("enforced", outcome.enforced), ("missing", outcome.missing)):
+                if limits:
+                    typer.echo(f"{'':<15} {label}: {', '.join(limits)}")
+        if all(outcome.problem for outcome in checks):
             raise typer.Exit(USAGE_ERROR)
 
 
@@ -48,16 +49,16 @@ def list_(backend: _Backend = "") -> None:
         if boxes:
             typer.echo(f"{'SANDBOX':<27} {'RUN':<20} {'OWNER':<6} {'TIME LEFT':>9}  IMAGE")
         for box in boxes:
-            left = f"{max(0.0, box.deadline - time.time()):.0f} s"
+            remaining = f"{max(0.0, box.deadline - time.time()):.0f} s"
             owner = "gone" if box.gone else "lives"
             place = f"  on {box.host}" if box.host else ""
-            typer.echo(f"{box.sandbox_id:<27} {box.run:<20} {owner:<6} {left:>9}  {box.image}{place}")
+            typer.echo(f"{box.sandbox_id:<27} {box.run:<20} {owner:<6} {remaining:>9}  {box.image}{place}")
         if not boxes:
             typer.echo("no sandboxes")
         if others := _asked("left", backend):
             typer.echo("left over; `agentrl sandbox gc` removes them:")
-        for one in others:
-            typer.echo(f"{one.kind:<8} {one.name}  ({one.note})")
+        for leftover in others:
+            typer.echo(f"{leftover.kind:<8} {leftover.name}  ({leftover.note})")
 
 
 @sandbox.command()
@@ -66,17 +67,17 @@ def gc(backend: _Backend = "") -> None:
     images that agentrl made, unless a run has sandboxes on the engine, empty cgroups, processes of an engine
     that is gone."""
     with one_line_errors():
-        said = [f"{_asked('collect', backend)} sandboxes"]
+        removed = [f"{_asked('collect', backend)} sandboxes"]
         cleared = _asked("tidy", backend)
         for kind, many in (("image", "images"), ("cgroup", "cgroups"), ("process", "orphaned containers")):
-            if count := sum(one.kind == kind for one in cleared):
-                said.append(f"{count} {many}")
-        typer.echo(f"removed {', '.join(said)}")
+            if count := sum(leftover.kind == kind for leftover in cleared):
+                removed.append(f"{count} {many}")
+        typer.echo(f"removed {', '.join(removed)}")
 
 
-def _asked(what: str, backend: str) -> Any:
+def _asked(function: str, backend: str) -> Any:
     try:
-        return asyncio.run(load_object(f"{_SURVEY}:{what}")(backend))
+        return asyncio.run(load_object(f"{_SURVEY}:{function}")(backend))
     except SandboxError as exc:
         typer.echo(f"error: {' '.join(str(exc).split())}", err=True)
         raise typer.Exit(USAGE_ERROR) from exc

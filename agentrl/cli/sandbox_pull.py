@@ -51,16 +51,18 @@ def pull(
     Prints each image with its outcome. Exit 1 if some failed, or have no room in the disk budget.
     """
     with one_line_errors():
-        known = load_object(f"{_CODING}.validate:ValidationSettings")(backend, bases(base or ()))
-        found = [one for place in tasks for one in load_object(f"{_CODING}.validate:find_tasks")(place, known)]
+        validation = load_object(f"{_CODING}.validate:ValidationSettings")(backend, bases(base or ()))
+        task_list = [
+            outcome for place in tasks for outcome in load_object(f"{_CODING}.validate:find_tasks")(place, validation)
+        ]
         spec = load_object("agentrl_sandbox.spec:SandboxSpec")(image=image)
-        images = load_object(f"{_CODING}.images:images_of")(found, spec)
+        images = load_object(f"{_CODING}.images:images_of")(task_list, spec)
         bounds = {"an_hour": per_hour, "disk_bytes": None if disk_gb is None else disk_gb * 1e9}
-        given = {name: value for name, value in bounds.items() if value is not None}
-        settings = load_object(f"{_PULLING}:PullSettings")(mirror, at_a_time, **given)
+        set_bounds = {name: value for name, value in bounds.items() if value is not None}
+        settings = load_object(f"{_PULLING}:PullSettings")(mirror, at_a_time, **set_bounds)
         outcomes = run(load_object(f"{_PULLING}:pull_images")(backend, images, settings, _Listener(len(images))))
         _report(images, outcomes)
-        if any(one.outcome in ("failed", "no room") for one in outcomes):
+        if any(outcome.outcome in ("failed", "no room") for outcome in outcomes):
             raise typer.Exit(MISSING)
 
 
@@ -88,9 +90,9 @@ class _Listener:
 
 
 def _report(images: Sequence[str], outcomes: Sequence[Any]) -> None:
-    for host in dict.fromkeys(one.host for one in outcomes):
-        counts = Counter(one.outcome for one in outcomes if one.host == host)
-        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-        typer.echo(f"{host}: {len(images)} images: {told}")
+    for host in dict.fromkeys(result.host for result in outcomes):
+        counts = Counter(result.outcome for result in outcomes if result.host == host)
+        summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+        typer.echo(f"{host}: {len(images)} images: {summary}")
     if not outcomes:
         typer.echo("these tasks need no images")

@@ -37,17 +37,17 @@ def sft(
     A row is {"messages": [...], "tools": [...]}, as OpenAI's API takes them. To resume after an interruption:
     agentrl train --resume --out runs/taught
     """
-    given = {"model": model, "out": out, "seed": seed, "device": device.value}
+    flags = {"model": model, "out": out, "seed": seed, "device": device.value}
 
     def how_to_go_on() -> str:
-        begun = (out / "config.yaml").is_file()
-        return f"resume with: agentrl train --resume --out {out}" if begun else "run the command again"
+        is_started = (out / "config.yaml").is_file()
+        return f"resume with: agentrl train --resume --out {out}" if is_started else "run the command again"
 
     with one_line_errors(how_to_go_on):
         from agentrl.train.preflight import check_inputs
         from agentrl.train.sft import sft_config
 
-        config = sft_config(data, epochs, merge(given, parse_settings(settings or ())))
+        config = sft_config(data, epochs, merge(flags, parse_settings(settings or ())))
         check_inputs(config, resume=False)
         with needs_torch():
             from agentrl.train import train as run

@@ -95,38 +95,40 @@ def render_trajectory(
 
 def _credit(trajectory: Trajectory, advantages: Sequence[Sequence[float | None]]) -> Iterator[Text]:
     """A line for each turn that got a reward of its own or an advantage, if turns differ in them."""
-    found: list[float | None] = []
-    for segment, own in zip_longest(trajectory.segments, advantages, fillvalue=()):
+    by_turn: list[float | None] = []
+    for segment, of_segment in zip_longest(trajectory.segments, advantages, fillvalue=()):
         turns = len(segment.turns) if isinstance(segment, Segment) else 0
-        found += [*own, *[None] * turns][:turns] if len(own) > 1 else [*own] * turns or [None] * turns
+        by_turn += (
+            [*of_segment, *[None] * turns][:turns] if len(of_segment) > 1 else [*of_segment] * turns or [None] * turns
+        )
     rewards = [turn.reward for segment in trajectory.segments for turn in segment.turns]
-    if len({*found}) < 2 and not any(rewards):
+    if len({*by_turn}) < 2 and not any(rewards):
         return
-    for number, (reward, advantage) in enumerate(zip(rewards, found, strict=True)):
-        told = [
+    for number, (reward, advantage) in enumerate(zip(rewards, by_turn, strict=True)):
+        figures = [
             f"{name} {value:g}" for name, value in (("reward", reward), ("advantage", advantage)) if value is not None
         ]
-        if told:
-            yield Text(f"turn {number}: {', '.join(told)}")
+        if figures:
+            yield Text(f"turn {number}: {', '.join(figures)}")
 
 
 def _pieces(segment: Segment, decode: Decode) -> Iterator[_Piece]:
-    at = segment.prompt_length
-    yield _Piece("prompt", visible(_decoded(segment, 0, at, decode)))
+    stop = segment.prompt_length
+    yield _Piece("prompt", visible(_decoded(segment, 0, stop, decode)))
     for role, spans in groupby(segment.spans, key=_role):
-        start = at
+        start = stop
         for span in spans:
-            at += span.stop - span.start
-        yield _Piece(role, visible(_decoded(segment, start, at, decode)))
+            stop += span.stop - span.start
+        yield _Piece(role, visible(_decoded(segment, start, stop, decode)))
 
 
 def _decoded(segment: Segment, start: int, stop: int, decode: Decode) -> str:
     """The text of tokens, with a label in place of the pads of each image."""
     tokens, parts = segment.ids, list[str]()
-    for one in segment.media:
-        if start <= one.start < stop:
-            parts += [decode(tokens[start : one.start].tolist()), one.label]
-            start = one.stop
+    for image in segment.media:
+        if start <= image.start < stop:
+            parts += [decode(tokens[start : image.start].tolist()), image.label]
+            start = image.stop
     return "".join([*parts, decode(tokens[start:stop].tolist())])
 
 
@@ -241,8 +243,8 @@ def _advantages(file: Path, index: int) -> Sequence[Sequence[float | None]]:
     """Those that a run's record holds; empty for other files."""
     line = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()][index]
     training = json.loads(line).get("training") or {}
-    found: Sequence[Sequence[float | None]] = training.get("advantages") or ()
-    return found
+    advantages: Sequence[Sequence[float | None]] = training.get("advantages") or ()
+    return advantages
 
 
 def load_trajectory(

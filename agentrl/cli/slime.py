@@ -70,10 +70,10 @@ def init(
         file, colon, name = env.rpartition(":")
         if file.endswith(".py"):  # slime runs elsewhere
             env = f"{Path(file).resolve()}{colon}{name}"
-        found = model_file(model, slime)
-        for path in write(env, found, slime, folder, workers):
+        script = model_file(model, slime)
+        for path in write(env, script, slime, folder, workers):
             typer.echo(f"wrote {path}")
-        for step in next_steps(folder, found, slime):
+        for step in next_steps(folder, script, slime):
             typer.echo(f"next: {step}")
 
 

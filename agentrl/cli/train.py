@@ -73,18 +73,18 @@ def train(
         "seed": seed,
         "device": device,
     }
-    given = {key: value for key, value in flags.items() if value is not None}
+    overrides = {key: value for key, value in flags.items() if value is not None}
 
     folder = out
 
     def how_to_go_on() -> str:
-        begun = folder is not None and (folder / "config.yaml").is_file()
-        return f"resume with: agentrl train --resume --out {folder}" if begun else "run the command again"
+        is_started = folder is not None and (folder / "config.yaml").is_file()
+        return f"resume with: agentrl train --resume --out {folder}" if is_started else "run the command again"
 
     with one_line_errors(how_to_go_on):
         from agentrl.train.preflight import check_inputs
 
-        train_config = build_config(config, merge(given, parse_settings(settings or ())), resume=resume)
+        train_config = build_config(config, merge(overrides, parse_settings(settings or ())), resume=resume)
         folder = train_config.out
         check_inputs(train_config, resume=resume)
         with needs_torch():

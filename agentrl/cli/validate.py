@@ -53,14 +53,14 @@ def validate(
     with one_line_errors():
         if out is not None and (out.is_dir() or not out.resolve().parent.is_dir()):
             raise ConfigError(f"--json {out}: name a file in a folder that exists")
-        given = {"installed": installed, "keep": keep, "concurrency": concurrency, "deadline": deadline}
-        settings = load_object(f"{_CORE}:ValidationSettings")(backend, bases(base or ()), **given)
+        options = {"installed": installed, "keep": keep, "concurrency": concurrency, "deadline": deadline}
+        settings = load_object(f"{_CORE}:ValidationSettings")(backend, bases(base or ()), **options)
         findings = _run(
             [task for place in tasks for task in load_object(f"{_CORE}:find_tasks")(place, settings)], settings
         )
         verdicts = load_object(f"{_CORE}:counts")(findings)
         if out is not None:
-            rows = [dataclasses.asdict(found) for found in findings]
+            rows = [dataclasses.asdict(finding) for finding in findings]
             report = {"tasks": len(rows), "verdicts": verdicts, "findings": rows}
             write_atomically(out, json.dumps(report, indent=1) + "\n")
         _report(findings, verdicts)
@@ -71,18 +71,20 @@ def validate(
 def _run(tasks: Sequence[Any], settings: Any) -> list[Any]:
     done = 0
 
-    def tell(found: Any) -> None:
+    def tell(finding: Any) -> None:
         nonlocal done
         done += 1
-        typer.echo(f"{done}/{len(tasks)} {found.verdict}: {found.id} ({found.seconds:.0f} s)", err=True)
+        typer.echo(f"{done}/{len(tasks)} {finding.verdict}: {finding.id} ({finding.seconds:.0f} s)", err=True)
 
     findings: list[Any] = run(load_object(f"{_CORE}:validate")(tasks, settings, on_finding=tell))
     return findings
 
 
-def bases(given: Sequence[str]) -> dict[str, str]:
-    pairs = [one.partition("=") for one in given]
-    if wrong := next((one for one, (old, _, new) in zip(given, pairs, strict=True) if not old or not new), None):
+def bases(options: Sequence[str]) -> dict[str, str]:
+    pairs = [option.partition("=") for option in options]
+    if wrong := next(
+        (option for option, (old, _, new) in zip(options, pairs, strict=True) if not old or not new), None
+    ):
         raise ConfigError(f"--base {wrong}: write OLD=NEW, such as python:3.13-slim=my-python")
     return {old: new for old, _, new in pairs}
 
@@ -92,11 +94,11 @@ def _report(findings: Sequence[Any], verdicts: dict[str, int]) -> None:
     from rich.table import Table
 
     console = Console()
-    broken = [found for found in findings if found.verdict != "good"]
+    broken = [finding for finding in findings if finding.verdict != "good"]
     if broken:
         table = Table("task", "verdict", "why")
-        for found in broken:
-            table.add_row(found.id, found.verdict, found.reason[:400])
+        for finding in broken:
+            table.add_row(finding.id, finding.verdict, finding.reason[:400])
         console.print(table, markup=False)
-    told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-    console.print(f"{len(findings)} tasks: {told}", highlight=False, markup=False)
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    console.print(f"{len(findings)} tasks: {summary}", highlight=False, markup=False)
