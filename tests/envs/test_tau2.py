@@ -27,7 +27,7 @@ def test_a_row_is_copied_when_it_is_taken():
     rows["c"] = [3]
 
     assert given == {"a": [1], "b": [2]}
-    assert (dict(rows), rows.own) == ({"a": [1, 9], "b": [2], "c": [3]}, {"a", "c"})
+    assert (dict(rows), rows.changed) == ({"a": [1, 9], "b": [2], "c": [3]}, {"a", "c"})
     assert rows.get("b") is not given["b"]
     assert rows.get("d") is None
 

@@ -42,9 +42,9 @@ class _GemGame:
     def answer(self, text: str) -> GameTurn:
         observed, reward, terminated, truncated, info = self._env.step(text)
         done = bool(terminated or truncated)
-        told = {"truncated": True} if truncated and not terminated else {}
+        extra = {"truncated": True} if truncated and not terminated else {}
         last = "" if observed == _NOTHING_MORE else str(observed)
-        return GameTurn(last if done else self._shown(observed, info), float(reward), done, told)
+        return GameTurn(last if done else self._shown(observed, info), float(reward), done, extra)
 
     def close(self) -> None:
         """Most of gem's environments have no resources and no `close`."""

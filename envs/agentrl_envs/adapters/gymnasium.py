@@ -97,8 +97,8 @@ class _GymnasiumGame:
             return GameTurn(f"That is no action. {self._asks()}", done=self._failed >= IN_A_ROW, info={"no_action": 1})
         self._failed = 0
         observed, reward, terminated, truncated, _ = self._env.step(action)
-        told = {"truncated": True} if truncated and not terminated else {}
-        return GameTurn(self._shown(observed), float(reward), bool(terminated or truncated), told)
+        extra = {"truncated": True} if truncated and not terminated else {}
+        return GameTurn(self._shown(observed), float(reward), bool(terminated or truncated), extra)
 
     def close(self) -> None:
         self._env.close()
@@ -132,9 +132,9 @@ def _from_json(space: Any, value: Any) -> Any:
     """The action that a JSON value means in a space. Raises one of many errors if it means nothing there."""
     kind = type(space).__name__
     if kind == "Tuple":
-        return tuple(_from_json(each, own) for each, own in zip(space.spaces, value, strict=True))
+        return tuple(_from_json(subspace, item) for subspace, item in zip(space.spaces, value, strict=True))
     if kind == "Dict":
-        return {key: _from_json(each, value[key]) for key, each in space.spaces.items()}
+        return {key: _from_json(subspace, value[key]) for key, subspace in space.spaces.items()}
     if kind == "Box" and space.shape == (1,) and not isinstance(value, list):
         value = [value]
     return space.from_jsonable([value])[0]
@@ -143,27 +143,27 @@ def _from_json(space: Any, value: Any) -> Any:
 def _discrete(space: Any, text: str, names: Names) -> int | None:
     start = int(space.start)
     numbers = {str(start + i): start + i for i in range(int(space.n))}
-    known = {**{name.lower(): number for number, name in names}, **numbers}
-    said = text.strip().lower()
-    if said in known:
-        return known[said]
-    longest_first = sorted(known, key=len, reverse=True)
+    numbers_by_word = {**{name.lower(): number for number, name in names}, **numbers}
+    answer = text.strip().lower()
+    if answer in numbers_by_word:
+        return numbers_by_word[answer]
+    longest_first = sorted(numbers_by_word, key=len, reverse=True)
     pattern = rf"(?<![\w.-])({'|'.join(map(re.escape, longest_first))})(?![\w-]|\.\d)"
-    found = re.findall(pattern, said)
-    return known[found[-1]] if found else None
+    matches = re.findall(pattern, answer)
+    return numbers_by_word[matches[-1]] if matches else None
 
 
 def _last_json(text: str) -> Any:
     """The last JSON value in a text: the whole text, or a list, an object or a number at its end."""
-    decoder, found = json.JSONDecoder(), None
+    decoder, value = json.JSONDecoder(), None
     end = 0
     for match in re.finditer(r"[\[{]|-?\d", text):
         if match.start() >= end:
             try:
-                found, end = decoder.raw_decode(text, match.start())
+                value, end = decoder.raw_decode(text, match.start())
             except ValueError:
                 continue
-    return found
+    return value
 
 
 def _told(space: Any, observed: Any, name: str) -> str:
@@ -181,12 +181,12 @@ def _told(space: Any, observed: Any, name: str) -> str:
 def _plain(value: Any) -> Any:
     """An observation as JSON: arrays as lists, numbers with four decimals."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return round(value, 4) if isinstance(value, float) else value
 
 
@@ -209,42 +209,42 @@ def _documentation(env: Any) -> str:
     """The plain sentences of a few paragraphs: what the task is, and what is seen and done."""
     doc = _doc(env)
     sections = _sections(doc)
-    told = [_plain_sentences(doc.partition("## ")[0]), _plain_sentences(sections.get("description", ""))]
+    parts = [_plain_sentences(doc.partition("## ")[0]), _plain_sentences(sections.get("description", ""))]
     for kind in ("action", "observation"):
         if kind == "observation" or type(env.action_space).__name__ != "Discrete":  # `_asks` lists discrete ones
             text = next((text for title, text in sections.items() if title.startswith(kind)), "")
             listed = ", ".join(f"{number} {name.strip()}" for number, name in _ROW.findall(text))
-            told += [_plain_sentences(text), f"The numbers of the {kind}: {listed}." if listed else ""]
-    return "\n\n".join(filter(None, told))
+            parts += [_plain_sentences(text), f"The numbers of the {kind}: {listed}." if listed else ""]
+    return "\n\n".join(filter(None, parts))
 
 
 def _plain_sentences(text: str) -> str:
     """The plain sentences of the first paragraph, without those about programs, pages or other sections."""
     first = " ".join(re.split(r"\n\s*\n", text.strip())[0].split())
-    return " ".join(each for each in _SENTENCE.split(first) if not _OF_PROGRAMS.search(each))
+    return " ".join(sentence for sentence in _SENTENCE.split(first) if not _OF_PROGRAMS.search(sentence))
 
 
 def _sections(doc: str) -> dict[str, str]:
     return {title.strip().lower(): text.strip("\n") for title, text in _SECTIONS.findall(doc)}
 
 
-def _named(given: Sequence[str] | Mapping[str, int], space: Any, name: str) -> Names:
+def _named(actions: Sequence[str] | Mapping[str, int], space: Any, name: str) -> Names:
     """The names that the configuration gives. Raises ConfigError where they do not fit the space."""
-    if not given:
+    if not actions:
         return []
     if type(space).__name__ != "Discrete":
         raise ConfigError(f"env_config.actions: {name} takes {space}, which has no actions to name; leave it out")
     first, last = int(space.start), int(space.start) + int(space.n) - 1
-    if isinstance(given, Mapping):
-        if wrong := [f"{each}: {number}" for each, number in given.items() if not first <= number <= last]:
+    if isinstance(actions, Mapping):
+        if wrong := [f"{action}: {number}" for action, number in actions.items() if not first <= number <= last]:
             raise ConfigError(f"env_config.actions: {wrong[0]}: the actions of {name} are {first} to {last}")
-        return [(number, each) for each, number in given.items()]
-    if len(given) != int(space.n):
+        return [(number, action) for action, number in actions.items()]
+    if len(actions) != int(space.n):
         raise ConfigError(
-            f"env_config.actions: {len(given)} names for the {space.n} actions of {name}; name each, "
-            f"or write which environment the names are for: {{{given[0]}: {first}}}"
+            f"env_config.actions: {len(actions)} names for the {space.n} actions of {name}; name each, "
+            f"or write which environment the names are for: {{{actions[0]}: {first}}}"
         )
-    return [*enumerate(given, first)]
+    return [*enumerate(actions, first)]
 
 
 def _documented_names(env: Any) -> Names:
@@ -264,7 +264,7 @@ def _doc(env: Any) -> str:
 def _function(path: str | None) -> Callable[[Any, Any], Any] | None:
     if path is None:
         return None
-    found = load_object(path)
-    if not callable(found):
-        raise ConfigError(f"{path} is {found!r}, not a function")
-    return cast("Callable[[Any, Any], Any]", found)
+    function = load_object(path)
+    if not callable(function):
+        raise ConfigError(f"{path} is {function!r}, not a function")
+    return cast("Callable[[Any, Any], Any]", function)

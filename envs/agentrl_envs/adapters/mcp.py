@@ -67,11 +67,11 @@ class MCPConfig(McpServerConfig):
 
     @model_validator(mode="after")
     def _one(self) -> MCPConfig:
-        own = [self] if self.command or self.url else []
-        for server in (*own, *self.servers.values()):
+        servers = [self] if self.command or self.url else []
+        for server in (*servers, *self.servers.values()):
             if bool(server.command) == bool(server.url):
                 raise ValueError("a server has either a command or a url")
-        if not own and not self.servers:
+        if not servers and not self.servers:
             raise ValueError("name a server: command, url or servers")
         return self
 
@@ -93,34 +93,34 @@ class MCP(Env):
     @asynccontextmanager
     async def share(cls, config: MCPConfig) -> AsyncIterator[dict[str, SharedResource[_McpSession]]]:
         """Start each server once, so that one that does not work is reported before the first token."""
-        held = {}
+        sessions = {}
         for name, server in _servers(config).items():
-            held[name] = SharedResource(lambda server=server: _session(server, {}))  # type: ignore[misc]
+            sessions[name] = SharedResource(lambda server=server: _session(server, {}))  # type: ignore[misc]
         try:
             for name, server in _servers(config).items():
-                await _prove(server, held[name], config)
+                await _prove(server, sessions[name], config)
                 if not config.shared:
-                    await held[name].close()
-            yield held
+                    await sessions[name].close()
+            yield sessions
         finally:
-            for each in held.values():
-                await each.close()
+            for shared_session in sessions.values():
+                await shared_session.close()
 
     @classmethod
     def needs(cls, config: MCPConfig, episodes: int) -> Sequence[str]:
-        each = "for all episodes" if config.shared else f"for each of {episodes} episodes"
-        return [f"an MCP server {each}: {server.name}" for server in _servers(config).values()]
+        scope = "for all episodes" if config.shared else f"for each of {episodes} episodes"
+        return [f"an MCP server {scope}: {server.name}" for server in _servers(config).values()]
 
     async def reset(self, task: Task) -> Observation:
         servers = _servers(self.config)
         name = str(task.metadata.get("server") or next(iter(servers)))
         refuse_unknown("MCP server", name, servers)
         files = task.metadata.get("files") or {}
-        self._held = self.shared[name] if self.config.shared else None
-        if self._held is not None:
+        self._shared_session = self.shared[name] if self.config.shared else None
+        if self._shared_session is not None:
             if files:
                 raise ConfigError("a shared MCP server has no folder for a task's files; leave out env_config.shared")
-            self._session = await self._held.get()
+            self._session = await self._shared_session.get()
         else:
             self._session = await self.enter(_session(servers[name], files))
         self.folder = self._session.folder
@@ -136,8 +136,8 @@ class MCP(Env):
         try:
             return await self._session.call(call.name, dict(call.arguments))
         except InfraError:
-            if self._held is not None:
-                await self._held.drop(self._session)
+            if self._shared_session is not None:
+                await self._shared_session.drop(self._session)
             raise
 
     def score(self, trajectory: Trajectory) -> float | None:
@@ -193,8 +193,8 @@ async def _session(server: McpServerConfig, files: Mapping[str, str]) -> AsyncIt
     suite("mcp", "mcp")
     from mcp import Client
 
-    with tempfile.TemporaryDirectory(prefix="agentrl-mcp-") as made, tempfile.TemporaryFile("w+") as errors:
-        folder, entered, rubbish = _written(made, files), False, list[str]()
+    with tempfile.TemporaryDirectory(prefix="agentrl-mcp-") as temporary, tempfile.TemporaryFile("w+") as errors:
+        folder, entered, rubbish = _written(temporary, files), False, list[str]()
         logging.getLogger("mcp.client.stdio").addFilter(_keep_rubbish)
         _rubbish.set(rubbish)
 
@@ -218,11 +218,11 @@ async def _session(server: McpServerConfig, files: Mapping[str, str]) -> AsyncIt
 
 def _keep_rubbish(record: logging.LogRecord) -> bool:
     """Keep the line that the client cannot read, and hide its log: it would print a traceback for each line."""
-    kept, error = _rubbish.get(), record.exc_info[1] if record.exc_info else None
-    if kept is None or not isinstance(error, ValidationError):
+    lines, error = _rubbish.get(), record.exc_info[1] if record.exc_info else None
+    if lines is None or not isinstance(error, ValidationError):
         return True
-    if not kept:
-        kept.append(str(error.errors()[0]["input"]))
+    if not lines:
+        lines.append(str(error.errors()[0]["input"]))
     return False
 
 
@@ -253,12 +253,12 @@ async def _over_http(url: str, key: str | None) -> AsyncIterator[Any]:
         yield streams
 
 
-async def _prove(server: McpServerConfig, held: SharedResource[_McpSession], config: MCPConfig) -> None:
+async def _prove(server: McpServerConfig, shared_session: SharedResource[_McpSession], config: MCPConfig) -> None:
     """Raises ConfigError for a server that does not start, or has no tools."""
     if server.command and shutil.which(server.command) is None:
         raise ConfigError(f"there is no program {server.command!r} on PATH to start an MCP server with; install it")
     try:
-        session = await held.get()
+        session = await shared_session.get()
         listed = await session.tools(config.only)
     except (InfraError, ToolError) as exc:
         raise ConfigError(str(exc)) from exc
@@ -267,33 +267,33 @@ async def _prove(server: McpServerConfig, held: SharedResource[_McpSession], con
 
 
 def _servers(config: MCPConfig) -> dict[str, McpServerConfig]:
-    own = {"": config} if config.command or config.url else {}
-    return {**own, **config.servers}
+    unnamed = {"": config} if config.command or config.url else {}
+    return {**unnamed, **config.servers}
 
 
 def _spec(tool: Any) -> ToolSpec:
     """The tool in the form that chat templates take. Its schema is always that of an object, even if the server left
     parts out.
     """
-    given = {key: value for key, value in (tool.input_schema or {}).items() if key != "$schema"}
-    properties = given.get("properties")
-    schema = {**given, "type": "object", "properties": properties if isinstance(properties, Mapping) else {}}
+    parameters = {key: value for key, value in (tool.input_schema or {}).items() if key != "$schema"}
+    properties = parameters.get("properties")
+    schema = {**parameters, "type": "object", "properties": properties if isinstance(properties, Mapping) else {}}
     function = {"name": tool.name, "description": tool.description or tool.title or "", "parameters": schema}
     return {"type": "function", "function": function}
 
 
 def _text(result: Any) -> str:
     """A result as the model reads it. Raises ToolError if the tool reports a failure, or returns only media."""
-    shown, hidden = list[str](), list[str]()
+    texts, hidden = list[str](), list[str]()
     for block in result.content:
         text = _block(block)
-        (hidden.append(f"[{block.type}: left out, the model reads text]") if text is None else shown.append(text))
-    if not shown and result.structured_content is not None:
-        shown.append(json.dumps(result.structured_content, ensure_ascii=False))
-    if hidden and not shown:
+        (hidden.append(f"[{block.type}: left out, the model reads text]") if text is None else texts.append(text))
+    if not texts and result.structured_content is not None:
+        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    if hidden and not texts:
         kinds = ", ".join(sorted({block.type for block in result.content}))
         raise ToolError(f"the tool answered with {kinds}, which you cannot read; ask for text")
-    text = "\n".join([*shown, *hidden])
+    text = "\n".join([*texts, *hidden])
     if result.is_error:
         raise ToolError(text or "the tool failed and gives no reason")
     return text
@@ -309,8 +309,8 @@ def _block(block: Any) -> str | None:
     return None
 
 
-def _written(made: str, files: Mapping[str, str]) -> Path:
-    folder = Path(made).resolve()
+def _written(root: str, files: Mapping[str, str]) -> Path:
+    folder = Path(root).resolve()
     for name, text in files.items():
         path = (folder / name).resolve()
         if not path.is_relative_to(folder) or path == folder:
@@ -323,6 +323,6 @@ def _written(made: str, files: Mapping[str, str]) -> Path:
 def _last_words(errors: IO[str], rubbish: Sequence[str]) -> str:
     """A server's last words on stderr, and its first line on stdout that is not a message, in one line."""
     errors.seek(0)
-    said = " ".join(errors.read().split())
+    stderr = " ".join(errors.read().split())
     wrote = f"; it wrote to stdout something that is not JSON-RPC: {rubbish[0]!r:.80}" if rubbish else ""
-    return wrote + (f"; it said: {said[-_SAID:]}" if said else "")
+    return wrote + (f"; it said: {stderr[-_SAID:]}" if stderr else "")

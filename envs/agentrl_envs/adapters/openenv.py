@@ -89,8 +89,8 @@ class OpenEnv(Env):
                 f"no OpenEnv server answers at {url}: {one_line(exc)[:300]}; start one, or check the URL"
             ) from exc
         if config.field is not None and config.field not in schema.get("properties", {}):
-            known = ", ".join(schema.get("properties", {}))
-            raise ConfigError(f"env_config.field: an action has no field {config.field!r}; it has: {known}")
+            fields = ", ".join(schema.get("properties", {}))
+            raise ConfigError(f"env_config.field: an action has no field {config.field!r}; it has: {fields}")
         return schema
 
     @classmethod
@@ -108,9 +108,9 @@ class OpenEnv(Env):
         if not self._tools and self._field is None:
             self._tools = {"act": _act(self.shared)}
         more = task.metadata.get("reset") or {}
-        said = await self._session.ask("reset", {"seed": task.seed % (1 << 31), **self.config.reset, **more})
+        answer = await self._session.ask("reset", {"seed": task.seed % (1 << 31), **self.config.reset, **more})
         prompt = task.prompt if task.prompt != self.config.url else ""
-        return "\n\n".join(filter(None, (self.config.prompt, str(prompt), _shown(said)))) or "Begin."
+        return "\n\n".join(filter(None, (self.config.prompt, str(prompt), _shown(answer)))) or "Begin."
 
     def tools(self) -> Sequence[ToolSpec]:
         return [*self._tools.values()]
@@ -119,11 +119,11 @@ class OpenEnv(Env):
         if self._tools:
             return await self.run_tools(action) if action.calls else StepResult(done=True)
         try:
-            said = await self._session.ask("step", {str(self._field): action.content})
+            answer = await self._session.ask("step", {str(self._field): action.content})
         except ToolError as exc:
             return StepResult(f"Error: {exc}", reward=0.0)
-        done = bool(said.get("done"))
-        return StepResult(_shown(said) or ("" if done else "(Nothing.)"), reward=_reward(said), done=done)
+        done = bool(answer.get("done"))
+        return StepResult(_shown(answer) or ("" if done else "(Nothing.)"), reward=_reward(answer), done=done)
 
     async def exec_tool(self, call: ToolCall) -> ToolResult:
         if call.name not in self._tools:
@@ -131,13 +131,13 @@ class OpenEnv(Env):
         if self._over:
             raise ToolError("the episode is over")
         arguments = dict(call.arguments)
-        own = self._tools.keys() == {"act"}
-        sent = arguments if own else {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
-        said = await self._session.ask("step", sent)
-        self._over = bool(said.get("done"))
-        reward, error = _reward(said), dict(said.get("observation") or {}).get("error")
-        if own or not error:
-            return ToolResult(_shown(said), reward=reward, done=self._over)
+        is_act = self._tools.keys() == {"act"}
+        sent = arguments if is_act else {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
+        answer = await self._session.ask("step", sent)
+        self._over = bool(answer.get("done"))
+        reward, error = _reward(answer), dict(answer.get("observation") or {}).get("error")
+        if is_act or not error:
+            return ToolResult(_shown(answer), reward=reward, done=self._over)
         if error.get("error_type") == "invalid_args" and not (reward or self._over):
             raise CallError(str(error.get("message")))
         return ToolResult(f"Error: {error.get('message')}", reward=reward, done=self._over)
@@ -151,31 +151,31 @@ class _OpenEnvSession:
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, config: OpenEnvConfig) -> None:
         self._socket, self._config = socket, config
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def tools(self) -> dict[str, ToolSpec]:
         """The environment's MCP tools, by name; none if it has no MCP server."""
-        asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         try:
-            said = await self.ask("mcp", asked)
+            answer = await self.ask("mcp", request)
         except (InfraError, ToolError):
             return {}
-        listed = (said.get("result") or {}).get("tools") or []
+        listed = (answer.get("result") or {}).get("tools") or []
         return {tool["name"]: _tool(tool) for tool in listed}
 
     async def ask(self, kind: str, data: Mapping[str, JSON] | None = None) -> dict[str, Any]:
         """The data of the server's answer. Raises ToolError for an action that it refuses, InfraError for any other
         error."""
         try:
-            async with self._one, asyncio.timeout(self._config.message_s):
+            async with self._lock, asyncio.timeout(self._config.message_s):
                 await self._socket.send_json({"type": kind} | ({} if data is None else {"data": data}))
-                said = await self._socket.receive_json()
+                message = await self._socket.receive_json()
         except (aiohttp.ClientError, TimeoutError, OSError, TypeError, ValueError) as exc:
             raise InfraError(
                 f"the OpenEnv server at {self._config.url} does not answer {kind}: {one_line(exc)}"
             ) from exc
-        answer = dict(said.get("data") or {})
-        if said.get("type") != "error":
+        answer = dict(message.get("data") or {})
+        if message.get("type") != "error":
             return answer
         text = f"{answer.get('message')}{_problems(answer.get('errors'))}"
         if answer.get("code") == "VALIDATION_ERROR":
@@ -233,8 +233,8 @@ async def _connected(client: aiohttp.ClientSession, url: str, config: OpenEnvCon
 
 def _over(scheme: str, url: str) -> str:
     """The URL with `scheme` instead of http. The `s` of https is kept."""
-    given, _, rest = url.partition("://")
-    return f"{scheme}{'s' if given.endswith('s') else ''}://{rest.rstrip('/')}"
+    protocol, _, rest = url.partition("://")
+    return f"{scheme}{'s' if protocol.endswith('s') else ''}://{rest.rstrip('/')}"
 
 
 def _text_field(schema: Mapping[str, Any]) -> str | None:
@@ -248,11 +248,15 @@ def _text_field(schema: Mapping[str, Any]) -> str | None:
 
 
 def _act(schema: Mapping[str, Any]) -> ToolSpec:
-    own = {key: value for key, value in schema.items() if key not in ("title", "description", "additionalProperties")}
-    own["properties"] = {name: field for name, field in schema.get("properties", {}).items() if name not in _BASE}
-    own["required"] = [name for name in schema.get("required", ()) if name not in _BASE]
+    parameters = {
+        key: value for key, value in schema.items() if key not in ("title", "description", "additionalProperties")
+    }
+    parameters["properties"] = {
+        name: field for name, field in schema.get("properties", {}).items() if name not in _BASE
+    }
+    parameters["required"] = [name for name in schema.get("required", ()) if name not in _BASE]
     description = str(schema.get("description") or "Take one action in the environment.")
-    return {"type": "function", "function": {"name": "act", "description": description, "parameters": own}}
+    return {"type": "function", "function": {"name": "act", "description": description, "parameters": parameters}}
 
 
 def _tool(tool: Mapping[str, Any]) -> ToolSpec:
@@ -261,9 +265,9 @@ def _tool(tool: Mapping[str, Any]) -> ToolSpec:
     return {"type": "function", "function": function}
 
 
-def _shown(said: Mapping[str, Any]) -> str:
+def _shown(answer: Mapping[str, Any]) -> str:
     """The observation as text: its only text if it has no other field, a tool's result, else JSON."""
-    observed = {key: value for key, value in dict(said.get("observation") or {}).items() if value is not None}
+    observed = {key: value for key, value in dict(answer.get("observation") or {}).items() if value is not None}
     if "result" in observed and "tool_name" in observed:
         return _result(observed["result"])
     values = [*observed.values()]
@@ -280,10 +284,10 @@ def _result(result: Any) -> str:
     return "\n".join(texts) if texts else json.dumps(result.get("data", result), ensure_ascii=False)
 
 
-def _reward(said: Mapping[str, Any]) -> float | None:
-    return None if said.get("reward") is None else float(said["reward"])
+def _reward(answer: Mapping[str, Any]) -> float | None:
+    return None if answer.get("reward") is None else float(answer["reward"])
 
 
 def _problems(errors: Any) -> str:
-    named = [f"{'.'.join(map(str, each.get('loc', ())))}: {each.get('msg')}" for each in errors or ()]
+    named = [f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in errors or ()]
     return f" ({'; '.join(named)})" if named else ""

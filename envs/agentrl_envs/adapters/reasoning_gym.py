@@ -72,8 +72,8 @@ class ReasoningGym(Env):
     def tasks(cls, config: ReasoningGymConfig, split: Literal["train", "eval"]) -> Iterable[Task]:
         seed = config.seed + (EVAL_SEEDS if split == "eval" else 0)
         for index, name in itertools.product(range(config.size), names_of(config.dataset)):
-            made = {"dataset": name, "options": config.options, "seed": seed, "size": config.size, "index": index}
-            yield Task(prompt=_entry(made)["question"], metadata=made)
+            metadata = {"dataset": name, "options": config.options, "seed": seed, "size": config.size, "index": index}
+            yield Task(prompt=_entry(metadata)["question"], metadata=metadata)
 
     def reset(self, task: Task) -> str:
         if _entry(task.metadata)["question"] != task.prompt:
@@ -97,10 +97,12 @@ class ReasoningGym(Env):
             return 0.0  # the answer made the scorer hang, die or raise: the question itself was scored when it was made
 
 
-def _entry(made: Any) -> dict[str, Any]:
+def _entry(metadata: Any) -> dict[str, Any]:
     """The question with all that its scorer needs, made again from a task's metadata."""
     try:
-        return _item(made["dataset"], json.dumps(made["options"]), made["seed"], made["size"], made["index"])
+        return _item(
+            metadata["dataset"], json.dumps(metadata["options"]), metadata["seed"], metadata["size"], metadata["index"]
+        )
     except KeyError as exc:
         raise ConfigError(
             f"the task's metadata has no {exc}; write tasks with: agentrl data tasks "

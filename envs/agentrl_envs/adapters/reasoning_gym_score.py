@@ -10,16 +10,16 @@ from functools import lru_cache
 from typing import Any
 
 
-def packed(made: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+def packed(metadata: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     """A question as data for that process. The process does not generate it anew: some questions depend on the order of
     a set.
     """
-    return base64.b64encode(pickle.dumps((dict(made), dict(entry)))).decode()
+    return base64.b64encode(pickle.dumps((dict(metadata), dict(entry)))).decode()
 
 
 def score(question: str, answer: str | None) -> float:
-    made, entry = pickle.loads(base64.b64decode(question))
-    dataset = _made(made["dataset"], json.dumps(made["options"]), made["seed"], made["size"])
+    metadata, entry = pickle.loads(base64.b64decode(question))
+    dataset = _made(metadata["dataset"], json.dumps(metadata["options"]), metadata["seed"], metadata["size"])
     return float(dataset.score_answer(answer=answer, entry=entry))
 
 

@@ -38,18 +38,18 @@ def suite(module: str, package: str) -> ModuleType:
             root.handlers[:], root.level = handlers, level
 
 
-def refuse_unknown(kind: str, name: str, known: Iterable[str]) -> None:
+def refuse_unknown(kind: str, name: str, names: Iterable[str]) -> None:
     """Raises ConfigError, with the names that are close, unless `name` is known."""
-    known = list(known)
-    if name in known:
+    names = list(names)
+    if name in names:
         return
-    few = f"; of {len(known)} there are: {', '.join(known[:5])}{', ...' if known[5:] else ''}"
-    raise ConfigError(f"there is no {kind} {name!r}{did_you_mean(name, known, few, most=3)}")
+    few = f"; of {len(names)} there are: {', '.join(names[:5])}{', ...' if names[5:] else ''}"
+    raise ConfigError(f"there is no {kind} {name!r}{did_you_mean(name, names, few, most=3)}")
 
 
-def names_of(given: str | Sequence[str]) -> list[str]:
+def names_of(value: str | Sequence[str]) -> list[str]:
     """One name, or several, as a list. Raises ConfigError if there is none."""
-    names = [given] if isinstance(given, str) else list(given)
+    names = [value] if isinstance(value, str) else list(value)
     if not names:
         raise ConfigError("env_config names nothing to play; give one name, or a list of names")
     return names
@@ -71,24 +71,24 @@ class OwnRandom:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed % (1 << 32)
-        self._own: tuple[Any, Any] | None = None
+        self._inner: tuple[Any, Any] | None = None
         self._outer: tuple[Any, Any] = (None, None)
         self._stdout: Any = None
 
     def __enter__(self) -> None:
         _GLOBALS.acquire()
         self._outer = _states()
-        if self._own is None:
+        if self._inner is None:
             random.seed(self._seed)
             _numpy_do("seed", self._seed)
         else:
-            _set(self._own)
+            _set(self._inner)
         self._stdout = _print_to_stderr()
         self._stdout.__enter__()
 
     def __exit__(self, *exc: object) -> None:
         self._stdout.__exit__(None, None, None)
-        self._own = _states()
+        self._inner = _states()
         _set(self._outer)
         _GLOBALS.release()
 
@@ -117,8 +117,8 @@ class _Printed:
         self._stdout, self._thread = stdout, threading.get_ident()
 
     def write(self, text: str) -> int:
-        own = threading.get_ident() == self._thread
-        return int((sys.stderr if own else self._stdout).write(text))
+        is_suite = threading.get_ident() == self._thread
+        return int((sys.stderr if is_suite else self._stdout).write(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stdout, name)

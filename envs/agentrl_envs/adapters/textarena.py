@@ -49,15 +49,15 @@ class _TextArenaGame:
             raise ConfigError(_missing_corpus(self._name, exc)) from exc
         except AssertionError as exc:
             raise ConfigError(f"TextArena's {self._name} cannot be played alone: {exc or 'it asserts more'}") from exc
-        self._own = self._speaks_history()
+        self._has_history = self._speaks_history()
         return self._read()
 
     def answer(self, text: str) -> GameTurn:
         done, info = self._env.step(action=text)
         if not done:
             return GameTurn(self._read())
-        rewards, told = self._env.close()
-        reason = (told or info or {}).get(0, {}).get("reason")
+        rewards, results = self._env.close()
+        reason = (results or info or {}).get(0, {}).get("reason")
         return GameTurn(str(reason or ""), float((rewards or {}).get(0, 0.0)), done=True)
 
     def close(self) -> None:
@@ -73,19 +73,19 @@ class _TextArenaGame:
         return True  # a bare game returns what is new, as tuples
 
     def _read(self) -> str:
-        if not self._own:
+        if not self._has_history:
             return str(self._env.get_observation()[1])
         env = self._env
         while isinstance(env, self._arena.Wrapper):
             env = env.env
         kind = self._arena.ObservationType.PLAYER_ACTION
         _, messages = env.get_observation()
-        return "\n".join(str(message) for _, message, what in messages if what is not kind)
+        return "\n".join(str(message) for _, message, message_kind in messages if message_kind is not kind)
 
 
 def _missing_corpus(name: str, exc: LookupError) -> str:
-    found = [line.strip() for line in str(exc).splitlines() if "nltk.download" in line]
-    what = found[0].split("'")[1] if found else ""
-    if not what:
+    lines = [line.strip() for line in str(exc).splitlines() if "nltk.download" in line]
+    corpus = lines[0].split("'")[1] if lines else ""
+    if not corpus:
         return f"TextArena's {name} cannot be made: {type(exc).__name__}: {' '.join(str(exc).split())[:200]}"
-    return f"TextArena's {name} needs NLTK's data {what!r}; run: python -m nltk.downloader {what}"
+    return f"TextArena's {name} needs NLTK's data {corpus!r}; run: python -m nltk.downloader {corpus}"

@@ -21,9 +21,9 @@ def command(endpoint: Endpoint, instruction: str, *options: str, program: str = 
         "stream_max_retries": 8,
         "stream_idle_timeout_ms": 1000 * PATIENCE_S,
     }
-    given: dict[str, str | int] = {"model": endpoint.model, "model_provider": "agentrl"}
-    given |= {f"model_providers.agentrl.{key}": value for key, value in provider.items()}
-    settings = [part for key, value in given.items() for part in ("-c", f"{key}={_toml(value)}")]
+    values: dict[str, str | int] = {"model": endpoint.model, "model_provider": "agentrl"}
+    values |= {f"model_providers.agentrl.{key}": value for key, value in provider.items()}
+    settings = [part for key, value in values.items() for part in ("-c", f"{key}={_toml(value)}")]
     unasked = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
     return Start(
         [program, *settings, "exec", *options, *unasked, instruction], {**endpoint.variables(), _KEY: endpoint.key}

@@ -54,20 +54,20 @@ class CodingAgent(GradedWork, AgentEnv):
         await self.load([])
         reaching = self.spec.model_copy(update={"sockets": {**self.spec.sockets, **endpoint.sockets}})
         self.box = await self.enter(self.shared.acquire(reaching))
-        there = await endpoint.inside(self.box)
+        inner_endpoint = await endpoint.inside(self.box)
         until = time.monotonic() + min(self.config.agent_s, self.problem.agent_s or self.config.agent_s)
         while True:
             step = self.problem.steps[len(self.grades)]
             await prepare(self.box, step)
             try:
-                left = max(until - time.monotonic(), 1.0)
-                ended = await self.start(there, step.instruction).run(self.box, timeout=left)
+                seconds = max(until - time.monotonic(), 1.0)
+                ended = await self.start(inner_endpoint, step.instruction).run(self.box, timeout=seconds)
             except SandboxKilledError as exc:
                 self.killed = str(exc)
                 return {"killed": self.killed}
-            said = {"exit_code": ended.exit_code, "output": (ended.stdout + ended.stderr)[-_SAID:]}
+            result = {"exit_code": ended.exit_code, "output": (ended.stdout + ended.stderr)[-_SAID:]}
             if ended.timed_out or len(self.grades) == len(self.problem.steps) - 1:
-                return said
+                return result
             await self.grade_step()
             if self.over:
-                return said
+                return result

@@ -26,9 +26,9 @@ _WITH_FILES = (
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "gemini") -> Start:
     """gemini-cli on one instruction. It asks for no input, and sends data only to its model."""
-    own = [program, "-p", instruction, "-m", endpoint.model, "--yolo", *options]
+    argv = [program, "-p", instruction, "-m", endpoint.model, "--yolo", *options]
     return Start(
-        ["sh", "-c", _WITH_FILES, json.dumps(_SETTINGS), json.dumps(_FLAGS), *own],
+        ["sh", "-c", _WITH_FILES, json.dumps(_SETTINGS), json.dumps(_FLAGS), *argv],
         {
             **endpoint.variables(),
             "GEMINI_CLI_TRUST_WORKSPACE": "true",  # else it asks whether the folder may be trusted

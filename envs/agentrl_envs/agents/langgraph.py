@@ -47,9 +47,9 @@ class LangGraph(AgentEnv):
         from langchain_openai import ChatOpenAI
         from langgraph.errors import GraphRecursionError
 
-        given = {"base_url": endpoint.openai, "api_key": endpoint.key, "timeout": PATIENCE_S}
-        graph = self.graph(task, ChatOpenAI(model=endpoint.model, **given))
-        named = {"model": f"openai:{endpoint.model}", **given}  # as init_chat_model reads it
+        client = {"base_url": endpoint.openai, "api_key": endpoint.key, "timeout": PATIENCE_S}
+        graph = self.graph(task, ChatOpenAI(model=endpoint.model, **client))
+        named = {"model": f"openai:{endpoint.model}", **client}  # as init_chat_model reads it
         config = {"recursion_limit": self.recursion_limit, "configurable": named}
         try:
             state = await graph.ainvoke(self.state(task), config, context=self.context(task))

@@ -29,6 +29,6 @@ class StrandsAgents(AgentEnv):
     async def run(self, task: Task, endpoint: Endpoint) -> JSON:
         from strands.models.openai import OpenAIModel
 
-        given = {"base_url": endpoint.openai, "api_key": endpoint.key, "timeout": PATIENCE_S}
-        model = OpenAIModel(client_args=given, model_id=endpoint.model)
+        client = {"base_url": endpoint.openai, "api_key": endpoint.key, "timeout": PATIENCE_S}
+        model = OpenAIModel(client_args=client, model_id=endpoint.model)
         return str(await self.agent(task, model).invoke_async(asked(task)))

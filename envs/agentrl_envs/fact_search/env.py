@@ -43,5 +43,5 @@ class FactSearch(Env):
     async def score(self, trajectory: Trajectory) -> float:
         """1.0 for the right answer, found through the tool in this episode; 0.0 otherwise."""
         read = "\n".join(m["content"] for m in trajectory.messages if m["role"] == "tool")
-        found = re.search(rf"\b{re.escape(self.task.label)}\b", read)
-        return float(found is not None and trajectory.answer == f"{ANSWER}{self.task.label}")
+        match = re.search(rf"\b{re.escape(self.task.label)}\b", read)
+        return float(match is not None and trajectory.answer == f"{ANSWER}{self.task.label}")

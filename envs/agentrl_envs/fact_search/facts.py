@@ -112,10 +112,10 @@ class Index:
 
     def _search(self, query: str, limit: int) -> tuple[str, ...]:
         """The best passages, best first; none if no word of the query is known."""
-        known = [word for word in _words(query) if word in self._bm25.vocab_dict]
-        if not known:
+        words = [word for word in _words(query) if word in self._bm25.vocab_dict]
+        if not words:
             return ()
-        scores = self._bm25.get_scores(known)
+        scores = self._bm25.get_scores(words)
         best = np.argsort(-scores, kind="stable")[:limit]
         return tuple(self._passages[i] for i in best if scores[i] > 0)
 

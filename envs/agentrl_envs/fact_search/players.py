@@ -44,5 +44,5 @@ def mediocre(task: Task) -> Generator[Turn, str, None]:
 @lru_cache(maxsize=2)
 def _plausible(kind: str) -> list[str]:
     facts = load_facts()
-    known = [country for country in facts.countries if country.name not in facts.held_out]
-    return [country.name if kind == "country" else country.capital for country in known]
+    countries = [country for country in facts.countries if country.name not in facts.held_out]
+    return [country.name if kind == "country" else country.capital for country in countries]

@@ -26,7 +26,7 @@ def questions(split: Literal["train", "eval"], *, seed: int = 0) -> Iterator[Tas
     """Endless questions about entities of one split; `metadata["searches"]` holds what a perfect player looks up."""
     facts, rng = load_facts(), Random(f"{split}-{seed}")
     index = Index(facts.passages())
-    asked = [place for place in facts.countries if _asked(place.name, place.passage, facts, index, split)]
+    countries = [place for place in facts.countries if _asked(place.name, place.passage, facts, index, split)]
     cities = [city for city in facts.cities if _asked(city.name, city.passage, facts, index, split)]
     # The second hop looks up the country by name, which must find it; it need not be of the split itself.
     through = [city for city in cities if index.search(city.country.name, 1) == (city.country.passage,)]
@@ -36,7 +36,7 @@ def questions(split: Literal["train", "eval"], *, seed: int = 0) -> Iterator[Tas
             city = rng.choice(cities)
             prompt, label, searches = f"What country is {city.name} in?", city.country.name, [city.name]
         elif kind == "capital":
-            country = rng.choice(asked)
+            country = rng.choice(countries)
             prompt, label, searches = f"What is the capital of {country.name}?", country.capital, [country.name]
         else:
             city = rng.choice(through)

@@ -102,12 +102,12 @@ class SearchR1(Env):
         return StepResult(result.observation, reward=result.reward, done=result.done, info={"searches": self.searches})
 
     async def _step_tags(self, action: Action) -> StepResult:
-        asked = read_action(action)
-        if asked is not None and asked.kind == "answer":
+        request = read_action(action)
+        if request is not None and request.kind == "answer":
             return StepResult(done=True)
-        if asked is None or not asked.content or self.final:
+        if request is None or not request.content or self.final:
             return StepResult(Raw(INVALID))
-        return StepResult(Raw(f"{_OPEN}{await self._found(asked.content)}{_CLOSE}", end=_CLOSE))
+        return StepResult(Raw(f"{_OPEN}{await self._found(request.content)}{_CLOSE}", end=_CLOSE))
 
     async def _step_tools(self, action: Action) -> StepResult:
         return StepResult(ANSWER_NOW) if self.final and action.calls else await self.run_tools(action)
@@ -142,5 +142,5 @@ def read_action(action: Action) -> TurnRequest | None:
 
     A thought that never ended contains no action. The paper executes actions in it.
     """
-    found = _ACTION.search(without_thought(action.content)[0])
-    return TurnRequest(cast(Literal["search", "answer"], found[1]), found[2].strip()) if found else None
+    match = _ACTION.search(without_thought(action.content)[0])
+    return TurnRequest(cast(Literal["search", "answer"], match[1]), match[2].strip()) if match else None

@@ -34,9 +34,9 @@ def _search(task: Task, spelled: Callable[[str], Turn]) -> Generator[Turn, str, 
     rights = targets(task.label)
     for query in queries(task)[:_SEARCHES]:
         passages = (yield spelled(query)).replace("</information>", "")
-        found = [right for right in rights if is_within(passages, [right])]
-        if found:
-            yield f"<think> I have read it. </think> <answer> {found[0]} </answer>"
+        answers = [right for right in rights if is_within(passages, [right])]
+        if answers:
+            yield f"<think> I have read it. </think> <answer> {answers[0]} </answer>"
             return
     yield "<think> I found nothing. </think> <answer> </answer>"
 

@@ -57,8 +57,8 @@ def write_rows(
     files = folder / "train.jsonl", folder / "test.jsonl"
     for file, split in zip(files, ("train", "test"), strict=True):
         of_split = [row for row in rows if (_key(row) in held_out) == (split == "test")]
-        made = (_made(row, split, index, form) for index, row in enumerate(of_split))
-        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made), encoding="utf-8")
+        prepared = (_made(row, split, index, form) for index, row in enumerate(of_split))
+        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prepared), encoding="utf-8")
     return files
 
 
@@ -69,7 +69,7 @@ def _checked(row: JSON, where: str) -> dict[str, Any]:
     if not isinstance(question, str) or not question.strip():
         raise ConfigError(f'{where}: no "question"; write {_EXAMPLE}')
     answers = [answers] if isinstance(answers, str) else answers
-    usable = isinstance(answers, list) and all(isinstance(one, str) and one.strip() for one in answers)
+    usable = isinstance(answers, list) and all(isinstance(answer, str) and answer.strip() for answer in answers)
     if not usable or not answers:
         raise ConfigError(f'{where}: "golden_answers" must be a list of texts that are not empty; write {_EXAMPLE}')
     if not isinstance(row.get("source", ""), str):
@@ -85,11 +85,11 @@ def _held_out(rows: Iterable[Mapping[str, Any]], share: float, seed: int) -> set
     by_source: dict[str, set[tuple[str, str]]] = {}
     for row in rows:
         by_source.setdefault(row["source"], set()).add(_key(row))
-    found: set[tuple[str, str]] = set()
+    held_out: set[tuple[str, str]] = set()
     for keys in by_source.values():
         shuffled = sorted(keys, key=lambda key: hashlib.sha256(f"{seed}/{key[0]}/{key[1]}".encode()).digest())
-        found.update(shuffled[: math.floor(share * len(keys) + 0.5)])
-    return found
+        held_out.update(shuffled[: math.floor(share * len(keys) + 0.5)])
+    return held_out
 
 
 def _made(row: Mapping[str, Any], split: str, index: int, form: Form) -> dict[str, JSON]:

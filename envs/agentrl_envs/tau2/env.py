@@ -64,7 +64,7 @@ class Tau2(Env):
                 metadata={
                     "scenario": name,
                     "actions": list(domain.scenarios[name].actions),
-                    "told": list(domain.scenarios[name].told),
+                    "told": list(domain.scenarios[name].facts),
                 },
             )
 
@@ -91,10 +91,10 @@ class Tau2(Env):
         return await self.world.call(call.name, call.arguments)
 
     def score(self, trajectory: Trajectory) -> Reward:
-        said = "\n".join(action.content for action in trajectory.actions).lower().replace(",", "")
-        told = all(one.lower() in said for one in self.scenario.told)
+        reply_text = "\n".join(action.content for action in trajectory.actions).lower().replace(",", "")
+        is_told = all(fact.lower() in reply_text for fact in self.scenario.facts)
         state = self.world.changes() == self.domain.expected(self.scenario)
-        return Reward(float(told and state), {"state": float(state), "told": float(told)})
+        return Reward(float(is_told and state), {"state": float(state), "told": float(is_told)})
 
     def snapshot(self) -> dict[str, Any]:
         return {"changes": self.world.changes(), "user": self.user.snapshot()}
@@ -106,10 +106,10 @@ class Tau2(Env):
         self.user.restore(state["user"])
 
     def _scenario(self, task: Task) -> Scenario:
-        found = self.domain.scenarios.get(str(task.metadata.get("scenario", "")))
-        if found is None:
+        scenario = self.domain.scenarios.get(str(task.metadata.get("scenario", "")))
+        if scenario is None:
             raise ConfigError(f"task {task.id}: metadata.scenario names no task of tau2's {self.config.domain}")
-        return found
+        return scenario
 
     def _user(self) -> SimulatedUser:
         rules = f"{self.domain.guidelines}\n<scenario>\n{{instruction}}\n</scenario>"

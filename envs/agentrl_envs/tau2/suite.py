@@ -32,7 +32,7 @@ class Scenario:
     """The user's instructions."""
     actions: Sequence[Mapping[str, JSON]]
     """The right calls: name and arguments."""
-    told: Sequence[str]
+    facts: Sequence[str]
     """The information that the agent must give to the user."""
 
 
@@ -77,21 +77,21 @@ class Rows(dict[str, Any]):
     Copying a whole database takes a second, and an episode touches some ten rows of thousands.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given)
-        self.own: set[str] = set()
+    def __init__(self, rows: Mapping[str, Any]) -> None:
+        super().__init__(rows)
+        self.changed: set[str] = set()
         """The rows that may differ from those given."""
 
     def __getitem__(self, key: str) -> Any:
         row = super().__getitem__(key)
-        if key not in self.own:
+        if key not in self.changed:
             row = copy.deepcopy(row)
             self[key] = row
         return row
 
     def __setitem__(self, key: str, row: Any) -> None:
         super().__setitem__(key, row)
-        self.own.add(key)
+        self.changed.add(key)
 
     def get(self, key: str, default: Any = None) -> Any:
         return self[key] if key in self else default  # noqa: SIM401 - `dict.get` does not call __getitem__
@@ -103,35 +103,35 @@ class World:
     def __init__(self, domain: Domain, changes: Changes | None = None) -> None:
         from inspect_ai.util import Store
 
-        self._domain, given = domain, domain.database
-        self._tables = {name: Rows(getattr(given, name)) for name in type(given).model_fields}
+        self._domain, database = domain, domain.database
+        self._tables = {name: Rows(getattr(database, name)) for name in type(database).model_fields}
         for name, rows in (changes or {}).items():
-            kind = type(next(iter(getattr(given, name).values())))
+            kind = type(next(iter(getattr(database, name).values())))
             for key, row in rows.items():
                 self._tables[name][key] = kind.model_validate(row)
         self.tools = domain.kind(store=Store(), instance=uuid.uuid4().hex)
         self.tools.initialized = True
-        self.tools.db = type(given).model_construct(**self._tables)
+        self.tools.db = type(database).model_construct(**self._tables)
 
     def changes(self) -> Changes:
         """The rows that are new or changed: table -> key -> row. Two worlds are equal if these are."""
-        found: dict[str, dict[str, JSON]] = {}
+        changed_rows: dict[str, dict[str, JSON]] = {}
         for name, table in self._tables.items():
-            given = getattr(self._domain.database, name)
-            for key in sorted(table.own):
-                if key not in given or table[key] != given[key]:
-                    found.setdefault(name, {})[key] = table[key].model_dump(mode="json")
-        return found
+            original = getattr(self._domain.database, name)
+            for key in sorted(table.changed):
+                if key not in original or table[key] != original[key]:
+                    changed_rows.setdefault(name, {})[key] = table[key].model_dump(mode="json")
+        return changed_rows
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> JSON:
         """Call one tool. Raises ToolError where the suite refuses or breaks, CallError for arguments that it lacks."""
-        known = self._domain.stateless.get(name) or getattr(self.tools, name)
+        tool = self._domain.stateless.get(name) or getattr(self.tools, name)
         try:
-            inspect.signature(known).bind(**arguments)
+            inspect.signature(tool).bind(**arguments)
         except TypeError as exc:
             raise CallError(f"{name}: {exc}") from exc
         try:
-            result = known(**arguments)
+            result = tool(**arguments)
             return await result if inspect.isawaitable(result) else result
         except self._domain.refusal as exc:
             raise ToolError(str(exc)) from exc
@@ -160,13 +160,13 @@ def load_domain(name: DomainName) -> Domain:
     folder = suite.TAU2_DATA_DIR / "domains" / name
     loaded = kind(store=Store(), instance="database")
     loaded.initialize()
-    made = [ToolDef(make()) for make in getattr(tools, f"all_{name}_tools")]
+    tool_defs = [ToolDef(make()) for make in getattr(tools, f"all_{name}_tools")]
     scenarios = [_scenario(row) for row in suite.load_file(folder / "tasks.json")]
     return Domain(
         name=name,
         policy=agents.get_domain_policy(),
         guidelines=suite.USER_SIMULATOR_GUIDELINES,
-        specs=[_spec(tool) for tool in made],
+        specs=[_spec(tool) for tool in tool_defs],
         scenarios={scenario.id: scenario for scenario in scenarios},
         splits=suite.load_file(folder / "split_tasks.json"),
         kind=kind,

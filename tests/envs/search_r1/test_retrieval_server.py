@@ -76,7 +76,7 @@ def test_the_cache_forgets_what_was_not_asked_for_longest():
     assert [at for at in range(4) if cache.get((str(at), 1, False))] == [0, 2, 3]
     cache.put(("all", 1, False), b"x" * 1000)  # more than there is room for
     assert not cache._answers
-    assert cache._held == 0
+    assert cache._bytes == 0
 
 
 BAD = {

@@ -105,17 +105,17 @@ def _may_write(home: Path) -> bool:
 def _find(home: Path, corpus: Path) -> TantivyIndex | None:
     now = _Corpus.of(corpus)
     for about in sorted(home.glob(f"*/{_ABOUT}")):
-        folder, known = about.parent, _Corpus.read(about.parent)
-        if folder.name == _BUILDING or known is None or (known.format, known.size) != (FORMAT, now.size):
+        folder, entry = about.parent, _Corpus.read(about.parent)
+        if folder.name == _BUILDING or entry is None or (entry.format, entry.size) != (FORMAT, now.size):
             continue
-        if known.changed_ns != now.changed_ns:
-            if _digest(corpus) != known.digest:
+        if entry.changed_ns != now.changed_ns:
+            if _digest(corpus) != entry.digest:
                 continue
             with contextlib.suppress(OSError):  # a folder that is read-only: the digest is taken each time
-                replace(known, changed_ns=now.changed_ns).write(folder)
+                replace(entry, changed_ns=now.changed_ns).write(folder)
         with contextlib.suppress(OSError, ValueError):  # damaged, or of another tantivy: it is made anew
             index = TantivyIndex(folder)
-            if index.documents == known.documents:
+            if index.documents == entry.documents:
                 return index
     return None
 
@@ -138,8 +138,8 @@ def _build(corpus: Path, home: Path, progress: Progress, stop: threading.Event) 
         shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
         building.mkdir()
         try:
-            made = _write(corpus, building, progress, stop)
-            whole = home / made.digest
+            entry = _write(corpus, building, progress, stop)
+            whole = home / entry.digest
             shutil.rmtree(whole, ignore_errors=True)
             building.rename(whole)
         finally:
@@ -157,9 +157,9 @@ def _write(corpus: Path, folder: Path, progress: Progress, stop: threading.Event
     documents = write_index(folder, reading.documents(before.size), threads)
     if _Corpus.of(corpus) != before:
         raise ConfigError(f"{corpus} was changed while it was indexed; run the command again")
-    made = replace(before, digest=reading.hash.hexdigest(), documents=documents)
-    made.write(folder)
-    return made
+    entry = replace(before, digest=reading.hash.hexdigest(), documents=documents)
+    entry.write(folder)
+    return entry
 
 
 class _CorpusReader:
@@ -173,10 +173,10 @@ class _CorpusReader:
 
     def documents(self, size: int) -> Iterator[Document]:
         done = 0
-        for at, (line, document) in enumerate(read_corpus(self._corpus)):
+        for number, (line, document) in enumerate(read_corpus(self._corpus)):
             self.hash.update(line)
             done += len(line)
-            if at % _CHECKED_EVERY == 0:
+            if number % _CHECKED_EVERY == 0:
                 self._look_up(done, size)
             if document is not None:
                 self._ids.append(hash(document.id))
@@ -194,8 +194,8 @@ class _CorpusReader:
     def _refuse_doubles(self) -> None:
         import numpy as np
 
-        known = np.sort(np.frombuffer(self._ids, dtype=np.int64))
-        twice = set(known[1:][known[1:] == known[:-1]].tolist())
+        hashes = np.sort(np.frombuffer(self._ids, dtype=np.int64))
+        twice = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
         if not twice:
             return
         lines: dict[str, int] = {}

@@ -78,10 +78,10 @@ class HTTPRetriever:
 
     async def __aexit__(self, *exc: object) -> None:
         """Searches that still wait get an InfraError."""
-        waiting = [asked for queue in (*self._waiting.values(), *self._sending.values()) for asked in queue]
+        waiting = [pending for queue in (*self._waiting.values(), *self._sending.values()) for pending in queue]
         self._waiting.clear()
-        for asked in waiting:
-            _fail(asked, InfraError(f"the client of {self.url} was closed during the search"))
+        for pending in waiting:
+            _fail(pending, InfraError(f"the client of {self.url} was closed during the search"))
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
@@ -96,17 +96,17 @@ class HTTPRetriever:
         if topk < 1:
             raise ConfigError(f"topk is {topk}; ask for at least one passage")
         future: asyncio.Future[list[Document]] = asyncio.get_running_loop().create_future()
-        asked = _PendingQuery(whole_characters(query[:QUERY_CHARACTERS]), future)
-        self._queue(asked, topk)
+        pending = _PendingQuery(whole_characters(query[:QUERY_CHARACTERS]), future)
+        self._queue(pending, topk)
         try:
             async with asyncio.timeout(self.timeout):
                 return await future
         except TimeoutError:
-            raise InfraError(f"{self.url} did not answer within {self.timeout:g} s; {asked.error}") from None
+            raise InfraError(f"{self.url} did not answer within {self.timeout:g} s; {pending.error}") from None
 
-    def _queue(self, asked: _PendingQuery, topk: int) -> None:
+    def _queue(self, pending: _PendingQuery, topk: int) -> None:
         queue = self._waiting.setdefault(topk, [])
-        queue.append(asked)
+        queue.append(pending)
         if len(queue) >= self.batch:
             self._send(topk, queue)
         elif len(queue) == 1:
@@ -127,27 +127,27 @@ class HTTPRetriever:
     def _sent(self, task: asyncio.Task[None]) -> None:
         queue = self._sending.pop(task)
         if not task.cancelled() and (exc := task.exception()):  # a bug: do not wait for the deadline
-            for asked in queue:
-                _fail(asked, exc)
+            for pending in queue:
+                _fail(pending, exc)
 
     async def _answer(self, batch: list[_PendingQuery], topk: int) -> None:
         """Settle each query of the batch, or leave it to its own deadline."""
         attempt = 0
-        while batch := [asked for asked in batch if not asked.future.done()]:
+        while batch := [pending for pending in batch if not pending.future.done()]:
             try:
-                found = await self._ask([asked.query for asked in batch], topk)
+                results = await self._ask([pending.query for pending in batch], topk)
             except (InfraError, ConfigError) as exc:
                 if len(batch) > 1:
-                    await asyncio.gather(*[self._answer([asked], topk) for asked in batch])
+                    await asyncio.gather(*[self._answer([pending], topk) for pending in batch])
                     return
                 if not isinstance(exc, InfraError) or isinstance(exc, WrongAnswerError):
                     _fail(batch[0], exc)
                     return
                 batch[0].error = one_line(exc)
             else:
-                for asked, documents in zip(batch, found, strict=True):
-                    if not asked.future.done():
-                        asked.future.set_result(documents)
+                for pending, documents in zip(batch, results, strict=True):
+                    if not pending.future.done():
+                        pending.future.set_result(documents)
                 return
             attempt += 1
             await asyncio.sleep(min(0.1 * 2**attempt, _LONGEST_WAIT_S) * random.uniform(0.5, 1.0))
@@ -172,35 +172,35 @@ def read_answer(answer: JSON, queries: int) -> list[list[Document]]:
         raise ValueError(f'{answer!r:.100} has no list "result"')
     if len(results) != queries:
         raise ValueError(f"{len(results)} results for {queries} queries")
-    return [_documents(found) for found in results]
+    return [_documents(result) for result in results]
 
 
-def _documents(found: Any) -> list[Document]:
-    if not isinstance(found, list):
-        raise ValueError(f"the result of a query is {found!r:.100}, not a list of passages")
-    return [_document(one) for one in found]
+def _documents(passages: Any) -> list[Document]:
+    if not isinstance(passages, list):
+        raise ValueError(f"the result of a query is {passages!r:.100}, not a list of passages")
+    return [_document(passage) for passage in passages]
 
 
-def _document(found: Any) -> Document:
-    inner = found.get("document", found) if isinstance(found, dict) else None
+def _document(passage: Any) -> Document:
+    inner = passage.get("document", passage) if isinstance(passage, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("contents"), str):
-        raise ValueError(f'{found!r:.100} is not a passage: it has no text "contents"')
-    known = str(inner.get("id", ""))  # servers of web searches give none
-    score = None if inner is found else _score(found.get("score"))
-    return Document(whole_characters(known), whole_characters(inner["contents"]), score)
+        raise ValueError(f'{passage!r:.100} is not a passage: it has no text "contents"')
+    passage_id = str(inner.get("id", ""))  # servers of web searches give none
+    score = None if inner is passage else _score(passage.get("score"))
+    return Document(whole_characters(passage_id), whole_characters(inner["contents"]), score)
 
 
-def _score(found: Any) -> float | None:
-    usable = isinstance(found, float | int) and not isinstance(found, bool) and abs(found) < math.inf
+def _score(value: Any) -> float | None:
+    usable = isinstance(value, float | int) and not isinstance(value, bool) and abs(value) < math.inf
     try:
-        return float(found) if usable else None
+        return float(value) if usable else None
     except OverflowError:  # a whole number of 400 digits
         return None
 
 
-def _fail(asked: _PendingQuery, exc: BaseException) -> None:
-    if not asked.future.done():
-        asked.future.set_exception(exc)
+def _fail(pending: _PendingQuery, exc: BaseException) -> None:
+    if not pending.future.done():
+        pending.future.set_exception(exc)
 
 
 def _endpoint(url: str) -> str:

@@ -53,7 +53,9 @@ class Retriever(Protocol):
 
 def shown(documents: Sequence[Document]) -> str:
     """The passages as the paper shows them to the model, one a line: `Doc 1(Title: ...) ...`."""
-    return "".join(f"Doc {at}(Title: {found.title}) {found.text}\n" for at, found in enumerate(documents, 1))
+    return "".join(
+        f"Doc {number}(Title: {document.title}) {document.text}\n" for number, document in enumerate(documents, 1)
+    )
 
 
 def read_line(line: bytes, number: int, path: Path) -> Document | None:
@@ -71,17 +73,17 @@ def read_line(line: bytes, number: int, path: Path) -> Document | None:
 
 
 def _id(row: dict[str, Any], number: int, path: Path) -> str:
-    found = row.get("id")
-    if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
+    value = row.get("id")
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise ConfigError(f'{path}:{number} has no "id" that is a text or a whole number; write {_EXAMPLE}')
-    return whole_characters(str(found))
+    return whole_characters(str(value))
 
 
 def _contents(row: dict[str, Any], number: int, path: Path) -> str:
-    found = row.get("contents")
-    if not isinstance(found, str) or not found.strip():
+    text = row.get("contents")
+    if not isinstance(text, str) or not text.strip():
         raise ConfigError(f'{path}:{number} has no "contents" with text; write {_EXAMPLE}')
-    return whole_characters(found)
+    return whole_characters(text)
 
 
 def read_corpus(path: Path) -> Iterator[tuple[bytes, Document | None]]:

@@ -52,14 +52,14 @@ class TantivyIndex:
 
         The query is plain words: nothing in it is syntax. Words such as "the" do not count, and each word counts once.
         """
-        said = self._words.analyze(whole_characters(query[:QUERY_CHARACTERS]))
-        words = list(dict.fromkeys(said))[:_MOST_WORDS]
+        analyzed = self._words.analyze(whole_characters(query[:QUERY_CHARACTERS]))
+        words = list(dict.fromkeys(analyzed))[:_MOST_WORDS]
         if not words:
             return []
-        asked = [(self._should, self._query.term_query(self._schema, _CONTENTS, word, "freq")) for word in words]
+        terms = [(self._should, self._query.term_query(self._schema, _CONTENTS, word, "freq")) for word in words]
         # Without the count of all hits, tantivy passes over what cannot be among the best.
-        found = self._searcher.search(self._query.boolean_query(asked), min(topk, self.documents), count=False)
-        return [self._document(address, score) for score, address in found.hits]
+        result = self._searcher.search(self._query.boolean_query(terms), min(topk, self.documents), count=False)
+        return [self._document(address, score) for score, address in result.hits]
 
     def _document(self, address: tantivy.DocAddress, score: float) -> Document:
         fields = self._searcher.doc(address).to_dict()

@@ -40,10 +40,10 @@ class _Body(BaseModel):
     def read(cls, raw: bytes) -> _Body:
         """Raises HTTPBadRequest that explains what is wrong and shows a correct request."""
         try:
-            given = json.loads(raw)
-            if not isinstance(given, dict):
+            value = json.loads(raw)
+            if not isinstance(value, dict):
                 raise web.HTTPBadRequest(text=f"the body is not a JSON object; write {_SHOWN}")
-            return cls.model_validate(given)
+            return cls.model_validate(value)
         except ValidationError as exc:
             raise web.HTTPBadRequest(text=f"{problems(exc, cls)}; write {_SHOWN}") from None
         except (ValueError, RecursionError) as exc:
@@ -54,20 +54,20 @@ class _Cache:
     """The answers that were asked for last, ready to send, up to so many bytes."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._held = most, 0
+        self._most, self._bytes = most, 0
         self._answers: OrderedDict[tuple[str, int, bool], bytes] = OrderedDict()
 
     def get(self, key: tuple[str, int, bool]) -> bytes | None:
-        if (found := self._answers.get(key)) is not None:
+        if (answer := self._answers.get(key)) is not None:
             self._answers.move_to_end(key)
-        return found
+        return answer
 
     def put(self, key: tuple[str, int, bool], answer: bytes) -> None:
         if key not in self._answers:
             self._answers[key] = answer
-            self._held += _size(key, answer)
-        while self._held > self._most:
-            self._held -= _size(*self._answers.popitem(last=False))
+            self._bytes += _size(key, answer)
+        while self._bytes > self._most:
+            self._bytes -= _size(*self._answers.popitem(last=False))
 
 
 def _size(key: tuple[str, int, bool], answer: bytes) -> int:
@@ -86,23 +86,23 @@ class _SearchServer:
         body = _Body.read(await request.read())
         topk = body.topk or self._topk
         keys = [(query, topk, body.return_scores) for query in body.queries]
-        found = {key: self._cache.get(key) for key in keys}
-        missing = [key for key, answer in found.items() if answer is None]
+        answers = {key: self._cache.get(key) for key in keys}
+        missing = [key for key, answer in answers.items() if answer is None]
         self._queries += len(keys)
         self._cached += len(keys) - len(missing)
         for key, answer in zip(missing, await self._searched(missing), strict=True):
-            found[key] = answer
+            answers[key] = answer
             self._cache.put(key, answer)
-        results = b", ".join(found[key] or b"" for key in keys)
+        results = b", ".join(answers[key] or b"" for key in keys)
         return web.Response(body=b'{"result": [' + results + b"]}", content_type="application/json")
 
     async def _searched(self, keys: Sequence[tuple[str, int, bool]]) -> list[bytes]:
         """Spread over the threads: tantivy searches without Python's lock."""
         size = -(-len(keys) // self._workers) or 1
-        parts = [keys[at : at + size] for at in range(0, len(keys), size)]
+        parts = [keys[start : start + size] for start in range(0, len(keys), size)]
         loop = asyncio.get_running_loop()
-        found = await asyncio.gather(*[loop.run_in_executor(self._threads, self._answers, part) for part in parts])
-        return [answer for part in found for answer in part]
+        answers = await asyncio.gather(*[loop.run_in_executor(self._threads, self._answers, part) for part in parts])
+        return [answer for part in answers for answer in part]
 
     def _answers(self, keys: Sequence[tuple[str, int, bool]]) -> list[bytes]:
         return [_written(self._index.search(query, topk), scores) for query, topk, scores in keys]
