@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 MEMORY = 8 * 2**30
@@ -61,19 +62,28 @@ def _is_the_worlds() -> Callable[[BaseException], bool]:
 
 @cache
 def _load(path: str) -> Callable[..., Any]:
-    """The function at `file.py:name` or `package.module:name`."""
+    """The function at `file.py:name`, `folder/:name` (a package) or `package.module:name`."""
     place, _, name = path.rpartition(":")
-    if not place.endswith(".py"):
-        return getattr(importlib.import_module(place), name)  # type: ignore[no-any-return]
-    spec = importlib.util.spec_from_file_location("agentrl_grader_file", place)
+    if place.endswith("/"):
+        return getattr(_import(f"agentrl_grader_{Path(place).name}", f"{place}__init__.py", [place]), name)  # type: ignore[no-any-return]
+    if place.endswith(".py"):
+        return getattr(_import("agentrl_grader_file", place), name)  # type: ignore[no-any-return]
+    return getattr(importlib.import_module(place), name)  # type: ignore[no-any-return]
+
+
+def _import(name: str, file: str, folders: list[str] | None = None) -> ModuleType:
+    """The module in a file, under a name of its own. `folders`: where a package's other modules are."""
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{place} is not a Python file")
+        raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    if folders:
+        sys.modules[name] = module  # its modules import each other by this name
     try:
         spec.loader.exec_module(module)
     except FileNotFoundError as exc:
-        raise ImportError(f"no such file: {place}") from exc
-    return getattr(module, name)  # type: ignore[no-any-return]
+        raise ImportError(f"no such file: {file}") from exc
+    return module
 
 
 def _bound_memory() -> None:

@@ -1,4 +1,4 @@
-"""Mathematics: the answer is compared by math-verify, in a process that dies at its deadline."""
+"""Mathematics: the answer is read and compared in a process that dies at its deadline."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON, Reward
 
 SECONDS = 10.0
-_SAME = f"{Path(__file__).with_name('_maths.py')}:same"
+_SAME = f"{Path(__file__).with_name('_maths')}/:same"
 _INTEGER = re.compile(r"-?[0-9]{1,300}")
 _STATED = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
 
-async def is_same(given: str, rights: list[str], *, seconds: float = SECONDS) -> bool:
-    """Whether a mathematical answer equals a right one.
+async def is_same(answer: str, labels: list[str], *, seconds: float = SECONDS) -> bool:
+    """Whether a mathematical answer equals one of the labels.
 
-    Raises TimeoutError after `seconds`, InfraError if its process died, ConfigError without math-verify.
+    Raises TimeoutError after `seconds`, InfraError if its process died, ConfigError without mpmath.
     """
-    given = given.strip()
-    if not given or not rights or len(given) > LONGEST:
+    answer = answer.strip()
+    if not answer or not labels or len(answer) > LONGEST:
         return False
-    if given in rights:
+    if answer in labels:
         return True
-    if all(_INTEGER.fullmatch(one) for one in (given, *rights)):
-        return any(int(given) == int(right) for right in rights)
-    if importlib.util.find_spec("math_verify") is None:
-        raise ConfigError("grading mathematics needs math-verify; in agentrl's folder: pip install -e '.[rewards]'")
-    return bool(await shared().run(_SAME, given, rights, seconds=seconds))
+    if all(_INTEGER.fullmatch(text) for text in (answer, *labels)):
+        return any(int(answer) == int(label) for label in labels)
+    if importlib.util.find_spec("mpmath") is None:
+        raise ConfigError("grading mathematics needs mpmath; in agentrl's folder: pip install -e '.[rewards]'")
+    return bool(await shared().run(_SAME, answer, labels, seconds=seconds))
 
 
 def right_answers(label: JSON) -> list[str]:

@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 pytest.importorskip("openai", reason="examples/multi_agent needs openai")
-pytest.importorskip("math_verify", reason="examples/multi_agent needs math-verify")
+pytest.importorskip("mpmath", reason="examples/multi_agent needs mpmath")
 
 from agentrl import EnvFactory, Task, adapt
 from agentrl.engine import ScriptedEngine

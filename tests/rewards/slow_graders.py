@@ -57,3 +57,8 @@ def sleeps(answer, label):
 
 def equal(answer, label):
     return float(answer == label)
+
+
+def modules(names):
+    """Which of these modules the process has imported."""
+    return [name for name in names if name in sys.modules]

@@ -98,10 +98,10 @@ async def test_search_r1_is_shaped_by_who_wrote_what(renderer):
 def test_slime_loads_a_grader_by_its_path_and_nothing_heavy_comes_with_it():
     code = (
         "import importlib, sys; module = importlib.import_module('agentrl.rewards');"
-        "print(*sorted({'torch', 'transformers', 'sympy', 'math_verify', 'aiohttp', 'numpy'} & set(sys.modules)));"
+        "print(*sorted({'torch', 'transformers', 'sympy', 'mpmath', 'aiohttp', 'numpy'} & set(sys.modules)));"
         "names = ['math', 'dapo', 'deepscaler', 'f1', 'em', 'sub_em', 'gpqa', 'search_r1', 'remote_rm'];"
         "print(*(callable(getattr(module, name)) for name in names));"
-        "print(*sorted({'torch', 'transformers', 'sympy', 'math_verify', 'aiohttp', 'numpy'} & set(sys.modules)))"
+        "print(*sorted({'torch', 'transformers', 'sympy', 'mpmath', 'aiohttp', 'numpy'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.splitlines() == ["", " ".join(["True"] * 9), ""]
