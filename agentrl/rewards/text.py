@@ -73,7 +73,7 @@ def is_within(text: str, rights: list[str]) -> bool:
 
 
 def _is_named(text: str, right: str) -> bool:
-    """Whether a text that is only articles or punctuation occurs, and not as an article: "it is A", not "it is a dog"."""
+    """Whether an article or punctuation occurs as an answer: the A of "it is A", but not that of "it is a dog"."""
     if not (right := right.strip()):
         return False
     for match in re.finditer(rf"(?<![\w'’-]){re.escape(right)}(?![\w'’-])", text, re.IGNORECASE):
