@@ -11,6 +11,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.rewards.answers import boxed, short_answer
 from agentrl.rewards.grader import Grader
+from agentrl.rewards.labels import check_label
 from agentrl.rewards.letters import Rank, chosen
 from agentrl.rewards.text import is_match, normalise
 from agentrl.trajectory.model_output import ModelOutput
@@ -93,18 +94,25 @@ def _end(words: Sequence[Sequence[str]], start: int, name: Sequence[str]) -> int
 
 
 class Gpqa(Grader):
-    """1 if the model chose the right option, else 0.
+    r"""1 if the model chose the right option, else 0.
 
     The label is a letter, an index or the text of an option. `metadata` may hold choices, valid_letters,
-    correct_letter, correct_answer and answer_text. `letters.py` describes how a choice is read.
+    correct_letter, correct_answer and answer_text. `letters.py` describes how a choice is read. `box`: only the last
+    \boxed{} is read.
     """
+
+    def __init__(self, *, box: bool = False) -> None:
+        self.box = box
 
     async def grade(self, written: ModelOutput) -> float:
         options = Options.of(written.label, written.metadata)
-        return float(options.right is not None and options.chosen_in(written.answer) == options.right)
+        answer = (boxed(written.answer) or "") if self.box else written.answer
+        return float(options.right is not None and options.chosen_in(answer) == options.right)
 
     def check_task(self, task: Task) -> None:
         options = Options.of(task.label, task.metadata)
+        if options.right == _OTHER:
+            check_label(task.label, one_line=True)
         if options.right not in options.letters:
             raise ConfigError(
                 f"gpqa can never pay the label {task.label!r:.80}: it is none of the options "

@@ -44,7 +44,7 @@ def right_answers(label: JSON) -> list[str]:
 
 class _MathGrader(Grader):
     def check_task(self, task: Task) -> None:
-        check_label(task.label, right_answers, in_a_box=True)
+        check_label(task.label, right_answers, one_line=True)
 
 
 class Math(_MathGrader):

@@ -7,7 +7,7 @@ import string
 import unicodedata
 from collections import Counter
 
-from agentrl.rewards.answers import LONGEST, short_answer, targets
+from agentrl.rewards.answers import LONGEST, boxed, short_answer, targets
 from agentrl.rewards.grader import Grader
 from agentrl.rewards.labels import check_label
 from agentrl.trajectory.model_output import ModelOutput
@@ -97,27 +97,33 @@ def f1_of(answer: str, right: str) -> float:
 
 
 class _TextGrader(Grader):
+    def __init__(self, *, box: bool = False) -> None:
+        self.box = box
+
     def check_task(self, task: Task) -> None:
         check_label(task.label)
 
+    def answer(self, written: ModelOutput) -> str:
+        return (boxed(written.answer) or "") if self.box else short_answer(written.answer)
+
 
 class Em(_TextGrader):
-    """1 if the answer equals a right one, else 0."""
+    r"""1 if the answer equals a right one, else 0. `box`: the content of the last \boxed{} is the answer."""
 
     async def grade(self, written: ModelOutput) -> float:
-        return float(is_match(short_answer(written.answer), targets(written.label)))
+        return float(is_match(self.answer(written), targets(written.label)))
 
 
 class SubEm(_TextGrader):
     """1 if a right answer occurs in the answer as whole words, else 0. It rewards long answers: prefer `em`."""
 
     async def grade(self, written: ModelOutput) -> float:
-        return float(is_within(short_answer(written.answer), targets(written.label)))
+        return float(is_within(self.answer(written), targets(written.label)))
 
 
 class F1(_TextGrader):
     """The best F1 over the right answers."""
 
     async def grade(self, written: ModelOutput) -> float:
-        answer = short_answer(written.answer)
+        answer = self.answer(written)
         return max((f1_of(answer, right) for right in targets(written.label)), default=0.0)
