@@ -302,7 +302,7 @@ def settle_rewards(envs: EnvFactory, scored: RewardSeen, played: Sequence[Trajec
     The default `Env.score` is a sum. If any episode of the run was rewarded, a sum of nothing is 0. It is also 0 if the
     Env could not give a reward, because it never saw a turn. Otherwise the episode stays unscored, with reward None.
     """
-    scored.any |= any(trajectory.reward is not None for trajectory in played)
+    scored.any |= any(trajectory.reward is not None and trajectory.turn_count for trajectory in played)
     missing = [trajectory for trajectory in played if trajectory.is_valid and trajectory.reward is None]
     for trajectory in missing:
         if scored.any or not _was_answered(trajectory):
