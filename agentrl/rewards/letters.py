@@ -50,7 +50,11 @@ _LETTER = re.compile(
 )
 _OPTION = r"(?:option|choice|answer|letter|statement|alternative)s?"
 _JOIN = re.compile(rf"\s*(,?\s*(?:and|&)|,?\s*n?or|,|/|vs\.?|versus)\s*(?:(?:also|both|either|{_OPTION})\s+)*", re.I)
-_SINGULAR = re.compile(r"\s+(?:is|isn['’]t|was|has|does|doesn['’]t|cannot|can['’]t|\w+(?:ates|icts|ails|ores))\b", re.I)
+_SINGULAR = re.compile(
+    r"\s+(?:is|isn['’]t|was|has|does|doesn['’]t|cannot|can['’]t|must|should|would|could|seems|looks|fits|works|matches"
+    r"|holds|wins|follows|violates|contradicts|fails|ignores)\b",
+    re.I,
+)
 _FILLER = (
     rf"(?:\W|\b(?:clearly|definitely|therefore|thus|likely|probably|simply|just|indeed|obviously|actually|only|the"
     rf"|most|either|both|{_OPTION})\b)*$"
@@ -63,7 +67,7 @@ _STATES = re.compile(
 _CONCLUDES = re.compile(
     r"(?:[→⇒]|[-=]>|\b(?:so|hence|thus|therefore|conclude|wait|actually|sorry|instead|rather|but|choos\w+|chose|pick\w*"
     r"|select\w*|mark|prefer|leav(?:es|ing)(?:\s+us)?(?:\s+with)?|left\s+with|go(?:ing)?\s+(?:with|for)|opt\s+for"
-    rf"|guess|(?:must|has\s+to|should)\s+be|(?:it|this|that|which|{_OPTION})(?:['’]s|\s+is)))"
+    rf"|guess|\w+est\s+is|(?:must|has\s+to|should)\s+be|(?:it|this|that|which|{_OPTION})(?:['’]s|\s+is)))"
     rf"(?:\W|\b(?:it|this|that)(?:['’]s|\s+is|\s+must\s+be)?\b)*{_FILLER}",
     re.I,
 )
@@ -85,10 +89,18 @@ _AGAINST = re.compile(
     re.I,
 )
 _DIRECTLY = re.compile(rf"(?:\b(?:not|nor|neither|out)|n['’]t(?:\s+be)?|cannot\s+be|not\s+be){_FILLER}", re.I)
-_EXCEPT = re.compile(r"\b(?:except|excepting|other\s+than|besides|apart\s+from|all\s+but)\b", re.I)
+_EXCEPT = re.compile(
+    rf"\b(?:except|excepting|other\s+than|besides|apart\s+from|(?:all|every\w*|no\w*)\s+(?:\w+\s+)?but)\b{_FILLER}",
+    re.I,
+)
+_UNTRUE = re.compile(
+    r"\b(?:(?:not|n['’]t)\s+(?:true|correct|right|the\s+case|think|believe)|false|wrong|incorrect|untrue|doubt)"
+    r"\s+that\b[^,.;]*$",
+    re.I,
+)
 _UNSURE = re.compile(r"\b(?:if|suppose|supposing|assum\w+|were|whether|between)\b", re.I)
 _CORRECTS = re.compile(
-    r"\b(?:wait|actually|correction|scratch\s+that|on\s+second\s+thought|mistake|hold\s+on|let\s+me\s+re\w+|sorry)\b",
+    r"\b(?:wait|actually|correction|scratch\s+that|on\s+second\s+thought|my\s+mistake|made\s+(?:a\s+mistake|an\s+error)|hold\s+on|let\s+me\s+re\w+|sorry)\b",
     re.I,
 )
 _CLAUSE = re.compile(
@@ -149,7 +161,7 @@ def _statements(text: str) -> Iterator[Statement]:
         if rank is Rank.NAMED and (leading or group[0][0].islower()):
             rank = Rank.NONE  # an option of a list; a variable
         wrong = bool(_WRONG.search(follows)) != bool(_NOT.search(follows))
-        denied = (wrong != bool(_EXCEPT.search(clause))) or bool(_AGAINST.search(clause))
+        denied = wrong != bool(_EXCEPT.search(before)) or bool(_AGAINST.search(clause) or _UNTRUE.search(before))
         rejected = denied and (bool(_DIRECTLY.search(clause)) or bool(_WRONG.search(follows)))
         yield Statement(letters, rank, denied, rejected, start)
 
@@ -175,7 +187,7 @@ def _is_word(text: str, match: re.Match[str]) -> bool:
     letter = match[1] or match[2]
     if match[1] or letter not in "aAI":
         return False
-    follows = re.match(r"\s+([A-Za-z]\w*)", text[match.end() :][:40])
+    follows = re.match(r"[ \t]+([A-Za-z]\w*)", text[match.end() : match.end() + 40])
     if follows is None or match[0].endswith(")"):
         return False
     if letter != "A":

@@ -16,7 +16,7 @@ from agentrl.types import Task
 _ARTICLES = re.compile(r"(?<!\S)(?:a|an|the)(?!\S)")
 _THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:,\d{3})+)(?![\d,])")
 _MEANT = re.compile(
-    r"(?<![^\W\d_])(?<!\d)-(?=\d)|(?<=\d)[.,:/+*^=<>-](?=\d)|(?<![\w.])\.(?=\d)|(?<![\w\"'/])[<>](?=\s?\d)"
+    r"(?<![^\W\d_])(?<!\d)-(?=\d)|(?<=\d)[.,:/+*^=-](?=\d)|(?<=\w)[<>](?=\w)|(?<![\w.])\.(?=\d)|(?<![\w\"'/])[<>](?=\s?\d)"
     r"|(?<=\w)(?:\+\+?|\#)(?!\w)|(?:(?<=\b[a-z])|(?<=\b[a-z]{2}))-(?!\S)"
 )
 """Marks that change a meaning: a sign, marks between digits, before the first one or behind a word (C++, C#, O-)."""
@@ -76,7 +76,7 @@ def _is_named(text: str, right: str) -> bool:
     """Whether an article or punctuation occurs as an answer: the A of "it is A", but not that of "it is a dog"."""
     if not (right := right.strip()):
         return False
-    for match in re.finditer(rf"(?<![\w'’-]){re.escape(right)}(?![\w'’-])", text, re.IGNORECASE):
+    for match in re.finditer(rf"(?<![\w'’-]){re.escape(right)}(?![\w'’+#-])", text, re.IGNORECASE):
         begins = not text[: match.start()].rstrip() or text[: match.start()].rstrip()[-1] in ".!?:"
         if not re.match(r"\s+\w", text[match.end() :]) or (match[0][0].isupper() and not begins):
             return True
