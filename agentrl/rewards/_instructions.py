@@ -16,8 +16,8 @@ except ModuleNotFoundError:  # a clone on the path that is older than the packag
 def follows(answer: str, prompt: str, instructions: list[str], arguments: list[dict[str, Any]]) -> list[bool]:
     """Whether the answer follows each instruction, given by its name and arguments."""
     return [
-        bool(answer.strip()) and _checker(name, given, prompt).check_following(answer)
-        for name, given in zip(instructions, arguments, strict=True)
+        bool(answer.strip()) and _checker(name, values, prompt).check_following(answer)
+        for name, values in zip(instructions, arguments, strict=True)
     ]
 
 

@@ -135,5 +135,5 @@ def _right_letter(label: JSON, correct: JSON, options: Options) -> str | None:
     for letter, names in options.texts.items():
         if is_match(text, list(names)):
             return letter
-    letter, rank = chosen(text, letters)
-    return letter if rank >= Rank.CONCLUDED else None
+    read, rank = chosen(text, letters)
+    return read if rank >= Rank.CONCLUDED else None

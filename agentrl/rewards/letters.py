@@ -174,8 +174,10 @@ def _groups(text: str) -> list[list[re.Match[str]]]:
             continue
         between = text[groups[-1][-1].end() : match.start()] if groups else ""
         joined = _JOIN.fullmatch(between)
-        own = joined and joined[1].strip(", ").lower() in ("and", "&", "") and _SINGULAR.match(text, match.end())
-        if joined and not own:
+        begins_clause = (
+            joined and joined[1].strip(", ").lower() in ("and", "&", "") and _SINGULAR.match(text, match.end())
+        )
+        if joined and not begins_clause:
             groups[-1].append(match)
         else:
             groups.append([match])

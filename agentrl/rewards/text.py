@@ -61,15 +61,15 @@ def _is_same(answer: str, right: str) -> bool:
     """Whether two texts are equal. Articles count if the right one is nothing else."""
     if answer.strip() == right.strip():
         return bool(right.strip())
-    if wanted := normalise(right):
-        return normalise(answer) == wanted
-    return bool(wanted := _unmarked(right)) and _unmarked(answer) == wanted
+    if target := normalise(right):
+        return normalise(answer) == target
+    return bool(target := _unmarked(right)) and _unmarked(answer) == target
 
 
 def is_within(text: str, rights: list[str]) -> bool:
     """Whether a right answer occurs in the text as whole words."""
     words = f" {normalise(text)} "
-    return any(f" {wanted} " in words if (wanted := normalise(right)) else _is_named(text, right) for right in rights)
+    return any(f" {target} " in words if (target := normalise(right)) else _is_named(text, right) for right in rights)
 
 
 def _is_named(text: str, right: str) -> bool:
@@ -86,12 +86,12 @@ def _is_named(text: str, right: str) -> bool:
 def f1_of(answer: str, right: str) -> float:
     """The harmonic mean of precision and recall over words. "yes", "no", "noanswer", and texts that are only articles
     or punctuation, match only as the whole answer."""
-    given, wanted = normalise(answer), normalise(right)
     if _is_same(answer, right):
         return 1.0
-    if given in _ONE_WORD or wanted in _ONE_WORD:
+    written, target = normalise(answer), normalise(right)
+    if written in _ONE_WORD or target in _ONE_WORD:
         return 0.0
-    mine, theirs = given.split(), wanted.split()
+    mine, theirs = written.split(), target.split()
     same = sum((Counter(mine) & Counter(theirs)).values())
     return 2 * same / (len(mine) + len(theirs)) if same else 0.0
 

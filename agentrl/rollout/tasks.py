@@ -157,11 +157,11 @@ def _raise_first(path: Path, refusals: Mapping[int, ConfigError]) -> None:
     """Raise the refusal of the first row, with the lines of the other refused ones."""
     if not refusals:
         return
-    first, *others = map(str, refusals)
-    listed = f"{', '.join(others[:_LISTED])}{' ...' if len(others) > _LISTED else ''}"
-    more = f"; {len(others)} more rows are refused, in lines {listed}" if others else ""
-    refusal = refusals[int(first)]
-    raise ConfigError(f"{path}:{first}: {refusal}{more}") from refusal
+    (first, refusal), *others = refusals.items()
+    lines = ", ".join(str(number) for number, _ in others[:_LISTED])
+    rest = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
+    also = f"; other refused lines: {lines}{rest}" if others else ""
+    raise ConfigError(f"{path}:{first}: {refusal}{also}") from refusal
 
 
 class TaskFile(Sequence[Task]):

@@ -133,7 +133,7 @@ HUB: dict[str, tuple[str, str, Any, float, bool]] = {
     "gpqa: corrected": ("gpqa", "Answer: D. Wait, no. It should be A.", "A", 1, True),
     "gpqa: unlike": ("gpqa", "The answer is B, unlike option D.", "B", 1, False),
     "gpqa: except": ("gpqa", "All options except B are wrong.", "B", 1, False),
-    "gpqa: a small letter": ("gpqa", "(b)", "B", 1, True),
+    "gpqa: a small letter": ("gpqa", "(b)", "B", 1, False),
     "f1: 1.5 is not 15": ("f1", "1.5", "15", 0, True),
     "f1: an article": ("f1", "A", "A", 1, True),
     "f1: C++ is not C": ("f1", "C++", "C", 0, True),

@@ -24,18 +24,18 @@ BOTH = {
 REGISTRY = """
 class Checker:
     def __init__(self, name):
-        self.name, self.given = name, {}
+        self.name, self.arguments = name, {}
 
-    def build_description(self, **given):
-        self.given |= given
+    def build_description(self, **arguments):
+        self.arguments |= arguments
 
     def get_instruction_args(self):
         return {"prompt": ""} if self.name == "repeat" else None
 
     def check_following(self, answer):
         if self.name == "repeat":
-            return answer.startswith(self.given["prompt"])
-        return self.given["least"] <= len(answer.split())
+            return answer.startswith(self.arguments["prompt"])
+        return self.arguments["least"] <= len(answer.split())
 
 
 INSTRUCTION_DICT = {"least": Checker, "repeat": Checker}

@@ -102,7 +102,7 @@ def test_labels_that_the_grader_can_never_pay_are_refused(make_config, tmp_path,
 
 def test_labels_of_held_out_tasks_too(make_config, tmp_path):
     good, bad = labelled(tmp_path / "good.jsonl", ["1"]), labelled(tmp_path / "bad.jsonl", LABELS)
-    with pytest.raises(ConfigError, match=r"bad\.jsonl:2: .*; 1 more rows are refused, in lines 4"):
+    with pytest.raises(ConfigError, match=r"bad\.jsonl:2: .*; other refused lines: 4"):
         loaded(make_config(data=good, eval_data=bad, reward="agentrl.rewards:math"))
 
 
