@@ -248,13 +248,13 @@ async def _score_groups(rollout: Rollout, reward: GroupReward, groups: Sequence[
 
 
 async def score_group(reward: GroupReward, group: Sequence[Trajectory], policy: EngineSpeaker | None = None) -> None:
-    """Score the valid episodes of a finished group. If the reward function fails by the environment's fault, all of
+    """Score the valid episodes of a finished group; one without a turn keeps its 0. If the reward function fails by the environment's fault, all of
     them count as failed. What `Env.score` gave, beside a relative reward, becomes the part `score`, and branches keep
     the rewards that it gave them.
 
     Raises BugError for a bug, and ConfigError.
     """
-    valid = [trajectory for trajectory in group if trajectory.is_valid]
+    valid = [trajectory for trajectory in group if trajectory.is_valid and trajectory.turn_count]
     if not valid:
         return
     given = {"policy": policy} if _takes_policy(reward) else {}

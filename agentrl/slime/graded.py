@@ -50,7 +50,8 @@ async def graded(grader: Any, args: Any, given: Any) -> JSON:
 async def _each(grader: Grades, args: Any, samples: Sequence[Any]) -> list[JSON]:
     async def one(sample: Any) -> JSON:
         try:
-            return _shown(args, sample, await grader.grade(await read(args, sample)))
+            written = await read(args, sample)
+            return _shown(args, sample, await grader.grade(written) if written.turns else 0.0)
         except ConfigError:
             raise
         except Exception as exc:  # noqa: BLE001 - the boundary of a grader: slime's rollout would die of it
@@ -60,11 +61,12 @@ async def _each(grader: Grades, args: Any, samples: Sequence[Any]) -> list[JSON]
 
 
 async def _group(grader: GradesGroups, args: Any, samples: Sequence[Any]) -> list[JSON]:
-    """Grade the finished episodes of a group together. The others get 0."""
-    whole = [sample for sample in samples if _finished(sample)]
+    """Grade the finished episodes of a group together. The others get 0, and so do those without a turn."""
+    written = [(sample, await read(args, sample)) for sample in samples if _finished(sample)]
+    played = [(sample, output) for sample, output in written if output.turns]
     try:
-        grades = await grader.grade_group([await read(args, sample) for sample in whole])
-        found = {id(sample): grade for sample, grade in zip(whole, grades, strict=True)}
+        grades = await grader.grade_group([output for _, output in played]) if played else []
+        found = {id(sample): grade for (sample, _), grade in zip(played, grades, strict=True)}
         return [_shown(args, sample, found.get(id(sample), 0.0)) for sample in samples]
     except ConfigError:
         raise
