@@ -62,9 +62,9 @@ async def _each(grader: Grades, args: Any, samples: Sequence[Any]) -> list[JSON]
 
 async def _group(grader: GradesGroups, args: Any, samples: Sequence[Any]) -> list[JSON]:
     """Grade the finished episodes of a group together. The others get 0, and so do those without a turn."""
-    written = [(sample, await read(args, sample)) for sample in samples if _finished(sample)]
-    played = [(sample, output) for sample, output in written if output.turns]
     try:
+        written = [(sample, await read(args, sample)) for sample in samples if _finished(sample)]
+        played = [(sample, output) for sample, output in written if output.turns]
         grades = await grader.grade_group([output for _, output in played]) if played else []
         found = {id(sample): grade for (sample, _), grade in zip(played, grades, strict=True)}
         return [_shown(args, sample, found.get(id(sample), 0.0)) for sample in samples]
