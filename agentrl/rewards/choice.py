@@ -36,7 +36,7 @@ class Options:
     def of(cls, label: JSON, metadata: Mapping[str, JSON]) -> Options:
         """From a label (a letter, an index, or the text of an option) and the metadata of `Gpqa`."""
         choices = _choices(metadata)
-        letters = [str(each).upper() for each in metadata.get("valid_letters") or _ANY[: len(choices) or None]]
+        letters = [str(letter).upper() for letter in metadata.get("valid_letters") or _ANY[: len(choices) or None]]
         texts = {letter: [text] for text, letter in zip(choices, letters, strict=False)}
         right = _right_letter(label, metadata.get("correct_letter"), cls(letters, None, texts))
         names = [str(metadata[key]) for key in ("correct_answer", "answer_text") if metadata.get(key)]
@@ -68,12 +68,12 @@ class Options:
         named.sort(key=lambda pair: -len(pair[0]))
         parts, done, i = list[str](), 0, 0
         while i < len(tokens):
-            behind, letter = next(((end, letter) for name, letter in named if (end := _end(words, i, name))), (0, ""))
-            if behind:
-                tail = re.search(r"[.,;:!?]*$", tokens[behind - 1][0])
+            end, letter = next(((place, letter) for name, letter in named if (place := _end(words, i, name))), (0, ""))
+            if end:
+                tail = re.search(r"[.,;:!?]*$", tokens[end - 1][0])
                 parts += [text[done : tokens[i].start()], f"({letter})", tail[0] if tail else ""]
-                done = tokens[behind - 1].end()
-            i = max(behind, i + 1)
+                done = tokens[end - 1].end()
+            i = max(end, i + 1)
         return "".join([*parts, text[done:]])
 
 
@@ -122,7 +122,7 @@ class Gpqa(Grader):
 
 def _choices(metadata: Mapping[str, JSON]) -> list[str]:
     choices: Any = metadata.get("choices") or ()
-    return [str(each) for each in (choices.values() if isinstance(choices, Mapping) else choices)]
+    return [str(choice) for choice in (choices.values() if isinstance(choices, Mapping) else choices)]
 
 
 def _right_letter(label: JSON, correct: JSON, options: Options) -> str | None:

@@ -39,8 +39,8 @@ class IFBench(Grader):
         if not answer or len(answer) > LONGEST:
             return Reward(0.0, {"followed": 0.0})
         prompt = written.metadata.get("prompt_text")
-        asked = _text(written.prompt) if prompt is None else str(prompt)
-        follows = list(await shared().run(_FOLLOWS, answer, asked, names, arguments, seconds=_SECONDS))
+        question = _text(written.prompt) if prompt is None else str(prompt)
+        follows = list(await shared().run(_FOLLOWS, answer, question, names, arguments, seconds=_SECONDS))
         return Reward(float(all(follows)), {"followed": sum(follows) / len(follows)})
 
     def check_task(self, task: Task) -> None:
@@ -68,7 +68,7 @@ def _instructions(metadata: Mapping[str, JSON]) -> tuple[list[str], list[dict[st
             f"ifbench reads metadata.kwargs, which is {arguments!r:.80}; give one object for each of the {len(names)} "
             "instructions, or one for all"
         )
-    return list(names), [dict(each or {}) for each in arguments]
+    return list(names), [dict(values or {}) for values in arguments]
 
 
 def _text(prompt: JSON) -> str:

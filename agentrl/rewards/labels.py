@@ -51,7 +51,7 @@ def _is_json(text: str, *, one_line: bool) -> bool:
     value = _value(text.strip())
     if isinstance(value, Mapping):
         return bool(one_line or _PUBLISHED & {str(key) for key in value})
-    return isinstance(value, list) and any(isinstance(each, str | Mapping) for each in value)
+    return isinstance(value, list) and any(isinstance(entry, str | Mapping) for entry in value)
 
 
 def _value(text: str) -> Any:

@@ -118,19 +118,23 @@ _MOST = 500
 def chosen(text: str, valid: Sequence[str]) -> tuple[str | None, Rank]:
     """The letter that the text chooses, and the rank of its statement. None if it chooses none, or several."""
     text = plain(text)
-    statements = [each for each in _statements(text) if each.letters & {*valid} or each.rank is Rank.ANSWER]
-    corrected = max((match.start() for match in _CORRECTS.finditer(text)), default=0)
-    later = [each for each in statements if each.start > corrected]
-    if any(_affirms(each, Rank.CONCLUDED) for each in later):
-        statements = later
-    rejected = {each.letters: each.start for each in statements if each.rejected}
-    affirmed = [
-        each for each in statements if _affirms(each, Rank.NAMED) and each.start > rejected.get(each.letters, -1)
+    statements = [
+        statement for statement in _statements(text) if statement.letters & {*valid} or statement.rank is Rank.ANSWER
     ]
-    rank = max((each.rank for each in affirmed), default=Rank.NONE)
-    highest = [each.letters for each in affirmed if each.rank is rank]
+    corrected = max((match.start() for match in _CORRECTS.finditer(text)), default=0)
+    later = [statement for statement in statements if statement.start > corrected]
+    if any(_affirms(statement, Rank.CONCLUDED) for statement in later):
+        statements = later
+    rejected = {statement.letters: statement.start for statement in statements if statement.rejected}
+    affirmed = [
+        statement
+        for statement in statements
+        if _affirms(statement, Rank.NAMED) and statement.start > rejected.get(statement.letters, -1)
+    ]
+    rank = max((statement.rank for statement in affirmed), default=Rank.NONE)
+    highest = [statement.letters for statement in affirmed if statement.rank is rank]
     if rank is Rank.NAMED:  # no statement: the letter must be the only one
-        denied = frozenset[str]().union(*(each.letters for each in statements if each.denied))
+        denied = frozenset[str]().union(*(statement.letters for statement in statements if statement.denied))
         highest = [frozenset[str]().union(*highest) & {*valid} - denied]
     letters = highest[-1] if highest else frozenset[str]()
     return (next(iter(letters)) if len(letters) == 1 and letters <= {*valid} else None), rank

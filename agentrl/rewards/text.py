@@ -88,10 +88,10 @@ def f1_of(answer: str, right: str) -> float:
     or punctuation, match only as the whole answer."""
     if _is_same(answer, right):
         return 1.0
-    written, target = normalise(answer), normalise(right)
-    if written in _ONE_WORD or target in _ONE_WORD:
+    words, target = normalise(answer), normalise(right)
+    if words in _ONE_WORD or target in _ONE_WORD:
         return 0.0
-    mine, theirs = written.split(), target.split()
+    mine, theirs = words.split(), target.split()
     same = sum((Counter(mine) & Counter(theirs)).values())
     return 2 * same / (len(mine) + len(theirs)) if same else 0.0
 

@@ -50,8 +50,8 @@ async def graded(grader: Any, args: Any, given: Any) -> JSON:
 async def _each(grader: Grades, args: Any, samples: Sequence[Any]) -> list[JSON]:
     async def one(sample: Any) -> JSON:
         try:
-            written = await read(args, sample)
-            return _shown(args, sample, await grader.grade(written) if written.turns else 0.0)
+            output = await read(args, sample)
+            return _shown(args, sample, await grader.grade(output) if output.turns else 0.0)
         except ConfigError:
             raise
         except Exception as exc:  # noqa: BLE001 - the boundary of a grader: slime's rollout would die of it
@@ -63,11 +63,11 @@ async def _each(grader: Grades, args: Any, samples: Sequence[Any]) -> list[JSON]
 async def _group(grader: GradesGroups, args: Any, samples: Sequence[Any]) -> list[JSON]:
     """Grade the finished episodes of a group together. The others get 0, and so do those without a turn."""
     try:
-        written = [(sample, await read(args, sample)) for sample in samples if _finished(sample)]
-        played = [(sample, output) for sample, output in written if output.turns]
-        grades = await grader.grade_group([output for _, output in played]) if played else []
-        found = {id(sample): grade for (sample, _), grade in zip(played, grades, strict=True)}
-        return [_shown(args, sample, found.get(id(sample), 0.0)) for sample in samples]
+        outputs = {id(sample): await read(args, sample) for sample in samples if _finished(sample)}
+        outputs = {name: output for name, output in outputs.items() if output.turns}
+        grades = await grader.grade_group(list(outputs.values())) if outputs else []
+        rewards = dict(zip(outputs, grades, strict=True))
+        return [_shown(args, sample, rewards.get(id(sample), 0.0)) for sample in samples]
     except ConfigError:
         raise
     except Exception as exc:  # noqa: BLE001 - the boundary of a grader: slime's rollout would die of it
