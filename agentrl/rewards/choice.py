@@ -17,8 +17,6 @@ from agentrl.rewards.text import is_match, normalise
 from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON, Task
 
-_OTHER = "Z"
-"""Stands for a right answer that is the text of no option."""
 _ANY = string.ascii_uppercase[:10]
 
 
@@ -31,6 +29,8 @@ class Options:
     """None if the label is no option and no text."""
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What may stand for a letter."""
+    stand_in: str = ""
+    """The letter in `letters` that stands for a right answer that is the text of no option."""
 
     @classmethod
     def of(cls, label: JSON, metadata: Mapping[str, JSON]) -> Options:
@@ -42,11 +42,11 @@ class Options:
         names = [str(metadata[key]) for key in ("correct_answer", "answer_text") if metadata.get(key)]
         if right is None and isinstance(label, str) and len(label.strip()) > 1:
             names.append(label.strip())
-        if right is None and names:
-            right = _OTHER
+        stand_in = max({*string.ascii_uppercase} - {*letters}, default="") if right is None and names else ""
+        right = right or stand_in or None
         if right is not None and names:
             texts[right] = [*texts.get(right, ()), *names]
-        return cls([*letters, _OTHER] if right == _OTHER else letters, right, texts)
+        return cls([*letters, stand_in] if stand_in else letters, right, texts, stand_in)
 
     def chosen_in(self, text: str) -> str | None:
         r"""The letter that the text chooses: in its last \boxed{}, else in its statements."""
@@ -58,7 +58,12 @@ class Options:
         return None
 
     def _read(self, text: str) -> tuple[str | None, Rank]:
-        return chosen(text, self.letters)
+        return chosen(self._masked(text), self.letters)
+
+    def _masked(self, text: str) -> str:
+        """The text with a word in place of the letter `stand_in`, which is no option."""
+        mark = self.stand_in
+        return re.sub(rf"(?<!\w){mark}(?!\w)", 2 * mark, text, flags=re.IGNORECASE) if mark else text
 
     def _lettered(self, text: str) -> str:
         """The text with the letters of options in place of their texts."""
@@ -71,10 +76,10 @@ class Options:
             end, letter = next(((place, letter) for name, letter in named if (place := _end(words, i, name))), (0, ""))
             if end:
                 tail = re.search(r"[.,;:!?]*$", tokens[end - 1][0])
-                parts += [text[done : tokens[i].start()], f"({letter})", tail[0] if tail else ""]
+                parts += [self._masked(text[done : tokens[i].start()]), f"({letter})", tail[0] if tail else ""]
                 done = tokens[end - 1].end()
             i = max(end, i + 1)
-        return "".join([*parts, text[done:]])
+        return "".join([*parts, self._masked(text[done:])])
 
 
 def _rank_of(read: tuple[str | None, Rank]) -> tuple[bool, Rank]:
@@ -111,7 +116,7 @@ class Gpqa(Grader):
 
     def check_task(self, task: Task) -> None:
         options = Options.of(task.label, task.metadata)
-        if options.right == _OTHER:
+        if options.stand_in:
             check_label(task.label, one_line=True)
         if options.right not in options.letters:
             raise ConfigError(

@@ -249,8 +249,8 @@ async def _score_groups(rollout: Rollout, reward: GroupReward, groups: Sequence[
 
 async def score_group(reward: GroupReward, group: Sequence[Trajectory], policy: EngineSpeaker | None = None) -> None:
     """Score the valid episodes of a finished group. An episode without a turn keeps its reward of 0. If the reward
-    function fails by the environment's fault, all of them count as failed. What `Env.score` gave, beside a relative reward, becomes the part `score`, and branches keep
-    the rewards that it gave them.
+    function fails by the environment's fault, all of them count as failed. What `Env.score` gave, beside a relative
+    reward, becomes the part `score`, and branches keep the rewards that it gave them.
 
     Raises BugError for a bug, and ConfigError.
     """

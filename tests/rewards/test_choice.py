@@ -264,6 +264,14 @@ async def test_the_reward_of_a_choice(text, label, metadata, reward):
     assert await gpqa.grade(ModelOutput.of_turns([text], label=label, metadata=metadata)) == reward
 
 
+@pytest.mark.parametrize("text", ["Z", "The answer is Z.", "(z)", r"\boxed{Z}", "Answer: Z"])
+async def test_no_letter_stands_for_a_label_that_is_a_text(text):
+    assert await gpqa.grade(ModelOutput.of_turns([text], label="Paris")) == 0
+    assert await gpqa.grade(ModelOutput.of_turns(["It is plan Z."], label="plan Z")) == 1
+    letters = {"valid_letters": ["Y", "Z"]}
+    assert await gpqa.grade(ModelOutput.of_turns([text], label="Z", metadata=letters)) == 1
+
+
 async def test_only_the_box_counts_with_slimes_prefix():
     for text, reward in ((r"The answer is A. \\boxed{B}", 1), ("The answer is B.", 0), (r"\\boxed{A} or B", 0)):
         assert await boxed_gpqa.grade(ModelOutput.of_turns([text], label="B")) == reward
