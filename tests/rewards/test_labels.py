@@ -93,6 +93,13 @@ def test_labels_that_a_text_matches(label):
     rewards.em.check_task(Task(prompt="q", label=label))
 
 
+def test_labels_without_a_unit_test():
+    rewards.unit_tests.check_task(Task(prompt="q", label=["assert f(1) == 2"]))
+    for label in (None, "", [], {"a": 1}):
+        with pytest.raises(ConfigError):
+            rewards.unit_tests.check_task(Task(prompt="q", label=label))
+
+
 def test_a_sum_of_graders_asks_each(tmp_path):
     both = rewards.weighted(em=(rewards.em, 1.0), math=(rewards.math, 1.0))
     both.check_task(Task(prompt="q", label="72"))
