@@ -44,6 +44,7 @@ class Statement:
 _MARKUP = re.compile(
     r"\\(?:text|mathrm|mathbf|mbox|boxed|fbox|rm|bf)(?:bf|rm|it|sf|tt)?\b\s*|\\[()\[\]]|[$*`{}\"“”]|__"
 )
+_QUOTED = re.compile(r"(?<!\w)['‘]([A-Za-z])['’](?!\w)")
 _LETTER = re.compile(
     r"(?<!\w)[(\[]\s*([A-Za-z])\s*[)\]]"  # (a)
     r"|(?<![\w'’.\\-])([A-Za-z])(?![\w'’+#]|-\w|\.\w)\)?"  # A, a)
@@ -57,7 +58,7 @@ _SINGULAR = re.compile(
 )
 _FILLER = (
     rf"(?:\W|\b(?:clearly|definitely|therefore|thus|likely|probably|simply|just|indeed|obviously|actually|only|the"
-    rf"|most|either|both|{_OPTION})\b)*$"
+    rf"|more|most|either|both|{_OPTION})\b)*$"
 )
 _STATES = re.compile(
     rf"\b(?:answers?|(?:correct|right|best|final)\s+(?:{_OPTION}|one)|final)\b"
@@ -85,7 +86,7 @@ _WRONG = re.compile(
 )
 _AGAINST = re.compile(
     r"\b(?:not|never|cannot|neither|nor|unlike|rul(?:e|es|ed|ing)\s+(?:it\s+)?out|eliminat\w+|exclud\w+|reject\w*"
-    r"|discard\w*|dismiss\w*|disprov\w+|rather\s+than|instead\s+of|without|against|than|over)\b|n['’]t\b",
+    r"|discard\w*|dismiss\w*|disprov\w+|rather\s+than|instead\s+of|without|against|(?<!other\s)than|over)\b|n['’]t\b",
     re.I,
 )
 _DIRECTLY = re.compile(rf"(?:\b(?:not|nor|neither|out)|n['’]t(?:\s+be)?|cannot\s+be|not\s+be){_FILLER}", re.I)
@@ -99,6 +100,7 @@ _UNTRUE = re.compile(
     re.I,
 )
 _UNSURE = re.compile(r"\b(?:if|suppose|supposing|assum\w+|were|whether|between)\b", re.I)
+_IF = re.compile(r"\W*(?:would|could|might)\b", re.I)
 _CORRECTS = re.compile(
     r"\b(?:wait|actually|correction|scratch\s+that|on\s+second\s+thought|my\s+mistake|made\s+(?:a\s+mistake|an\s+error)|hold\s+on|let\s+me\s+re\w+|sorry)\b",
     re.I,
@@ -141,8 +143,8 @@ def chosen(text: str, valid: Sequence[str]) -> tuple[str | None, Rank]:
 
 
 def plain(text: str) -> str:
-    """The text without LaTeX's and Markdown's marks around letters."""
-    return _MARKUP.sub("", text)
+    """The text without marks around letters: quotes, and those of LaTeX and Markdown."""
+    return _QUOTED.sub(r"\1", _MARKUP.sub("", text))
 
 
 def _affirms(statement: Statement, least: Rank) -> bool:
@@ -225,7 +227,7 @@ def _rank(text: str, span: tuple[int, int], before: str, after: str, leads: bool
     near = text[end : end + _NEAR]
     if not re.search(r"\w", _line_before(text, start) + near.partition("\n")[0]):
         return Rank.ANSWER
-    if (last := _SENTENCE.search(near)) and last[0] == "?":
+    if ((last := _SENTENCE.search(near)) and last[0] == "?") or _IF.match(after):
         return Rank.NONE
     if _STATES.search(before) or _IS_ANSWER.match(after):
         return Rank.ANSWER

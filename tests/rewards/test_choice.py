@@ -18,6 +18,14 @@ CAPITALS = {"choices": ["Paris", "London", "Rome", "Madrid"]}
 FORCES = {"choices": ["10 N", "20 N", "20.5 N", "zero"]}
 GLANDS = {"choices": ["Vitamin D", "insulin", "the liver", "growth hormone"]}
 
+ONE_BY_ONE = """Let me check each option.
+A: The energy doubles, so it is out.
+B: This contradicts the first law.
+C: Consistent with the data.
+D: Not possible.
+
+Therefore the answer is C."""
+
 LETTERS = [
     # what a model wrote, the letter that it chooses
     ("The final answer is C. Option D is incorrect.", "C"),
@@ -251,6 +259,84 @@ PAIRS = [
     ("The answer is A? No, B.", "A", {}, 0),
     ("Solution: B", "B", {}, 1),
     ("My final answer: C. Thanks!", "C", {}, 1),
+    (
+        ONE_BY_ONE,
+        "C",
+        {},
+        1,
+    ),
+    (
+        ONE_BY_ONE,
+        "B",
+        {},
+        0,
+    ),
+    (
+        "Option A is incorrect because of the sign. Option B is correct. Option C is incorrect. Option D is incorrect.",
+        "B",
+        {},
+        1,
+    ),
+    (
+        "Option A is incorrect because of the sign. Option B is correct. Option C is incorrect. Option D is incorrect.",
+        "D",
+        {},
+        0,
+    ),
+    ("The final answer is B. I also considered option A and option D.", "B", {}, 1),
+    ("The final answer is B. I also considered option A and option D.", "D", {}, 0),
+    ("The answer is not option C, it's option A.", "A", {}, 1),
+    ("The answer is not option C, it's option A.", "C", {}, 0),
+    ("Answer: (C)\n\nThe other options, A, B and D, are wrong.", "C", {}, 1),
+    ("Answer: (C)\n\nThe other options, A, B and D, are wrong.", "D", {}, 0),
+    ("I'd say either C or D, but more likely C.", "C", {}, 1),
+    ("**Answer:** D", "D", {}, 1),
+    ("**Answer**: **(D)** 15 mol", "D", {}, 1),
+    ("The answer is (B), since (A) is not possible, and (C) and (D) are not either.", "B", {}, 1),
+    ("The answer is (B), since (A) is not possible, and (C) and (D) are not either.", "A", {}, 0),
+    ("Thus D.", "D", {}, 1),
+    ("D is the only possibility.", "D", {}, 1),
+    ("It has to be A.", "A", {}, 1),
+    ("A, definitely.", "A", {}, 1),
+    ("I am not sure, but I think B.", "B", {}, 1),
+    ("Definitely not B.", "B", {}, 0),
+    ("B? No.", "B", {}, 0),
+    ("The correct answer is D. The answer B would be correct if T were constant.", "D", {}, 1),
+    ("The correct answer is D. The answer B would be correct if T were constant.", "B", {}, 0),
+    ("The answer: none of A, B, C", "C", {}, 0),
+    ("So, the correct choice among the options is option D.", "D", {}, 1),
+    ('The answer is "C".', "C", {}, 1),
+    ("The answer is 'C'.", "C", {}, 1),
+    ("answer=B", "B", {}, 1),
+    ('{"answer": "C"}', "C", {}, 1),
+    ("Final answer: A/B", "A", {}, 0),
+    ("[B]", "B", {}, 1),
+    ("<b>C</b>", "C", {}, 1),
+    ("The answer is C).", "C", {}, 1),
+    ("I think the answer is B, but it might be C.", "B", {}, 1),
+    ("I think the answer is B, but it might be C.", "C", {}, 0),
+    ("D isn't correct, C is.", "C", {}, 1),
+    ("D isn't correct, C is.", "D", {}, 0),
+    ("The answer is A. No wait, that's wrong. B is the answer.", "B", {}, 1),
+    ("The answer is A. No wait, that's wrong. B is the answer.", "A", {}, 0),
+    ("Instead of A, the answer should be D.", "D", {}, 1),
+    ("Instead of A, the answer should be D.", "A", {}, 0),
+    ("My initial answer was A, which is wrong; the right answer is C.", "C", {}, 1),
+    ("My initial answer was A, which is wrong; the right answer is C.", "A", {}, 0),
+    ("The answer is the letter B", "B", {}, 1),
+    ("The correct answer here would be: B.", "B", {}, 1),
+    ("We get x = 3, which corresponds to option D.", "D", {}, 1),
+    ("This matches choice (C).", "C", {}, 1),
+    ("This rules out B.", "B", {}, 0),
+    ("Since A and B are equivalent, neither can be right, leaving C.", "C", {}, 1),
+    ("Between C and D I choose D over C.", "D", {}, 1),
+    ("Correct answer: A. Incorrect: B, C, D.", "A", {}, 1),
+    ("Correct answer: A. Incorrect: B, C, D.", "B", {}, 0),
+    ("A) Yes", "A", {}, 1),
+    ("C: because light is faster", "C", {}, 1),
+    ("(D)\n(since the others fail)", "D", {}, 1),
+    ("The answer is E.", "E", {"choices": ["1", "2", "3", "4"]}, 0),
+    ("Every answer other than B is false.", "B", {}, 1),
 ]
 
 
