@@ -157,7 +157,19 @@ class Failure:
         worlds = all(isinstance(one, asyncio.CancelledError) or is_the_worlds(one) for one in leaves(exc))
         kind: FailureKind = outside if worlds else "bug"
         lines = _traceback.format_exception(type(exc), exc, exc.__traceback__)
-        return cls(kind, boundary, one_line(exc), text("".join(lines)))
+        return cls(kind, boundary, _with_remedy(exc), text("".join(lines)))
+
+
+def _with_remedy(exc: BaseException) -> str:
+    """`one_line`, with the remedy for code that depends on the thread in which it runs."""
+    words = one_line(exc)
+    if any("signal only works in main thread" in str(each) for each in (exc, exc.__cause__, exc.__context__)):
+        return (
+            f"{words.rstrip('.')}; this code does not always run in the main thread, and only there can signals end it "
+            "in time: grade with agentrl.rewards.math or in_process, or call math-verify's "
+            "parse(..., parsing_timeout=None) and verify(..., timeout_seconds=None)"
+        )
+    return words
 
 
 def leaves(exc: BaseException) -> list[BaseException]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from agentrl._util.http import HttpRefusedError
+from agentrl.chat.thoughts import WRITTEN, split_thoughts
 from agentrl.env.tool_calls import new_call_id
 from agentrl.env.tools import normal_spec
 from agentrl.errors import ConfigError, InfraError
@@ -23,7 +24,6 @@ _OWN = {"role", "content", "tool_calls", "function_call", "reasoning_content", "
 _UNKNOWN = re.compile(r"unsupported|not supported|not permitted|extra|unexpected|unrecognized|unknown", re.IGNORECASE)
 _NO_TEXT = re.compile(r"\b(string|null|none)\b", re.IGNORECASE)
 _LATER = {408, 409, 425, 429}
-_THOUGHT = re.compile(r"\s*(?:<think>)?(.*?)</think>\s*(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,23 @@ class Completion:
     """The fields of `chat.Usage` that the server reported."""
     first_token: Mapping[str, float] = field(default_factory=dict)
     """The log-probs of the likeliest tokens in the first place, where the request asked for log-probs."""
+
+    @property
+    def answer(self) -> str:
+        """The whole text without thoughts, to be read by a program; "" if there is none, see `flaw`."""
+        return "" if self.finish != "stop" else split_thoughts(self.message["content"], WRITTEN)[1].strip()
+
+    @property
+    def flaw(self) -> str:
+        """Why there is no answer, in words, and the remedy; "" if there is one."""
+        if self.finish == "length":
+            return "was cut; allow more tokens"
+        if self.finish == "filtered":
+            return "was refused or filtered; change the question or the model"
+        if self.answer:
+            return ""
+        thought = self.message.get("reasoning_content") or self.message["content"].strip()
+        return "is only a thought; allow more tokens, or turn thoughts off" if thought else "is empty"
 
 
 @dataclass(slots=True)
@@ -136,9 +153,17 @@ def read_reply(answer: JSON, url: str) -> Completion:
     message = choice.get("message") or {"content": choice.get("text")}
     if not isinstance(message, Mapping):
         raise _no_completion(answer, url)
-    finish: Finish = "length" if reason in _CUT else "filtered" if reason in _FILTERED else "stop"
+    refused = reason in _FILTERED or _is_refusal(message)
+    finish: Finish = "length" if reason in _CUT else "filtered" if refused else "stop"
     said, sent_back = _read_message(message)
     return Completion(said, sent_back, finish, _usage(answer.get("usage")), _first_token(choice.get("logprobs")))
+
+
+def _is_refusal(message: Mapping[str, Any]) -> bool:
+    """Whether the model refuses, in the field or the part of the content that OpenAI's API has for it."""
+    parts = message.get("content")
+    parts = parts if isinstance(parts, list) else []
+    return any(isinstance(part, Mapping) and _words(part.get("refusal")) for part in (message, *parts))
 
 
 def _read_message(message: Mapping[str, Any]) -> tuple[Message, Message]:
@@ -146,8 +171,8 @@ def _read_message(message: Mapping[str, Any]) -> tuple[Message, Message]:
     content, thought = _text(message.get("content"))
     content = content or _words(message.get("refusal"))
     thought = next(filter(None, (_words(message.get(key)) for key in ("reasoning_content", "reasoning"))), thought)
-    if not thought and (found := _THOUGHT.fullmatch(content)):
-        thought, content = found[1].strip(), found[2]
+    if not thought:
+        thought, content = split_thoughts(content)
     given = message.get("tool_calls") or []
     legacy = message.get("function_call")
     given = given if isinstance(given, list) else [given]

@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.chat.client import ChatModel, Speaker, SpeakerConfig
+from agentrl.chat.thoughts import WRITTEN, split_thoughts
 from agentrl.errors import InfraError
 from agentrl.types import JSON, Message
 
@@ -145,17 +146,18 @@ class Judge:
 
 
 async def _ask(speaker: Speaker, messages: Sequence[Message], seconds: float, usage: dict[str, float]) -> str:
-    """The text of a reply. Its requests and tokens are added to `usage`."""
+    """The text of a reply without thoughts; "" if it was cut or refused. Its usage is added to `usage`."""
     took: Mapping[str, float] = {}
     if isinstance(speaker, ChatModel):  # its deadline does not count the wait for a free slot, which may be long
         reply = await speaker.ask(messages)
-        message, took = reply.message, reply.usage
+        text, took = reply.answer, reply.usage
     else:
         try:
             async with asyncio.timeout(seconds):
                 message = await speaker.reply(messages)
+            text = split_thoughts(str(message.get("content") or ""), WRITTEN)[1]
         except TimeoutError as exc:
             raise InfraError(f"a speaker of the environment did not answer within {seconds:g} s") from exc
     for name, value in {"requests": 1, **took}.items():
         usage[name] = usage.get(name, 0) + value
-    return str(message.get("content") or "")
+    return text

@@ -196,14 +196,19 @@ def _ask(job: _EvaluateJob, api: Api) -> list[list[Trajectory]]:
 
 def _prepare(job: _EvaluateJob) -> tuple[EnvFactory, Any, list[Task]]:
     """The Env, the reward function and the tasks. Raises ConfigError. Nothing is written, and no model loaded."""
+    from agentrl.episode.scoring import check_of
     from agentrl.rollout import tasks_of
 
     envs, reward = EnvFactory(job.env, job.config.env_config), job.config.reward_function()
     job.config.check_opponents(envs.cls)
 
+    grade = check_of(reward)
+
     def check(task: Task) -> None:
         if job.by is not None:
             value_of(task, job.by)
+        if grade is not None:
+            grade(task)
 
     tasks = tasks_of(envs, job.data, "eval", episodes=job.episodes, check=check)[: job.limit]
     check_out(job.out, job.data)

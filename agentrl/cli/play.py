@@ -98,12 +98,13 @@ class _PlayJob:
 
     def prepare(self) -> tuple[EnvFactory, list[Task]]:
         """The Env and its tasks. Raises ConfigError. Nothing is written."""
+        from agentrl.episode.scoring import check_of
         from agentrl.rollout import tasks_of
 
         envs = EnvFactory(self.env, self.config.env_config)
-        self.config.reward_function()
+        check = check_of(self.config.reward_function())
         self.config.check_opponents(envs.cls)
-        tasks = tasks_of(envs, self.data, "train", episodes=self.episodes)[: self.limit]
+        tasks = tasks_of(envs, self.data, "train", episodes=self.episodes, check=check)[: self.limit]
         check_out(self.out, self.data)
         return envs, tasks
 

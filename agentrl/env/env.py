@@ -211,8 +211,8 @@ class Env:
         return None
 
     def score(self, trajectory: Trajectory, /) -> MaybeAwait[float | Reward | None]:
-        """The total reward; called once before close, unless the episode failed or was aborted. With `seats`, it is
-        called once for each seat.
+        """The total reward; called once before close, unless the episode failed, was aborted or has no turn. With
+        `seats`, it is called once for each seat.
 
         Default: the sum of the steps' rewards, or None (unscored) if no step gave one.
         """

@@ -19,7 +19,7 @@ from agentrl.episode.options import EpisodeHooks, EpisodeOptions, ParkFn, Reward
 from agentrl.episode.parking import hand_over, save_state
 from agentrl.episode.phases import slot
 from agentrl.episode.reasoning import ReasoningStripper
-from agentrl.episode.scoring import score
+from agentrl.episode.scoring import nothing_earned, score
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import BadCallPolicy, ConfigError, one_line
 from agentrl.plain import copied, number, to_json_lossy
@@ -156,6 +156,10 @@ class Episode:
         return self.whole.stop
 
     async def _score(self) -> None:
+        """Write the reward: 0 without a turn, after a prompt that is too long, for example. Raises FailedError."""
+        if self.state.trajectory.last_action is None:
+            nothing_earned(self.state.trajectory, None)
+            return
         timeout = self.talk.options.limits.score_s
         async with slot(self.hooks.slots, "score"):
             await score(self.env, self.state.trajectory, self.reward, self.policy, timeout=timeout)

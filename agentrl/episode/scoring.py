@@ -11,12 +11,18 @@ from agentrl.episode.options import RewardFn
 from agentrl.errors import BadCallPolicy
 from agentrl.plain import number, to_json_lossy
 from agentrl.trajectory.trajectory import SIDE, SUB_AGENT, Trajectory, role_of
-from agentrl.types import Reward
+from agentrl.types import Reward, Task
 
 
 def is_relative(reward: object) -> bool:
     """Whether a reward function only compares the episodes of a group. `Env.score` then scores each of them, too."""
     return bool(getattr(reward, "relative", False))
+
+
+def check_of(reward: object) -> Callable[[Task], None] | None:
+    """The check that a reward function makes of each task before a run, such as that of a grader's labels."""
+    check = getattr(reward, "check_task", None)
+    return check if callable(check) else None
 
 
 async def score(

@@ -256,8 +256,12 @@ class SeatedEpisode(Episode):
         if self.whole.stop not in _SHARED:
             for state in table.seats.values():
                 state.trajectory.info["ended_by"] = table.seat
+        nobody_played = all(state.trajectory.last_action is None for state in table.seats.values())
         for seat, state in table.seats.items():
             self._sit(seat)
+            if nobody_played:
+                nothing_earned(state.trajectory, None)
+                continue
             async with slot(self.hooks.slots, "score"):
                 await score(self.env, state.trajectory, self.reward, self.policy, timeout=timeout)
             if not state.trajectory.turns and seat in table.early and self._sums():

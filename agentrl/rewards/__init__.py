@@ -15,6 +15,7 @@ from agentrl.trajectory.model_output import ModelOutput
 
 if TYPE_CHECKING:
     from agentrl.rewards.combine import group, in_process, per_turn, shaped, weighted
+    from agentrl.rewards.instructions import IFBench
     from agentrl.rewards.judge import LLMJudge
     from agentrl.rewards.maths import Dapo
     from agentrl.rewards.relative import RelativeJudge
@@ -22,11 +23,21 @@ if TYPE_CHECKING:
     from agentrl.rewards.searching import SearchR1
     from agentrl_envs.coding.unit_tests import UnitTests
 
+    boxed_dapo: Grader
+    boxed_deepscaler: Grader
+    boxed_em: Grader
+    boxed_f1: Grader
+    boxed_gpqa: Grader
+    boxed_ifbench: Grader
+    boxed_math: Grader
+    boxed_remote_rm: Grader
+    boxed_sub_em: Grader
     dapo: Grader
     deepscaler: Grader
     em: Grader
     f1: Grader
     gpqa: Grader
+    ifbench: Grader
     math: Grader
     remote_rm: Grader
     search_r1: Grader
@@ -36,11 +47,21 @@ if TYPE_CHECKING:
     unit_tests: Grader
 
 _READY: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "boxed_dapo": ("maths", "Dapo", {"box": True}),
+    "boxed_deepscaler": ("maths", "Deepscaler", {}),
+    "boxed_em": ("text", "Em", {"box": True}),
+    "boxed_f1": ("text", "F1", {"box": True}),
+    "boxed_gpqa": ("choice", "Gpqa", {"box": True}),
+    "boxed_ifbench": ("instructions", "IFBench", {"box": True}),
+    "boxed_math": ("maths", "Math", {}),
+    "boxed_remote_rm": ("remote", "RemoteReward", {}),
+    "boxed_sub_em": ("text", "SubEm", {"box": True}),
     "dapo": ("maths", "Dapo", {}),
     "deepscaler": ("maths", "Deepscaler", {}),
     "em": ("text", "Em", {}),
     "f1": ("text", "F1", {}),
     "gpqa": ("choice", "Gpqa", {}),
+    "ifbench": ("instructions", "IFBench", {}),
     "math": ("maths", "Math", {}),
     "remote_rm": ("remote", "RemoteReward", {}),
     "search_r1": ("searching", "SearchR1", {}),
@@ -49,10 +70,12 @@ _READY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sub_em": ("text", "SubEm", {}),
     "unit_tests": ("agentrl_envs.coding.unit_tests", "UnitTests", {}),
 }
-"""Graders that need no settings: module, class, arguments."""
+r"""Graders that need no settings: module, class, arguments. `boxed_` is slime's prefix for a reward that reads the last
+\boxed{}; `math`, `deepscaler` read it anyway, and `remote_rm` sends everything."""
 
 _MADE = {
     "Dapo": "maths",
+    "IFBench": "instructions",
     "LLMJudge": "judge",
     "RelativeJudge": "relative",
     "RemoteReward": "remote",
@@ -85,12 +108,22 @@ def _find(module: str, name: str) -> Any:
 __all__ = [
     "Dapo",
     "Grader",
+    "IFBench",
     "LLMJudge",
     "ModelOutput",
     "RelativeJudge",
     "RemoteReward",
     "SearchR1",
     "UnitTests",
+    "boxed_dapo",
+    "boxed_deepscaler",
+    "boxed_em",
+    "boxed_f1",
+    "boxed_gpqa",
+    "boxed_ifbench",
+    "boxed_math",
+    "boxed_remote_rm",
+    "boxed_sub_em",
     "dapo",
     "deepscaler",
     "em",
@@ -98,6 +131,7 @@ __all__ = [
     "gpqa",
     "grader",
     "group",
+    "ifbench",
     "in_process",
     "math",
     "per_turn",

@@ -14,6 +14,8 @@ LONGEST = 20_000
 
 _TAGS = "<answer>", "</answer>"
 _BOX = re.compile(r"\\f?box(?:ed)?(?=\s*\{|\s+\S)")
+_FINAL = re.compile(r"(?:^|\s)####\s*(\S.*?)\s*\Z")
+"""The end of a solution in GSM8K."""
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[^\s$.,{}]+")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -83,7 +85,10 @@ def _partner(text: str, start: int) -> int | None:
 
 
 def targets(label: JSON) -> list[str]:
-    """The right answers: a text, a number, a list of them, or one of Search-R1's mappings. Raises ConfigError."""
+    """The right answers: a text, a number, a list of them, or one of Search-R1's mappings. Raises ConfigError.
+
+    Of a solution in GSM8K's form, only what follows "####" is the answer.
+    """
     for key in ("reward_model", "ground_truth", "target"):
         if isinstance(label, Mapping) and key in label:
             label = label[key]
@@ -94,4 +99,6 @@ def targets(label: JSON) -> list[str]:
 
 
 def _plain(one: Any) -> str:
-    return str(int(one)) if isinstance(one, float) and one.is_integer() else str(one)
+    text = str(int(one)) if isinstance(one, float) and one.is_integer() else str(one)
+    final = _FINAL.search(text)
+    return final[1] if final else text

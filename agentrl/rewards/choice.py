@@ -1,113 +1,144 @@
-"""Multiple choice: which letter a model chose."""
+"""Multiple choice: whether a model chose the right option, by its letter or by its text."""
 
 from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.rewards.answers import boxed, short_answer, targets
+from agentrl.errors import ConfigError
+from agentrl.rewards.answers import boxed, short_answer
 from agentrl.rewards.grader import Grader
-from agentrl.rewards.text import is_match, is_within, normalise
+from agentrl.rewards.labels import check_label
+from agentrl.rewards.letters import Rank, chosen
+from agentrl.rewards.text import is_match, normalise
 from agentrl.trajectory.model_output import ModelOutput
-from agentrl.types import JSON
+from agentrl.types import JSON, Task
 
-_LETTER = r"[\(\[\*\"'{$]*(?:\\text\{)?\(?\b([A-Za-z])\b(?!['’]\w)"
-_STATED = re.compile(
-    r"\b(?:answer|option|choice)\b(?:\s+(?:is|should\s+be|would\s+be|must\s+be))?(\s+not)?\s*[:=]?\s*"
-    + _LETTER
-    # "A is correct", and the capital letter alone: "a is correct" may be any sentence
-    + r"|\b([A-Z])\b\)?\s+is\s+(not\s+|in)?(?:the\s+)?correct\b",
-    re.IGNORECASE,
-)
-_ALONE = re.compile(r"(?<![\w'’])([A-Z])(?![\w'’])")
+_ANY = string.ascii_uppercase[:10]
 
 
-def letter(text: str, valid: Sequence[str]) -> str | None:
-    """The letter that the text chooses: boxed, else stated last, else the last single capital letter."""
-    box = boxed(text)
-    if box and (found := _only(box)) in valid:
-        return found
-    stated = [found for match in _STATED.finditer(text) if (found := _stated(match)) in valid]
-    if stated:
-        return stated[-1]
-    denied = {(match[2] or match[3]).upper() for match in _STATED.finditer(text) if match[1] or match[4]}
-    return _alone(text, [one for one in valid if one not in denied])
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a question, and which of them is right."""
+
+    letters: Sequence[str]
+    right: str | None
+    """None if the label is no option and no text."""
+    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What may stand for a letter."""
+    stand_in: str = ""
+    """The letter in `letters` that stands for a right answer that is the text of no option."""
+
+    @classmethod
+    def of(cls, label: JSON, metadata: Mapping[str, JSON]) -> Options:
+        """From a label (a letter, an index, or the text of an option) and the metadata of `Gpqa`."""
+        choices = _choices(metadata)
+        letters = [str(letter).upper() for letter in metadata.get("valid_letters") or _ANY[: len(choices) or None]]
+        texts = {letter: [text] for text, letter in zip(choices, letters, strict=False)}
+        right = _right_letter(label, metadata.get("correct_letter"), cls(letters, None, texts))
+        names = [str(metadata[key]) for key in ("correct_answer", "answer_text") if metadata.get(key)]
+        if right is None and isinstance(label, str) and len(label.strip()) > 1:
+            names.append(label.strip())
+        stand_in = max({*string.ascii_uppercase} - {*letters}, default="") if right is None and names else ""
+        right = right or stand_in or None
+        if right is not None and names:
+            texts[right] = [*texts.get(right, ()), *names]
+        return cls([*letters, stand_in] if stand_in else letters, right, texts, stand_in)
+
+    def chosen_in(self, text: str) -> str | None:
+        r"""The letter that the text chooses: in its last \boxed{}, else in its statements."""
+        text = short_answer(text)
+        for part in filter(None, (boxed(text), text)):
+            letter, rank = max((self._read(part), chosen(self._lettered(part), self.letters)), key=_rank_of)
+            if letter is not None or rank is Rank.ANSWER:
+                return letter
+        return None
+
+    def _read(self, text: str) -> tuple[str | None, Rank]:
+        return chosen(self._masked(text), self.letters)
+
+    def _masked(self, text: str) -> str:
+        """The text with a word in place of the letter `stand_in`, which is no option."""
+        mark = self.stand_in
+        return re.sub(rf"(?<!\w){mark}(?!\w)", 2 * mark, text, flags=re.IGNORECASE) if mark else text
+
+    def _lettered(self, text: str) -> str:
+        """The text with the letters of options in place of their texts."""
+        tokens = list(re.finditer(r"\S+", text))
+        words = [normalise(token[0]).split() for token in tokens]
+        named = [(normalise(name).split(), letter) for letter, names in self.texts.items() for name in names]
+        named.sort(key=lambda pair: -len(pair[0]))
+        parts, done, i = list[str](), 0, 0
+        while i < len(tokens):
+            end, letter = next(((place, letter) for name, letter in named if (place := _end(words, i, name))), (0, ""))
+            if end:
+                tail = re.search(r"[.,;:!?]*$", tokens[end - 1][0])
+                parts += [self._masked(text[done : tokens[i].start()]), f"({letter})", tail[0] if tail else ""]
+                done = tokens[end - 1].end()
+            i = max(end, i + 1)
+        return "".join([*parts, self._masked(text[done:])])
 
 
-def _alone(text: str, valid: Sequence[str]) -> str | None:
-    """The last single capital letter that is not an English word."""
-    alone = [found for found in _ALONE.findall(text) if found in valid]
-    words = [one for one in alone if one not in "AI"]  # "A" and "I" are English words, too
-    if alone and _only(text) == alone[0]:
-        return str(alone[0])
-    return str(words[-1]) if words else _bare_a(text, valid)
+def _rank_of(read: tuple[str | None, Rank]) -> tuple[bool, Rank]:
+    letter, rank = read
+    return letter is not None or rank is Rank.ANSWER, rank
 
 
-def _only(text: str) -> str:
-    return re.sub(r"\\text|[^A-Za-z]", "", text).upper()
-
-
-def _stated(match: re.Match[str]) -> str:
-    """The letter of a statement, "" for one that denies it, or whose "a" is an article."""
-    if match[1] or match[4]:
-        return ""
-    found = match[2] or match[3]
-    follows = match.string[match.end() : match.end() + 2]
-    article = found in "aAI" and bool(re.match(r"\s[A-Za-z]", follows)) and match[2] is not None
-    return "" if article or (match[3] or "A").islower() else found.upper()
-
-
-def _bare_a(text: str, valid: Sequence[str]) -> str | None:
-    """Whether an "A" or "I" ends a line or a sentence, as an article or a pronoun does not."""
-    found = [one for one in re.findall(r"(?<![\w'’])([AI])(?=[.)\]*]*\s*(?:$|\n))", text) if one in valid]
-    return found[-1] if found else None
+def _end(words: Sequence[Sequence[str]], start: int, name: Sequence[str]) -> int:
+    """Where `name` ends if it stands at `start`, else 0."""
+    end, read = start, list[str]()
+    while words[start] and end < min(start + 2 * len(name), len(words)) and len(read) < len(name):
+        read += words[end]
+        end += 1
+        if read != name[: len(read)]:
+            return 0
+    return end if name and read == name else 0
 
 
 class Gpqa(Grader):
-    """1 if the letter that the model chose last is right, else 0.
+    r"""1 if the model chose the right option, else 0.
 
-    The label is a letter, an index or the text of a choice. `metadata` may hold choices, valid_letters, correct_letter.
+    The label is a letter, an index or the text of an option. `metadata` may hold choices, valid_letters,
+    correct_letter, correct_answer and answer_text. `letters.py` describes how a choice is read. `box`: only the last
+    \boxed{} is read.
     """
 
+    def __init__(self, *, box: bool = False) -> None:
+        self.box = box
+
     async def grade(self, written: ModelOutput) -> float:
-        answer, metadata = short_answer(written.answer), written.metadata
-        choices = _choices(metadata)
-        valid = [
-            str(one).upper() for one in metadata.get("valid_letters") or string.ascii_uppercase[: len(choices) or 10]
-        ]
-        right = _right_letter(written.label, metadata, choices, valid)
-        found = letter(answer, valid)
-        if found and right:
-            return float(found == right)
-        return float(_names_right(answer, _right_texts(written, choices, valid, right), choices))
+        options = Options.of(written.label, written.metadata)
+        answer = (boxed(written.answer) or "") if self.box else written.answer
+        return float(options.right is not None and options.chosen_in(answer) == options.right)
+
+    def check_task(self, task: Task) -> None:
+        options = Options.of(task.label, task.metadata)
+        if options.stand_in:
+            check_label(task.label, one_line=True)
+        if options.right not in options.letters:
+            raise ConfigError(
+                f"gpqa can never pay the label {task.label!r:.80}: it is none of the options "
+                f"{', '.join(options.letters)}; write a letter, an index from 0, or the text of an option"
+            )
 
 
 def _choices(metadata: Mapping[str, JSON]) -> list[str]:
-    given: Any = metadata.get("choices") or ()
-    return [str(one) for one in (given.values() if isinstance(given, Mapping) else given)]
+    choices: Any = metadata.get("choices") or ()
+    return [str(choice) for choice in (choices.values() if isinstance(choices, Mapping) else choices)]
 
 
-def _right_letter(label: JSON, metadata: Mapping[str, JSON], choices: list[str], valid: list[str]) -> str | None:
-    given = metadata.get("correct_letter")
-    if isinstance(given, str) and given.strip():
-        return given.strip().upper()
+def _right_letter(label: JSON, correct: JSON, options: Options) -> str | None:
+    letters = options.letters
+    if isinstance(correct, str) and correct.strip():
+        return correct.strip().upper()
     if isinstance(label, int | float):
-        return valid[int(label)] if 0 <= label < len(valid) else None
+        return letters[int(label)] if 0 <= label < len(letters) else None
     text = str(label or "").strip()
-    if text.upper() in valid:
-        return text.upper()
-    return next((at for one, at in zip(choices, valid, strict=False) if is_match(one, [text])), None)
-
-
-def _right_texts(written: ModelOutput, choices: list[str], valid: list[str], right: str | None) -> list[str]:
-    found = [one for one, at in zip(choices, valid, strict=False) if at == right]
-    found += [str(written.metadata[key]) for key in ("correct_answer", "answer_text") if written.metadata.get(key)]
-    return found + [one for one in targets(written.label) if len(one) > 1] if written.label is not None else found
-
-
-def _names_right(answer: str, rights: list[str], choices: Iterable[str]) -> bool:
-    """Whether the answer names a right choice and no wrong one."""
-    wrong = [one for one in choices if normalise(one) not in map(normalise, rights)]
-    return is_within(answer, rights) and not is_within(answer, wrong)
+    for letter, names in options.texts.items():
+        if is_match(text, list(names)):
+            return letter
+    read, rank = chosen(text, letters)
+    return read if rank >= Rank.CONCLUDED else None

@@ -17,7 +17,7 @@ from agentrl.rewards.grader import Grade, Grader, TurnReward, as_reward
 from agentrl.rewards.workers import shared
 from agentrl.trajectory.model_output import ModelOutput
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import JSON, MaybeAwait, Reward
+from agentrl.types import JSON, MaybeAwait, Reward, Task
 
 TurnFn: TypeAlias = "Callable[[str, str], MaybeAwait[float]]"
 """(what the model wrote in a turn, what followed it) -> the turn's reward."""
@@ -46,6 +46,10 @@ def weighted(**graders: tuple[Grader, float]) -> Grader:
 class _Weighted(Grader):
     def __init__(self, graders: Mapping[str, tuple[Grader, float]]) -> None:
         self.graders = graders
+
+    def check_task(self, task: Task) -> None:
+        for grader, _ in self.graders.values():
+            grader.check_task(task)
 
     async def grade(self, written: ModelOutput) -> Reward:
         grades = await gather([grader.grade(written) for grader, _ in self.graders.values()])

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from agentrl.plain import number
 from agentrl.trajectory.model_output import ModelOutput
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import JSON, MaybeAwait, Reward
+from agentrl.types import JSON, MaybeAwait, Reward, Task
 
 Grade: TypeAlias = "float | Reward"
 GradeFn: TypeAlias = "Callable[[ModelOutput], MaybeAwait[float | Reward]]"
@@ -33,6 +33,9 @@ class Grader:
     async def grade(self, written: ModelOutput) -> Grade:
         """The reward. Raises InfraError or TimeoutError where the world broke: such an episode is not trained."""
         raise NotImplementedError
+
+    def check_task(self, task: Task) -> None:
+        """Called for each task before a run. Raises ConfigError for a label that no answer can match."""
 
     def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
         if len(given) == 1 and isinstance(given[0], Trajectory):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from agentrl.chat.client import ChatModel
+from agentrl.chat.thoughts import WRITTEN, split_thoughts
 from agentrl.errors import InfraError
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grader
@@ -68,10 +69,11 @@ class LLMJudge(Grader):
         if not written.answer or len(written.answer) > LONGEST:
             return 0.0
         for _ in range(_TWICE):
-            said = (await self.model.reply([{"role": "user", "content": self.prompt(written)}]))["content"]
-            if (score := verdict(said)) is not None:
+            reply = await self.model.ask([{"role": "user", "content": self.prompt(written)}])
+            if (score := verdict(reply.answer)) is not None:
                 return score
-        raise InfraError(f"the judge {self.model.model} wrote no line SCORE: 0 to {_MOST}, but {said[-100:]!r}")
+        flaw = reply.flaw or f"ends with {reply.answer[-100:]!r}"
+        raise InfraError(f"the judge {self.model.model} wrote no line SCORE: 0 to {_MOST}: its answer {flaw}")
 
     def prompt(self, written: ModelOutput) -> str:
         """What the judge reads. The marks around the answer depend on it, so the answer cannot hold them."""
@@ -87,9 +89,10 @@ class LLMJudge(Grader):
 
 
 def verdict(said: str) -> float | None:
-    """The score in the last line `SCORE: n`, as a share of 10. None if there is none, or it is above 10."""
-    found = _VERDICT.findall(said.rpartition("</think>")[2])
-    score = float(found[-1]) if found else _MOST + 1.0
+    """The score in the last line `SCORE: n` outside of thoughts, as a share of 10. None without such a line, and for a
+    score above 10."""
+    scores = _VERDICT.findall(split_thoughts(said, WRITTEN)[1])
+    score = float(scores[-1]) if scores else _MOST + 1.0
     return score / _MOST if score <= _MOST else None
 
 

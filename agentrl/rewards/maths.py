@@ -9,9 +9,10 @@ from pathlib import Path
 from agentrl.errors import ConfigError
 from agentrl.rewards.answers import LONGEST, boxed, targets
 from agentrl.rewards.grader import Grader
+from agentrl.rewards.labels import check_label
 from agentrl.rewards.workers import shared
 from agentrl.trajectory.model_output import ModelOutput
-from agentrl.types import JSON, Reward
+from agentrl.types import JSON, Reward, Task
 
 SECONDS = 10.0
 _SAME = f"{Path(__file__).with_name('_maths')}/:same"
@@ -41,7 +42,12 @@ def right_answers(label: JSON) -> list[str]:
     return [boxed(one) or "" if "\\boxed" in one else one for one in targets(label)]
 
 
-class Math(Grader):
+class _MathGrader(Grader):
+    def check_task(self, task: Task) -> None:
+        check_label(task.label, right_answers, one_line=True)
+
+
+class Math(_MathGrader):
     r"""1 if the last \boxed{} of the answer equals the label, else 0."""
 
     async def grade(self, written: ModelOutput) -> float:
@@ -58,7 +64,7 @@ class Deepscaler(Math):
         return await super().grade(written)
 
 
-class Dapo(Grader):
+class Dapo(_MathGrader):
     r"""1 if the last line "Answer: ..." equals the label, else -1. `box`: the last \boxed{} is read instead."""
 
     def __init__(self, *, box: bool = False) -> None:

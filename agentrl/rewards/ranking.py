@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations, zip_longest
 
 from agentrl._util.texts import texts_in
+from agentrl.chat.thoughts import WRITTEN, split_thoughts
 from agentrl.trajectory.model_output import ModelOutput, without_thought
 from agentrl.types import JSON
 
@@ -108,9 +109,9 @@ def task_text(prompt: JSON) -> str:
 def read_ranking(said: str, names: Sequence[str]) -> dict[str, float] | None:
     """The rewards in the last line `RANKING: B > A = C`: 1 for the best, 0 for the worst, equal for equal ones.
 
-    Their mean is always 0.5. None unless the line holds each name exactly once.
+    Their mean is always 0.5. None unless the line holds each name exactly once. Thoughts do not count.
     """
-    lines = _LINE.findall(said.rpartition("</think>")[2])
+    lines = _LINE.findall(split_thoughts(said, WRITTEN)[1])
     if not lines:
         return None
     levels = [[name.strip(_ORNAMENTS) for name in level.split("=")] for level in lines[-1].split(">")]

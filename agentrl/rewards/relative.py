@@ -176,7 +176,9 @@ class RelativeJudge(GroupGrader):
         except RequestError as exc:  # refused, or longer than its context
             log.warning("the judge refuses to rank a group: %s", exc)
             return None, 0.0
-        rewards = read_ranking(answer.message["content"], names)
+        if answer.flaw:
+            log.warning("the judge ranks no group: its answer %s", answer.flaw)
+        rewards = read_ranking(answer.answer, names)
         return rewards and {text: rewards[name] for text, name in zip(order, names, strict=True)}, _cost(answer.usage)
 
     async def _compare(self, shown: _Shown, judge: PrefersAnswers) -> _Verdict:

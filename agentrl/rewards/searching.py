@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from agentrl.errors import ConfigError
 from agentrl.rewards.answers import LONGEST, tagged, targets
 from agentrl.rewards.grader import Grader
+from agentrl.rewards.labels import check_label
 from agentrl.rewards.text import is_match, is_within
 from agentrl.trajectory.model_output import ModelOutput
-from agentrl.types import Reward
+from agentrl.types import Reward, Task
 
 _TEXT = r"(?:(?!</?(?:think|search|information|answer)>).)*"
 # A chat template may open the thought in the prompt, so the turn need not.
@@ -44,6 +45,9 @@ class SearchR1(Grader):
                 f"SearchR1: {self}: a wrong answer must earn less than a right one, and a broken format no more than a "
                 "good one; keep 0 <= final <= structure + retrieval < 1"
             )
+
+    def check_task(self, task: Task) -> None:
+        check_label(task.label)
 
     async def grade(self, written: ModelOutput) -> Reward:
         rights, given = targets(written.label), tagged(written.answer)

@@ -248,13 +248,13 @@ async def _score_groups(rollout: Rollout, reward: GroupReward, groups: Sequence[
 
 
 async def score_group(reward: GroupReward, group: Sequence[Trajectory], policy: EngineSpeaker | None = None) -> None:
-    """Score the valid episodes of a finished group. If the reward function fails by the environment's fault, all of
-    them count as failed. What `Env.score` gave, beside a relative reward, becomes the part `score`, and branches keep
-    the rewards that it gave them.
+    """Score the valid episodes of a finished group. An episode without a turn keeps its reward of 0. If the reward
+    function fails by the environment's fault, all of them count as failed. What `Env.score` gave, beside a relative
+    reward, becomes the part `score`, and branches keep the rewards that it gave them.
 
     Raises BugError for a bug, and ConfigError.
     """
-    valid = [trajectory for trajectory in group if trajectory.is_valid]
+    valid = [trajectory for trajectory in group if trajectory.is_valid and trajectory.turn_count]
     if not valid:
         return
     given = {"policy": policy} if _takes_policy(reward) else {}
@@ -302,7 +302,7 @@ def settle_rewards(envs: EnvFactory, scored: RewardSeen, played: Sequence[Trajec
     The default `Env.score` is a sum. If any episode of the run was rewarded, a sum of nothing is 0. It is also 0 if the
     Env could not give a reward, because it never saw a turn. Otherwise the episode stays unscored, with reward None.
     """
-    scored.any |= any(trajectory.reward is not None for trajectory in played)
+    scored.any |= any(trajectory.reward is not None and trajectory.turn_count for trajectory in played)
     missing = [trajectory for trajectory in played if trajectory.is_valid and trajectory.reward is None]
     for trajectory in missing:
         if scored.any or not _was_answered(trajectory):

@@ -59,6 +59,8 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
 _NAMES: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object", int: "a whole number"}
 _REMEDY = "give a JSONL file with one task a line"
 _PUBLISHED = "reward_model"
+_LISTED = 10
+"""Lines of refused rows that an error lists."""
 
 
 def tasks_of(
@@ -96,12 +98,18 @@ def tasks_of(
 
 
 def held_out_tasks(
-    envs: EnvFactory, data: Path | None, most: int, *, own: bool, columns: Columns | None = None
+    envs: EnvFactory,
+    data: Path | None,
+    most: int,
+    *,
+    own: bool,
+    check: Check | None = None,
+    columns: Columns | None = None,
 ) -> list[Task]:
     """The first tasks of a file, else the Env's own if `own`. Empty if there are none. Raises ConfigError."""
     if data is not None:
-        return load_tasks(data, split="eval", check=envs.check, columns=columns)[:most]
-    return own_tasks(envs, "eval", most=most) if own and makes_tasks(envs.cls) else []
+        return load_tasks(data, split="eval", check=_both(envs.check, check), columns=columns)[:most]
+    return own_tasks(envs, "eval", most=most, check=check) if own and makes_tasks(envs.cls) else []
 
 
 def _both(one: Check, other: Check | None) -> Check:
@@ -125,16 +133,35 @@ def load_tasks(
     A row without an id is named by its line. A row without a seed gets its own seed, the same in every run. `check` may
     raise ConfigError to refuse a task.
 
-    Raises ConfigError (`file:line: what and remedy`) for the first row that cannot be used.
+    Raises ConfigError (`file:line: what and remedy`) for the first row that cannot be used. If `check` refuses several
+    rows, the error lists the lines of the others.
     """
     path = Path(path)
     check_file(path, _REMEDY, "data file")
     tasks: list[Task] = []
+    refusals: dict[int, ConfigError] = {}
     for number, row in read_rows(path, _REMEDY, columns.names() if columns is not None else None):
-        tasks.append(_task(row, f"{path}:{number}", f"{path.stem}-{number}", split, check, columns))
+        tasks.append(_task(row, f"{path}:{number}", f"{path.stem}-{number}", split, None, columns))
+        try:
+            if check is not None:
+                check(tasks[-1])
+        except ConfigError as exc:
+            refusals[number] = exc
+    _raise_first(path, refusals)
     if not tasks:
         raise ConfigError(f'{path}: no task in it; write one JSON object a line, such as {{"prompt": "..."}}')
     return tasks
+
+
+def _raise_first(path: Path, refusals: Mapping[int, ConfigError]) -> None:
+    """Raise the refusal of the first row, with the lines of the other refused ones."""
+    if not refusals:
+        return
+    (first, refusal), *others = refusals.items()
+    lines = ", ".join(str(number) for number, _ in others[:_LISTED])
+    rest = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
+    also = f"; other refused lines: {lines}{rest}" if others else ""
+    raise ConfigError(f"{path}:{first}: {refusal}{also}") from refusal
 
 
 class TaskFile(Sequence[Task]):

@@ -50,7 +50,8 @@ async def graded(grader: Any, args: Any, given: Any) -> JSON:
 async def _each(grader: Grades, args: Any, samples: Sequence[Any]) -> list[JSON]:
     async def one(sample: Any) -> JSON:
         try:
-            return _shown(args, sample, await grader.grade(await read(args, sample)))
+            output = await read(args, sample)
+            return _shown(args, sample, await grader.grade(output) if output.turns else 0.0)
         except ConfigError:
             raise
         except Exception as exc:  # noqa: BLE001 - the boundary of a grader: slime's rollout would die of it
@@ -60,12 +61,13 @@ async def _each(grader: Grades, args: Any, samples: Sequence[Any]) -> list[JSON]
 
 
 async def _group(grader: GradesGroups, args: Any, samples: Sequence[Any]) -> list[JSON]:
-    """Grade the finished episodes of a group together. The others get 0."""
-    whole = [sample for sample in samples if _finished(sample)]
+    """Grade the finished episodes of a group together. The others get 0, and so do those without a turn."""
     try:
-        grades = await grader.grade_group([await read(args, sample) for sample in whole])
-        found = {id(sample): grade for sample, grade in zip(whole, grades, strict=True)}
-        return [_shown(args, sample, found.get(id(sample), 0.0)) for sample in samples]
+        outputs = {id(sample): await read(args, sample) for sample in samples if _finished(sample)}
+        outputs = {name: output for name, output in outputs.items() if output.turns}
+        grades = await grader.grade_group(list(outputs.values())) if outputs else []
+        rewards = dict(zip(outputs, grades, strict=True))
+        return [_shown(args, sample, rewards.get(id(sample), 0.0)) for sample in samples]
     except ConfigError:
         raise
     except Exception as exc:  # noqa: BLE001 - the boundary of a grader: slime's rollout would die of it

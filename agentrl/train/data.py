@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.env.factory import EnvFactory
+from agentrl.episode.scoring import check_of
+from agentrl.errors import ConfigError
 from agentrl.render.base import Renderer
 from agentrl.rollout.buffer import TaskSource
 from agentrl.rollout.stream import Mixture, PromptLimit, TaskStream
@@ -25,10 +28,11 @@ _LOOKED_AT = 1000
 
 def training_tasks(config: TrainConfig, envs: EnvFactory) -> TaskSource:
     """What a run draws its tasks from. Raises ConfigError."""
+    check = check_of(config.reward_function())
     weighed = list(config.data.items()) if isinstance(config.data, dict) else [(config.data, 1.0)]
     streams, sizes = list[TaskStream](), list[int]()
     for path, _ in weighed:
-        tasks = _tasks(config, envs, path)
+        tasks = _tasks(config, envs, path, check)
         _warn_of_missing(envs, tasks)
         sizes.append(len(tasks))
         streams.append(TaskStream(tasks, config.seed, pass_rates=config.pass_rates, curriculum=config.curriculum))
@@ -37,8 +41,9 @@ def training_tasks(config: TrainConfig, envs: EnvFactory) -> TaskSource:
 
 def evaluation_tasks(config: TrainConfig, envs: EnvFactory) -> list[Task]:
     """The held-out tasks of a run, which may be none. Raises ConfigError."""
-    makes_tasks = config.data is None
-    return held_out_tasks(envs, config.eval_data, config.eval_tasks, own=makes_tasks, columns=_columns(config))
+    makes_tasks, check = config.data is None, check_of(config.reward_function())
+    columns = _columns(config)
+    return held_out_tasks(envs, config.eval_data, config.eval_tasks, own=makes_tasks, check=check, columns=columns)
 
 
 def limit_prompts(config: TrainConfig, source: TaskSource, renderer: Renderer, warn: Callable[[str], None]) -> None:
@@ -52,10 +57,40 @@ def prompt_tokens(task: Task, renderer: Renderer) -> int:
     return len((renderer.bind(task.tools) if task.tools else renderer).prompt(task.prompt).tokens)
 
 
-def _tasks(config: TrainConfig, envs: EnvFactory, path: Path | None) -> list[Task] | TaskFile:
-    if path is not None and path.is_file() and path.stat().st_size > IN_MEMORY:
-        return TaskFile(path, split="train", check=envs.check, columns=_columns(config))
-    return tasks_of(envs, path, "train", episodes=config.episodes, columns=_columns(config))
+def _tasks(
+    config: TrainConfig, envs: EnvFactory, path: Path | None, check: Callable[[Task], None] | None
+) -> list[Task] | TaskFile:
+    """The tasks of a file, or those that the Env makes. `check` is of the reward function. In a file that stays on disk
+    it refuses tasks among the first ones; of later tasks it warns when they are drawn."""
+    columns = _columns(config)
+    if path is None or not path.is_file() or path.stat().st_size <= IN_MEMORY:
+        return tasks_of(envs, path, "train", episodes=config.episodes, check=check, columns=columns)
+    checks = _Checks(envs.check, check)
+    tasks = TaskFile(path, split="train", check=checks, columns=columns)
+    for _ in zip(range(_LOOKED_AT), tasks, strict=False):
+        pass
+    checks.only_warn = True
+    return tasks
+
+
+@dataclass(slots=True)
+class _Checks:
+    """The Env's check of a task, and the reward function's."""
+
+    of_env: Callable[[Task], None]
+    of_reward: Callable[[Task], None] | None
+    only_warn: bool = False
+    """Whether a refusal by the reward function is only logged."""
+
+    def __call__(self, task: Task) -> None:
+        self.of_env(task)
+        try:
+            if self.of_reward is not None:
+                self.of_reward(task)
+        except ConfigError as exc:
+            if not self.only_warn:
+                raise
+            log.warning("task %s: %s", task.id, exc)
 
 
 def _warn_of_missing(envs: EnvFactory, tasks: list[Task] | TaskFile) -> None:

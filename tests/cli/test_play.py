@@ -140,6 +140,17 @@ def test_a_reward_function_replaces_the_envs_score(folder, agentrl):
     assert agentrl.stderr == "error: --set reward=3: name a function, as in --set reward=my_reward.py:function\n"
 
 
+@pytest.mark.parametrize("command", ["play", "eval"])
+def test_labels_that_the_grader_can_never_pay_are_refused_with_their_lines(folder, agentrl, command):
+    (folder / "bad.jsonl").write_text('{"prompt": "a", "label": "b"}\n{"prompt": "a", "label": " "}\n{"prompt": "a"}\n')
+    args = {"play": ("--player", "my_env.py:gold"), "eval": ("--model", "tiny")}[command]
+    assert (
+        agentrl(command, "my_env.py:Capitals", "--data", "bad.jsonl", *args, "--set", "reward=agentrl.rewards:em") == 2
+    )
+    assert agentrl.stderr.startswith("error: bad.jsonl:2: no answer can match the label ' ': it is empty")
+    assert agentrl.stderr.endswith("; other refused lines: 3\n")
+
+
 def test_a_reward_of_whole_groups_is_refused_where_each_episode_is_scored_alone(folder, agentrl):
     (folder / "ranks.py").write_text(
         "from agentrl.rewards import group\n\n\n@group\ndef ranked(episodes):\n    return [0.0 for _ in episodes]\n"

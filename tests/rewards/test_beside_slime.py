@@ -129,7 +129,17 @@ HUB: dict[str, tuple[str, str, Any, float, bool]] = {
     "gpqa: because": ("gpqa", "The answer: because of D, it must be (C).", "C", 1, True),
     "gpqa: an article": ("gpqa", "The answer is a proton, so C", "C", 1, True),
     "gpqa: the last statement": ("gpqa", "The answer is A. Wait. The answer is B.", "B", 1, True),
+    "gpqa: another option is rejected": ("gpqa", "The final answer is C. Option D is incorrect.", "D", 0, False),
+    "gpqa: it cannot be": ("gpqa", "D. it can't be A or B", "D", 1, True),
+    "gpqa: two letters": ("gpqa", "Either A or B.", "B", 0, True),
+    "gpqa: corrected": ("gpqa", "Answer: D. Wait, no. It should be A.", "A", 1, True),
+    "gpqa: unlike": ("gpqa", "The answer is B, unlike option D.", "B", 1, False),
+    "gpqa: except": ("gpqa", "All options except B are wrong.", "B", 1, False),
+    "gpqa: a small letter": ("gpqa", "(b)", "B", 1, False),
     "f1: 1.5 is not 15": ("f1", "1.5", "15", 0, True),
+    "f1: an article": ("f1", "A", "A", 1, True),
+    "f1: C++ is not C": ("f1", "C++", "C", 0, True),
+    "f1: a solution of GSM8K": ("f1", "72", "24+48 = <<24+48=72>>72 clips\n#### 72", 1, True),
 }
 
 

@@ -464,6 +464,26 @@ def test_rows(folder, rows, message):
     assert (level, message in text) == ("error", True), text
 
 
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        ({"reward": "agentrl.rewards:math"}, {}),
+        ({"env": "my_env.py:Base"}, {"custom_rm_path": "agentrl.rewards.math"}),
+    ],
+)
+def test_labels_that_the_grader_can_never_pay(folder, settings, flags):
+    configure(**settings)
+    (folder / "train.jsonl").write_text(
+        '{"prompt": "a", "label": "24+48 = 72\\n#### 72"}\n{"prompt": "a", "label": "72"}\n'
+    )
+    assert serious(**flags) == []
+    (folder / "train.jsonl").write_text('{"prompt": "a", "label": "72"}\n{"prompt": "a", "label": ""}\n')
+    assert only(serious(**flags)) == (
+        "error",
+        "train.jsonl, row 2: no answer can match the label '': it is empty; remove the row",
+    )
+
+
 def test_rows_may_name_the_env(folder):
     configure(env=None)
     row = {"prompt": [{"role": "user", "content": "a"}], "label": 1, "metadata": {"env": "my_env.py:Scored"}}

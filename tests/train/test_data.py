@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -75,3 +76,43 @@ def test_a_large_file_stays_on_disk(two_sets, monkeypatch):
 def test_data_that_cannot_be_weighed(make_config, given, says):
     with pytest.raises(ConfigError, match=says):
         make_config(data=given)
+
+
+LABELS = ["72", "", "73", "one\ntwo"]
+
+
+def labelled(path, labels):
+    path.write_text("\n".join(json.dumps({"prompt": f"q {i}", "label": label}) for i, label in enumerate(labels)))
+    return path
+
+
+def loaded(config):
+    envs = data.EnvFactory(config.env, config.env_config)
+    return data.training_tasks(config, envs), data.evaluation_tasks(config, envs)
+
+
+@pytest.mark.parametrize("in_memory", [0, 1 << 20], ids=["on disk", "in memory"])
+def test_labels_that_the_grader_can_never_pay_are_refused(make_config, tmp_path, monkeypatch, in_memory):
+    monkeypatch.setattr(data, "IN_MEMORY", in_memory)
+    path = labelled(tmp_path / "bad.jsonl", LABELS)
+    with pytest.raises(ConfigError, match=re.escape(f"{path}:2: no answer can match the label ''")):
+        loaded(make_config(data=path, reward="agentrl.rewards:math"))
+    loaded(make_config(data=path))  # its Env scores: no grader reads the labels
+
+
+def test_labels_of_held_out_tasks_too(make_config, tmp_path):
+    good, bad = labelled(tmp_path / "good.jsonl", ["1"]), labelled(tmp_path / "bad.jsonl", LABELS)
+    with pytest.raises(ConfigError, match=r"bad\.jsonl:2: .*; other refused lines: 4"):
+        loaded(make_config(data=good, eval_data=bad, reward="agentrl.rewards:math"))
+
+
+def test_later_rows_of_a_large_file_are_warned_of_when_they_are_drawn(make_config, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(data, "IN_MEMORY", 0)
+    monkeypatch.setattr(data, "_LOOKED_AT", 1)
+    path = labelled(tmp_path / "large.jsonl", LABELS)
+    source, _ = loaded(make_config(data=path, reward="agentrl.rewards:math"))
+    assert not caplog.records
+    for _ in LABELS:
+        source.draw()
+    lines = sorted(record.getMessage() for record in caplog.records)
+    assert [line.partition(":")[0] for line in lines] == ["task large-2", "task large-4"]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from agentrl.episode.config import load_reward
+from agentrl.episode.scoring import check_of
 from agentrl.errors import ConfigError
 from agentrl.slime.check.evaluation import datasets
 from agentrl.slime.check.finding import LaunchFinding, error, unchecked, warning
 from agentrl.slime.check.setup import Setup, open_env
 from agentrl.slime.task import from_sample, metadata_of
+from agentrl.types import Task
 
 ROWS = 100
 """How many rows of a file are read."""
@@ -57,8 +60,9 @@ def _file(
     if not rows:
         yield error(f'{path}: no row in it; write one JSON object a line, such as {{"{keys["input"]}": "..."}}')
         return
+    grade = _grader_check(setup) if keys["label"] is not None else None
     for number, row in enumerate(rows, 1):
-        if problem := _problem(setup, row, keys):
+        if problem := _problem(setup, row, keys) or _label_problem(grade, row, keys):
             yield error(f"{path}, row {number}: {problem}")
             return
     if keys["label"] is None and "label" in rows[0]:
@@ -125,6 +129,29 @@ def _problem(setup: Setup, row: Any, keys: Mapping[str, str | None]) -> str | No
     sample = SimpleNamespace(prompt=prompt, label=None, metadata=metadata)
     try:
         from_sample(SimpleNamespace(apply_chat_template=bool(setup.args.apply_chat_template)), sample)
+    except ConfigError as exc:
+        return str(exc)
+    return None
+
+
+def _grader_check(setup: Setup) -> Callable[[Task], None] | None:
+    """The check of labels of the reward that grades this run, if it has one."""
+    path = setup.config.reward if setup.config is not None else None
+    if path is None and setup.args.custom_rm_path:
+        path = setup.args.custom_rm_path
+    try:
+        return check_of(load_reward(path))
+    except ConfigError:
+        return None  # another rule reports it
+
+
+def _label_problem(
+    grade: Callable[[Task], None] | None, row: Mapping[str, Any], keys: Mapping[str, str | None]
+) -> str | None:
+    """Why no answer to this row can be rewarded. None if one can."""
+    try:
+        if grade is not None:
+            grade(Task(label=row[keys["label"] or ""], metadata=_metadata(row, keys)))
     except ConfigError as exc:
         return str(exc)
     return None

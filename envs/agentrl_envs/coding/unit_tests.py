@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grader
 from agentrl.trajectory.model_output import ModelOutput
-from agentrl.types import JSON, Reward
+from agentrl.types import JSON, Reward, Task
 from agentrl_envs.coding.formats.functions import FunctionTestGrader
 from agentrl_envs.coding.grading import grade
 from agentrl_envs.coding.problem import Step
@@ -56,6 +56,10 @@ class UnitTests(Grader):
         code = code_block(written.answer) if len(written.answer) <= LONGEST else None
         passed = 0.0 if code is None else await self._passed(code, tests)
         return Reward(passed if self.partial else float(passed == 1.0), {"passed": passed})
+
+    def check_task(self, task: Task) -> None:
+        """See `Grader.check_task`. Raises ConfigError for a label without tests."""
+        suite(task.label)
 
     async def close(self) -> None:
         """Remove the sandboxes of this event loop. The next grade makes new ones."""
