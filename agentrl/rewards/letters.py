@@ -159,7 +159,9 @@ def _statements(text: str) -> Iterator[Statement]:
     starts = [*(group[0].start() for group in groups), len(text)]
     for group, last_end, start, end, next_start in zip(groups, ends, starts, ends[1:], starts[1:], strict=False):
         before = text[max(last_end, start - _NEAR) : start]
-        after = _DIRECTLY.sub("", text[end : min(next_start, end + _NEAR)])  # "A, not B": the denial is that of B
+        after = text[end : min(next_start, end + _NEAR)]
+        if end + len(after) == next_start < len(text):  # "A, not B": the denial is that of B
+            after = _DIRECTLY.sub("", after)
         clause, follows = _last_clause(before), _clause(after)
         letters = frozenset((match[1] or match[2]).upper() for match in group)
         leading = _leads(text, group[0])
