@@ -34,6 +34,8 @@ _STILL_S = 5.0
 """Seconds that the engine has to end the agent's unfinished requests."""
 _WARNED: set[str] = set()
 """Agents whose refused requests were reported."""
+_ANSWERED_OTHERWISE: set[str] = set()
+"""Agents whose result was no reply's text, which was reported."""
 _LAST_WORDS_S = 1.0
 """Seconds that a paused agent has to end by itself if its episode is not resumed."""
 
@@ -72,9 +74,11 @@ class AgentRun:
         if stop is None and not running.done():  # the session has ended; the agent's next request will be refused
             await asyncio.wait({running}, timeout=episode.talk.options.limits.close_s)
         await self.end()
+        self._note_result(running)
         self._session.write(trajectory)
         _mask_malformed(episode)
         self._warn_of_refusals()
+        self._warn_of_result(trajectory)
         return self._outcome(running, trajectory, stop)
 
     async def end(self) -> None:
@@ -182,6 +186,25 @@ class AgentRun:
         self.result = to_json(running.result(), f"{type(self._env).__name__}.run")
         if self.result is not None:
             trajectory.info["result"] = self.result
+
+    def _note_result(self, running: asyncio.Task[JSON]) -> None:
+        """Show the session the result. What cannot be JSON is refused later, as a failure of the episode."""
+        if not running.cancelled() and running.exception() is None and running.result() is not None:
+            with suppress(TypeError, ValueError):
+                self._session.returned(to_json(running.result(), "run"))
+
+    def _warn_of_result(self, trajectory: Trajectory) -> None:
+        """Warn of a result that is no reply's text, once per agent class."""
+        agent = type(self._env).__name__
+        if "result_differs" in trajectory.info and agent not in _ANSWERED_OTHERWISE:
+            _ANSWERED_OTHERWISE.add(agent)
+            log.warning(
+                "%s.run returned a text that no reply of the model equals or holds, so trajectory.answer is %r: let "
+                "the grader read self.result (trajectory.info['result']) if that is the answer. The metric "
+                "result_differs counts such episodes; this is logged once",
+                agent,
+                trajectory.answer[:60],
+            )
 
     def _warn_of_refusals(self) -> None:
         """Warn of refused requests, once per agent class. They may have ended the agent, which is still scored."""

@@ -39,6 +39,7 @@ class EpisodeMetrics:
     refused_hosts: Mapping[str, int] = field(default_factory=dict)
     observation_tokens_cut: int = 0
     special_tokens: int = 0
+    result_differs: int = 0
     bridges_checked: int = 0
     bridges_different: int = 0
     encodes_checked: int = 0
@@ -134,6 +135,8 @@ class RolloutMetrics:
     observation_tokens_cut: int = 0
     special_tokens: int = 0
     """Special tokens in users' text, tools and documents. Unless they are encoded as text, they can forge turns."""
+    result_differs: int = 0
+    """Episodes of an agent whose `run` returned text that no reply of the model equals or holds."""
     bridges_checked: int = 0
     """Bridges that were rendered to compare them with the memo: about one in 64."""
     bridges_different: int = 0
@@ -205,7 +208,7 @@ class RolloutMetrics:
 
 _PLACES = 10
 """The most common lines of failures, and refused hosts, that are kept."""
-_COUNTED = ("observation_tokens_cut", "special_tokens")
+_COUNTED = ("observation_tokens_cut", "special_tokens", "result_differs")
 """Counts in an episode's `info`."""
 _COUNTED_BY_KEY = ("tool_errors", "refused_hosts")
 _SUMMED = ("resumes", "restarts", *(count_field.name for count_field in fields(CheckCounts)), *_COUNTED)

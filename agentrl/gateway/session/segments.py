@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from agentrl.chat.options import SessionOptions
 from agentrl.gateway.session.matching import START
+from agentrl.gateway.session.results import claims_text
 from agentrl.gateway.session.threads import Thread, main_thread
 from agentrl.gateway.session.tree import Node, Prompt, Tree
 from agentrl.trajectory.segment import Segment, require
@@ -44,7 +45,7 @@ class Line:
 def lines_of(tree: Tree, main: Thread | None) -> list[Line]:
     """All replies in lines, in the order in which the lines began, but the main line last.
 
-    The main line leads to the end of the main thread. In any other line, each reply is followed by its deepest child,
+    The main line leads to the end of the main thread, and no further if that is the agent's own result. In any other line, each reply is followed by its deepest child,
     or the latest one if several are equally deep. A reply that the client never got comes after those that it got. The
     replies of a line have one branch: another one that continues it begins a line.
     """
@@ -52,7 +53,7 @@ def lines_of(tree: Tree, main: Thread | None) -> list[Line]:
     sampled = sorted((node for node in tree.nodes if node.turn.turns), key=lambda node: node.index)
     end = main.end if main is not None else None
     trunk = [] if end is None else [*end.prompt.line(), end]
-    inside = set(main.nodes) if main is not None else set[Node]()
+    inside = set(main.nodes) if main is not None and main.answer is None else set[Node]()
     for node in reversed(sampled):  # children come later than their parents
         depth = depths.setdefault(node, 1.0 if node.claimed else 0.5)
         parent = node.prompt.parent
@@ -115,14 +116,16 @@ def write(
     *,
     closed: bool,
     sampled: int | None,
+    result: JSON = None,
 ) -> Node | None:
     """Write the tree into a trajectory, and return the main line's last reply.
 
-    `sampled`: the number of sampled tokens that must be written, or None if it is unknown.
+    `sampled`: the number of sampled tokens that must be written, or None if it is unknown. `result`: what the agent
+    returned. If it holds text that is no reply's, `info["result_differs"]` is 1.
 
     Raises LedgerError if the numbers differ.
     """
-    thread = main_thread(tree)
+    thread = main_thread(tree, result)
     lines, main = lines_of(tree, thread), set(thread.nodes) if thread is not None else set[Node]()
     places = {node: place for place, node in enumerate(sorted((n for line in lines for n in line.nodes), key=_time))}
     nodes, segments, messages = list[JSON](), list[Segment](), list[Message]()
@@ -158,6 +161,8 @@ def write(
         trajectory.info["observation_tokens_cut"] = cut
     if special := sum(prompt.rendered.special for prompt in tree.prompts):
         trajectory.info["special_tokens"] = special
+    if thread is not None and thread.answer is None and claims_text(result):
+        trajectory.info["result_differs"] = 1
     for prompt in tree.prompts:
         trajectory.checks += prompt.rendered.checks
     trajectory.info["agent"] = {

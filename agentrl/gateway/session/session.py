@@ -43,7 +43,7 @@ from agentrl.render.base import Renderer
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.spans import MaskReason
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import StopReason, ToolSpec
+from agentrl.types import JSON, StopReason, ToolSpec
 
 log = logging.getLogger("agentrl")
 
@@ -67,6 +67,8 @@ class Session:
         """What broke, if the engine or the template broke."""
         self.error: Exception | None = None
         """An error that must end the run: a wrong configuration, or a bug in agentrl."""
+        self.result: JSON = None
+        """What the agent returned."""
         self._sampler = Sampler()
         self._answers = Answers()
         self._tools: tuple[Sequence[ToolSpec], Digest] = ((), START)
@@ -116,6 +118,11 @@ class Session:
         self._sampler.forget()
         self.ended.set()
 
+    def returned(self, result: JSON) -> None:
+        """The agent has ended, with this result. The reply that it is, or holds, ends the main line."""
+        self.result = result
+        self.log.note("returned", lambda: {"result": result})
+
     def mask(self, reason: MaskReason) -> None:
         """Mask everything sampled so far."""
         for node in self.tree.nodes:
@@ -130,7 +137,15 @@ class Session:
         """
         unknown = self.failure or self.error or not self._sampler.started
         exact = None if unknown else self._sampler.returned - self._sampler.discarded_tokens
-        end = write(trajectory, self.tree, self.options, self.log.lines, closed=self._closed is not None, sampled=exact)
+        end = write(
+            trajectory,
+            self.tree,
+            self.options,
+            self.log.lines,
+            closed=self._closed is not None,
+            sampled=exact,
+            result=self.result,
+        )
         if end is not None and self.stop is None and self._closed is not None:
             refused = [answer.prompt for answer in self._answers.behind(end) if answer.refused]
             self.stop = next((stop for prompt in refused if (stop := self._sampler.full(prompt))), None)
@@ -146,6 +161,7 @@ class Session:
         self = cls("", options=SessionOptions(**played["options"]))
         self.tree = replaying.tree_of(read, played["tag"], as_sent=self.options.echo == "as_sent")
         self.log.lines = read
+        self.result = next((line.get("result") for line in reversed(read) if line["event"] == "returned"), None)
         self.close("it was played before")
         return self
 

@@ -1,7 +1,8 @@
 """Groups a session's requests into threads, and finds the agent's main thread.
 
 The wire does not state either. The evidence is: which earlier replies a request echoes, how it opens, which tools it
-has, its name in the headers, and whether an older thread gets another request after it.
+has, its name in the headers, and whether an older thread gets another request after it. The agent's own result, if it
+is a reply or a part of one, outweighs all of this.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Literal, TypeAlias
 
 from agentrl.chat.request import Entry
 from agentrl.gateway.session.matching import START
+from agentrl.gateway.session.results import answer_of, holds
 from agentrl.gateway.session.tree import Node, Prompt, Tree
 from agentrl.types import JSON
 
 _RUN = 8
-"""This many words of a reply in a row, found in a later prompt, are taken to be a quote."""
+"""This many words of a reply in a row, found in a later prompt, are taken to be a quote. So is a whole reply."""
 _SHORTEST = 8
 """The shortest reply, or argument of a call, that is recognized within other text, in characters."""
 _INSTRUCTIONS = ("system", "developer")
@@ -34,6 +36,8 @@ class Thread:
         self.prompts = [first]
         self.source: Thread | None = None
         """The thread whose replies the first request echoes, if it does not continue that thread."""
+        self.answer: Node | None = None
+        """The reply that the agent took for its answer, if its result shows that."""
 
     @property
     def first(self) -> Prompt:
@@ -55,8 +59,10 @@ class Thread:
 
     @property
     def end(self) -> Node | None:
-        """The last reply. Complete replies that the client got take precedence."""
-        return max(self.nodes, key=lambda node: (node.claimed and node.action is not None, node.index), default=None)
+        """The answer, or else the last reply. Complete replies that the client got take precedence."""
+        return self.answer or max(
+            self.nodes, key=lambda node: (node.claimed and node.action is not None, node.index), default=None
+        )
 
     @property
     def goes_on(self) -> bool:
@@ -68,6 +74,16 @@ class Thread:
         return any(len(text) >= _SHORTEST and text in each for text in said for each in given)
 
     @property
+    def read(self) -> bool:
+        """Whether the client got one of its replies."""
+        return any(node.claimed and node.action is not None for node in self.nodes)
+
+    @property
+    def talks(self) -> bool:
+        """Whether it has tools, or echoes its replies."""
+        return self.first.tools != START or self.goes_on
+
+    @property
     def unfinished(self) -> bool:
         """Whether its last reply holds calls, whose results should come with another request."""
         return self.end is not None and self.end.sent is not None and bool(self.end.sent.calls)
@@ -77,14 +93,37 @@ class Thread:
         return any(own.asked[-1] > prompt.asked[0] for own in self.prompts)
 
 
-def main_thread(tree: Tree) -> Thread | None:
-    """The main thread; None before the first reply."""
+def main_thread(tree: Tree, result: JSON = None) -> Thread | None:
+    """The main thread; None before the first reply. `result`: the agent's own, or None."""
     asked = sorted((prompt for prompt in tree.prompts if prompt.length and prompt.asked), key=lambda p: p.asked[0])
     tasks = _tasks(tree)
     threads = _told(asked, tasks)
     for evidence in _EVIDENCE:  # the weaker ones need to know how far each thread goes
         threads = _joined(threads, tasks, evidence)
-    return _main([thread for thread in threads if thread.nodes], tasks)
+    threads = [thread for thread in threads if thread.nodes]
+    main = _main(threads, tasks)
+    return main if main is None or result is None else _with_result(result, threads, main)
+
+
+def _with_result(result: JSON, threads: Sequence[Thread], main: Thread) -> Thread:
+    """The thread of the reply that the result shows to be the answer, or else the main thread.
+
+    Replies without a name in the headers take precedence.
+    """
+    nodes = sorted((node for thread in threads for node in thread.nodes), key=lambda node: node.index)
+    nodes = [node for node in nodes if node.claimed and node.action is not None]
+    likely, sure = main.nodes if main.talks else (), main.first.tools != START
+    for among in ([node for node in nodes if not node.branch], nodes):
+        if (answer := answer_of(result, among, likely, sure=sure)) is not None:
+            break
+    else:
+        return main
+    ended = next(thread for thread in threads if answer in thread.nodes)
+    if ended.source is main:
+        main.prompts += ended.prompts
+        ended = main
+    ended.answer = answer
+    return ended
 
 
 def _told(asked: Iterable[Prompt], tasks: Mapping[str, Node]) -> list[Thread]:
@@ -181,6 +220,8 @@ def _fit(root: Prompt, thread: Thread) -> int:
     if thread.asked_after(root):
         return 0
     with_tools = thread.first.tools != START
+    if same_task and thread.unfinished:
+        return 2  # it handed the task over
     if with_tools and root.tools == START:
         return 2 * int(opens_but_tools and same_task)  # a last answer without tools
     if not with_tools and not opens and (root.tools != START or _opening(root)[0] == "system"):
@@ -194,15 +235,30 @@ def _fit(root: Prompt, thread: Thread) -> int:
 
 
 def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None:
-    """The first thread that has tools or echoes its replies. If there is none, the longest.
+    """The first thread that has tools or echoes its replies. If there is none, the longest, or the last one of these.
 
-    A sub-agent, which another thread's call or a header names, does not count.
+    A sub-agent, which another thread's call or a header names, does not count. A thread that quotes the ends of several
+    others, and begins after them, joins their work.
     """
     own = [thread for thread in threads if thread.first.parent is None and thread.source is None]
     own = [thread for thread in own if not thread.branch] or [thread for thread in threads if not thread.branch] or own
     own = [thread for thread in own if not _delegated(thread, tasks)] or own or list(threads)
-    talks = [thread for thread in own if thread.first.tools != START or thread.goes_on]
-    return next(iter(talks), None) or max(own, key=lambda thread: len(thread.prompts), default=None)
+    if own and _joins(own[-1], own[:-1]):
+        return own[-1]
+    talks = [thread for thread in own if thread.talks]
+    return next(iter(talks), None) or max(
+        reversed(own), key=lambda thread: (thread.read, len(thread.prompts)), default=None
+    )
+
+
+def _joins(last: Thread, others: Sequence[Thread]) -> bool:
+    """Whether a thread quotes the whole replies that ended several other tasks, and no other thread goes on after it."""
+    if any(other.asked_after(last.first) for other in others):
+        return False
+    ends = {_task(node.prompt.top): node.sent for other in others for node in other.nodes}
+    texts = [entry.text for entry in last.first.entries if entry.role != "assistant"]
+    quoted = {end.text for end in ends.values() if end and any(holds(text, end.text.strip()) for text in texts)}
+    return len(quoted) > 1
 
 
 def _opening(root: Prompt) -> tuple[str, str]:

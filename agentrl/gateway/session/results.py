@@ -1,0 +1,213 @@
+"""Finds the reply that an agent took for its answer: the one that its `run` returned, whole or in part."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from agentrl.gateway.session.matching import canonical, thoughtless
+from agentrl.gateway.session.tree import Node
+from agentrl.types import JSON
+
+_ANSWER_KEYS = ("answer", "final_answer", "final", "final_output", "result", "output", "solution", "response")
+"""Keys of a result that most often hold the answer itself."""
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)\n?\s*```", re.DOTALL)
+_MARKS = re.compile(r"[*`]+|^#+ |^> ", re.MULTILINE)
+"""Marks of Markdown that programs take away."""
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_STOPS = " .!)"
+"""What may follow an answer at the end of a reply."""
+_SHORT = 3
+"""Below this length, in characters, a text that is merely somewhere in a reply is no evidence."""
+
+
+def plain(text: str) -> str:
+    """A text as it is compared: without a thought, marks of Markdown, case, and differences of spaces."""
+    return " ".join(_MARKS.sub("", thoughtless(text)).casefold().split())
+
+
+def holds(text: str, part: str) -> bool:
+    """Whether a text holds another one, which neither begins nor ends within a word."""
+    before = r"(?<!\w)" if part[:1].isalnum() else ""
+    after = r"(?!\w)" if part[-1:].isalnum() else ""
+    return bool(part) and part in text and re.search(before + re.escape(part) + after, text) is not None
+
+
+class _Said:
+    """A reply, in the forms in which a program may return it."""
+
+    def __init__(self, node: Node) -> None:
+        assert node.sent is not None
+        self.node, self._text, self._calls = node, thoughtless(node.sent.text), node.sent.calls
+        self.text = plain(node.sent.text)
+
+    @cached_property
+    def values(self) -> list[JSON]:
+        """The JSON in it: the whole text or a fenced part, and the arguments of its calls."""
+        texts = [self._text, *_FENCE.findall(self._text)]
+        return [*filter(None, map(_container, texts)), *(dict(c.arguments) for c in self._calls if _full(c.arguments))]
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """Texts in it that a program takes out: fenced blocks, the values of JSON, and a boxed answer."""
+        leaves = [plain(str(leaf)) for value in self.values for _, leaf in _leaves(value)]
+        return [*(plain(block) for block in _FENCE.findall(self._text)), *leaves, *map(plain, _boxed(self._text))]
+
+    @cached_property
+    def last_number(self) -> str:
+        """Without separators."""
+        numbers = _NUMBER.findall(self._text)
+        return numbers[-1].replace(",", "") if numbers else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One text or value of a result."""
+
+    text: str
+    """In its plain form."""
+    value: JSON
+    number: bool = False
+
+    @classmethod
+    def of(cls, value: JSON) -> Claim:
+        number = isinstance(value, int | float)
+        text = f"{value:g}" if isinstance(value, float) and value == int(value) else str(value)
+        return cls(plain(text), value, number)
+
+    def equals(self, said: _Said) -> bool:
+        return self.text == said.text or self.text in map(plain, _arguments(said.node))
+
+    def holds(self, said: _Said) -> bool:
+        return not self.number and any(map(str.isalnum, said.text)) and holds(self.text, said.text)
+
+    def taken_from(self, said: _Said) -> bool:
+        """Whether it is a part of the reply that programs take out."""
+        if self.text in said.parts:
+            return True
+        if self.number:
+            return self.text == said.last_number
+        ending, part = said.text.rstrip(_STOPS), self.text.rstrip(_STOPS)
+        return ending.endswith(part) and holds(ending[-len(part) - 1 :], part)
+
+    def within(self, said: _Said) -> bool:
+        return not self.number and len(self.text) >= _SHORT and holds(said.text, self.text)
+
+
+def claims_text(result: JSON) -> bool:
+    """Whether a result holds text that should be a reply's: a number or a flag may be anything."""
+    return any(isinstance(leaf, str) and leaf.strip() for _, leaf in _leaves(result))
+
+
+def answer_of(result: JSON, nodes: Sequence[Node], likely: Collection[Node], *, sure: bool = False) -> Node | None:
+    """The reply that a result equals or holds, or that holds the result. None if there is no such reply.
+
+    Of several that it equals, the last one in time. Of several others, one of `likely`, then the last one. `sure`: other
+    evidence names the main line, so that a result of 0 or 1, which may be an exit code, says nothing.
+    """
+    said = [_Said(node) for node in nodes if node.sent is not None and (node.sent.text.strip() or node.sent.calls)]
+    whole = [each for each in said if _same(result, each)]
+    if whole:
+        return whole[-1].node
+    claims = [*_claims(result, sure=sure)]
+    strong = (_strongest(each, said, likely) for each in claims)
+    weak = (_most(each, Claim.within, said, likely) for each in claims)
+    return next(filter(None, (*strong, *weak)), None)
+
+
+def _strongest(claims: Sequence[Claim], said: Sequence[_Said], likely: Collection[Node]) -> Node | None:
+    """The reply that a claim equals; or else one that a claim quotes; or one that a claim was taken from."""
+    if equal := [each for each in said if any(claim.equals(each) for claim in claims)]:
+        return equal[-1].node
+    if quoted := [each for each in said if any(claim.holds(each) for claim in claims)]:
+        longest = max(len(each.text) for each in quoted)
+        return _last([each for each in quoted if 2 * len(each.text) >= longest], likely)
+    return _most(claims, Claim.taken_from, said, likely)
+
+
+def _most(
+    claims: Sequence[Claim], fits: Callable[[Claim, _Said], bool], said: Sequence[_Said], likely: Collection[Node]
+) -> Node | None:
+    """The reply that most of the claims fit. None if no claim fits one."""
+    counts = [sum(fits(claim, each) for claim in claims) for each in said]
+    most = max(counts, default=0)
+    return _last([each for each, count in zip(said, counts, strict=True) if count == most], likely) if most else None
+
+
+def _last(said: Sequence[_Said], likely: Collection[Node]) -> Node:
+    """The last one of `likely`, or else the last one."""
+    return ([each for each in said if each.node in likely] or [*said])[-1].node
+
+
+def _claims(result: JSON, *, sure: bool) -> Iterator[list[Claim]]:
+    """The claims of a result, those that are most often its answer first."""
+    leaves = [(key, leaf) for key, leaf in _leaves(result) if not isinstance(leaf, bool)]
+    leaves = [(key, leaf) for key, leaf in leaves if leaf is not None and (not sure or leaf not in (0, 1))]
+    named = [Claim.of(leaf) for name in _ANSWER_KEYS for key, leaf in leaves if key.casefold() == name]
+    texts = [Claim.of(leaf) for _, leaf in leaves if isinstance(leaf, str)]
+    numbers = [Claim.of(leaf) for _, leaf in leaves if not isinstance(leaf, str)]
+    for claims in ([claim] for claim in named):
+        yield claims
+    for claims in (texts, numbers):
+        yield [claim for claim in claims if claim.text]
+
+
+def _same(result: JSON, said: _Said) -> bool:
+    """Whether a result is the whole reply: as JSON, or as its lines."""
+    if isinstance(result, str):
+        value = _container(result)
+        return value is not None and any(canonical(value) == canonical(each) for each in said.values)
+    if isinstance(result, list) and result and all(isinstance(line, str) for line in result):
+        lines: Sequence[str] = result
+        if plain("\n".join(lines)) == said.text:
+            return True
+    return bool(result) and _full(result) and any(canonical(result) == canonical(each) for each in said.values)
+
+
+def _full(value: Any) -> bool:
+    """Whether it is a mapping or a list that is not empty."""
+    return isinstance(value, Mapping | list) and bool(value)
+
+
+def _container(text: str) -> JSON:
+    """The JSON object or list that a text is. None if it is none, or empty."""
+    if text.strip()[:1] not in ("{", "["):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if _full(value) else None
+
+
+def _leaves(value: JSON, key: str = "") -> Iterator[tuple[str, JSON]]:
+    """The texts and numbers in a value, each with the key that is nearest to it."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _leaves(each, str(name))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for each in value:
+            yield from _leaves(each, key)
+    else:
+        yield key, value
+
+
+def _arguments(node: Node) -> Iterator[str]:
+    """The texts in the arguments of a reply's calls."""
+    for call in node.sent.calls if node.sent is not None else ():
+        yield from (leaf for _, leaf in _leaves(call.arguments) if isinstance(leaf, str))
+
+
+def _boxed(text: str) -> Iterator[str]:
+    r"""The content of each \boxed{...}."""
+    for opened in re.finditer(r"\\boxed\s*\{", text):
+        depth = 1
+        for end in range(opened.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if not depth:
+                yield text[opened.end() : end]
+                break
