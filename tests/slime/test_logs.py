@@ -45,6 +45,7 @@ def a_rollout(cls=Segment):
         "refused_hosts": {"pypi.org:443": 1},
         "observation_tokens_cut": 7,
         "special_tokens": 3,
+        "result_differs": 1,
     }
     samples = [
         *fan_out(0, 1.0, 3, cls),
@@ -99,6 +100,7 @@ METRICS = {
     "refused_hosts": {"pypi.org:443": 1},
     "observation_tokens_cut": 7,
     "special_tokens": 3,
+    "result_differs": 1,
     "bridges_checked": 5,
     "bridges_different": 1,
     "encodes_checked": 9,

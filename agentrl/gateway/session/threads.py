@@ -88,6 +88,11 @@ class Thread:
         """Whether its last reply holds calls, whose results should come with another request."""
         return self.end is not None and self.end.sent is not None and bool(self.end.sent.calls)
 
+    def is_named_in(self, root: Prompt) -> bool:
+        """Whether a text holds an id of its last reply, as a history that was written out does."""
+        end = self.end
+        return end is not None and any(end.id in entry.text for entry in root.entries)
+
     def asked_after(self, prompt: Prompt) -> bool:
         """Whether a request of this thread came after the first one of `prompt`."""
         return any(own.asked[-1] > prompt.asked[0] for own in self.prompts)
@@ -220,7 +225,7 @@ def _fit(root: Prompt, thread: Thread) -> int:
     if thread.asked_after(root):
         return 0
     with_tools = thread.first.tools != START
-    if same_task and thread.unfinished:
+    if thread.unfinished and (same_task or thread.is_named_in(root)):
         return 2  # it handed the task over
     if with_tools and root.tools == START:
         return 2 * int(opens_but_tools and same_task)  # a last answer without tools
