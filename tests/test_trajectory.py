@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from agentrl import Action, Generation, Ledger, LedgerError, Raw, StopReason, Task, ToolCall, Trajectory
 from agentrl.errors import Failure
 from agentrl.trajectory.segment import TokenIds
+from agentrl.trajectory.spans import Spans
 from agentrl.trajectory.trajectory import total_ledger
 from agentrl.types import CheckCounts, Rendered, RenderedSpan
 
@@ -344,3 +346,35 @@ def test_bad_calls_in_a_row_and_what_counts_as_a_call():
     assert rows == [(1, []), (2, ["f"]), (0, []), (1, [])]
     again = Trajectory.from_json(json.loads(json.dumps(t.to_json())))
     assert [turn.bad_call for turn in again.turns] == ["structural", "structural", None, "structural"]
+
+
+def a_long_one(turns: int) -> Trajectory:
+    made = Trajectory()
+    made.append_prompt(Rendered((1, 2, 3), ()), [{"role": "user", "content": "Go."}])
+    for number in range(turns):
+        if number:
+            made.append_observation(Rendered((4, 5), (RenderedSpan("observation", 0, 2),)), [])
+        made.append_model(Generation([number, number], [-0.5, -0.5], "stop"))
+        made.append_action(Action(str(number), str(number)))
+    return made
+
+
+def test_reading_and_masking_a_turn_looks_at_no_other_turn(monkeypatch):
+    """Long episodes would take a time that grows with the square of their turns."""
+    looks = Counter()
+    mark = Spans._mark
+    monkeypatch.setattr(Spans, "_mark", lambda self, at: looks.update(marks=1) or mark(self, at))
+    for turns in (50, 400):
+        looks.clear()
+        made = a_long_one(turns)
+        assert [action.tokens for action in made.actions] == [(n, n) for n in range(turns)]
+        assert looks["marks"] == len(made.spans) == 2 * turns - 1
+        made.mask("malformed", turn=turns // 2)
+        assert made.segment.tokens_of(3) == [3, 3]
+        assert looks["marks"] <= 2 * turns - 1 + 4
+        assert made.ledger.masked == {"malformed": 2}
+        made.mask("malformed", turn=turns // 2)
+        made.mask("malformed", turn=turns)
+        made.verify()
+        assert made.ledger.masked == {"malformed": 2}
+        assert [span.turn for span in made.spans if span.masked] == [turns // 2]

@@ -170,7 +170,8 @@ class Segment:
     @property
     def actions(self) -> list[Action]:
         """The action of each closed turn, with its tokens."""
-        return [self._with_tokens(action, turn) for turn, action in enumerate(self.said)]
+        spans = self.spans.sampled_by_turn()
+        return [replace(action, tokens=tuple(self._at(spans.get(turn, ())))) for turn, action in enumerate(self.said)]
 
     @property
     def last_action(self) -> Action | None:
@@ -183,8 +184,12 @@ class Segment:
 
     def tokens_of(self, turn: int) -> list[int]:
         """Sampled tokens of one turn."""
+        return self._at(self.spans.sampled_in(turn))
+
+    def _at(self, spans: Iterable[tuple[int, int]]) -> list[int]:
+        """The tokens of some spans of the response."""
         first, found = self.prompt_length, array("i")
-        for start, stop in self.spans.sampled_in(turn):
+        for start, stop in spans:
             found += self.ids[first + start : first + stop]
         return found.tolist()
 
@@ -290,7 +295,10 @@ class Segment:
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
         """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
         require(reason in get_args(MaskReason), f"{reason!r} is not a reason to mask; known: {get_args(MaskReason)}")
-        self.spans = Spans(self._mask(span, reason) if turn in (None, span.turn) else span for span in self.spans)
+        if turn is None:
+            self.spans = Spans(self._mask(span, reason) for span in self.spans)
+        elif count := self.spans.mask(turn, reason):
+            self._count_masked(count, reason)
         self._check()
 
     def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
@@ -314,10 +322,12 @@ class Segment:
     def _mask(self, span: Span, reason: MaskReason) -> Span:
         if not span.trained:
             return span
-        length = span.stop - span.start
-        self._trained -= length
-        self._masked[reason] = self._masked.get(reason, 0) + length
+        self._count_masked(span.stop - span.start, reason)
         return replace(span, masked=reason)
+
+    def _count_masked(self, count: int, reason: MaskReason) -> None:
+        self._trained -= count
+        self._masked[reason] = self._masked.get(reason, 0) + count
 
     def _place(self, rendered: Rendered) -> None:
         """Keep the images of tokens that are about to be appended."""
@@ -405,7 +415,7 @@ class Segment:
             self.media.append(RenderedImage(start, stop, images[digest]))
         self.ids, self.prompt_length = TokenIds(_id_array(data["tokens"])), data["prompt_length"]
         self.spans = Spans(Span(**span) for span in data["spans"])
-        self.turns = [Turn(**_upgrade_turn(turn)) for turn in data["turns"]]
+        self.turns = [Turn.from_json(turn) for turn in data["turns"]]
         self.said = [_action_from_json(action) for action in data["actions"]]
         self.thinking, self.branch = data["thinking"], data.get("branch", "")
         for span in self.spans:
@@ -482,11 +492,6 @@ def _per_token(spans: Sequence[Span], value: Callable[[Span], T]) -> list[T]:
     for span in spans:
         found.extend(repeat(value(span), span.stop - span.start))
     return found
-
-
-def _upgrade_turn(turn: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Read a turn of an older file, in which bad calls were called parse errors."""
-    return {"bad_call" if name == "parse_error" else name: value for name, value in turn.items()}
 
 
 def _action_from_json(data: Mapping[str, JSON]) -> Action:

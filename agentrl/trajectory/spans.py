@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, Self, TypeAlias, overload
 
 from agentrl.errors import LedgerError
 from agentrl.plain import text, to_json_lossy
@@ -67,6 +68,10 @@ class Span:
         return _AUTHORS[self.source]
 
 
+_Mark: TypeAlias = tuple[SpanType, str | None, MaskReason | None]
+"""Kind, version of the weights, and why a span is not trained."""
+
+
 class Spans(Sequence[Span]):
     """Spans one after another, in an array: 12 bytes each, where a Span takes 140.
 
@@ -78,7 +83,7 @@ class Spans(Sequence[Span]):
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self._rows = array("i")
         """For each span: where it ends, its turn, and its place in `_marks`."""
-        self._marks: list[tuple[SpanType, str | None, MaskReason | None]] = []
+        self._marks: list[_Mark] = []
         for span in spans:
             if span.start != self.stop:
                 raise LedgerError(f"spans overlap or leave a gap at {self.stop}")
@@ -95,10 +100,7 @@ class Spans(Sequence[Span]):
         """Append a span that ends at `stop`."""
         if stop <= self.stop:
             raise LedgerError(f"a span that begins at {self.stop} cannot end at {stop}")
-        mark = (kind, version, masked)
-        if mark not in self._marks:
-            self._marks.append(mark)
-        self._rows.extend((stop, turn, self._marks.index(mark)))
+        self._rows.extend((stop, turn, self._mark_index((kind, version, masked))))
 
     def __len__(self) -> int:
         return len(self._rows) // 3
@@ -126,14 +128,44 @@ class Spans(Sequence[Span]):
             start = stop
 
     def sampled_in(self, turn: int) -> list[tuple[int, int]]:
-        """Where each sampled span of a turn starts and stops. The last turn is found at once."""
-        rows, found = self._rows, list[tuple[int, int]]()
-        for at in range(len(rows) - 3, -1, -3):
-            if rows[at + 1] < turn:
+        """Where each sampled span of a turn starts and stops."""
+        return [(start, self._rows[at]) for at, start in self._rows_of(turn) if self._mark(at)[0] == "sampled"]
+
+    def sampled_by_turn(self) -> dict[int, list[tuple[int, int]]]:
+        """`sampled_in` of each turn that has sampled spans."""
+        found, start = dict[int, list[tuple[int, int]]](), 0
+        for at in range(0, len(self._rows), 3):
+            if self._mark(at)[0] == "sampled":
+                found.setdefault(self._rows[at + 1], []).append((start, self._rows[at]))
+            start = self._rows[at]
+        return found
+
+    def mask(self, turn: int, reason: MaskReason) -> int:
+        """Mask the trained spans of a turn. Returns the number of tokens in these spans."""
+        count = 0
+        for at, start in self._rows_of(turn):
+            kind, version, masked = self._mark(at)
+            if kind == "sampled" and masked is None:
+                self._rows[at + 2] = self._mark_index((kind, version, reason))
+                count += self._rows[at] - start
+        return count
+
+    def _rows_of(self, turn: int) -> Iterator[tuple[int, int]]:
+        """The place in `_rows` and the start of each span of a turn. The turns of spans never decrease."""
+        rows = self._rows
+        first = bisect_left(range(len(self)), turn, key=lambda place: rows[3 * place + 1])
+        for at in range(3 * first, len(rows), 3):
+            if rows[at + 1] != turn:
                 break
-            if rows[at + 1] == turn and self._marks[rows[at + 2]][0] == "sampled":
-                found.append((rows[at - 3] if at else 0, rows[at]))
-        return found[::-1]
+            yield at, rows[at - 3] if at else 0
+
+    def _mark(self, at: int) -> _Mark:
+        return self._marks[self._rows[at + 2]]
+
+    def _mark_index(self, mark: _Mark) -> int:
+        if mark not in self._marks:
+            self._marks.append(mark)
+        return self._marks.index(mark)
 
     def _span(self, place: int) -> Span:
         stop, turn, mark = self._rows[3 * place : 3 * place + 3]
@@ -193,6 +225,11 @@ class Turn:
         if not self.raw:
             del data["raw"]
         return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, JSON]) -> Self:
+        """Read the output of `to_json`. In older files, bad calls are called parse errors."""
+        return cls(**{"bad_call" if name == "parse_error" else name: value for name, value in data.items()})
 
 
 @dataclass(frozen=True, slots=True)

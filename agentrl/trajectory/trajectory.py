@@ -361,11 +361,16 @@ class Trajectory:
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
         """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
-        for segment, turns in self.by_segment(range(len(self.turns))):
-            if turn is None:
+        if turn is None:
+            for segment in self.segments:
                 segment.mask(reason)
-            elif turn in turns:
-                segment.mask(reason, turn=turns.index(turn))
+        elif 0 <= turn < self.turn_count:
+            place = self.order.index(turn) if self.order else turn
+            for segment in self.segments:
+                if place < len(segment.turns):
+                    segment.mask(reason, turn=place)
+                    break
+                place -= len(segment.turns)
 
     def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
         """Exclude the sampled tokens of the last segment whose `loss_mask` is 0 from the loss.

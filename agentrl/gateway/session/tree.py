@@ -177,9 +177,9 @@ class Node:
 
     def edited(self, entry: Entry) -> bool:
         """Whether an entry differs in meaning from both this reply and the client's first echo of it."""
-        return (
-            self.told_as is not None and self.telling(entry) == "meaning" and telling(self.told_as, entry) == "meaning"
-        )
+        if self.told_as is None or self.told_as == entry:
+            return False
+        return self.telling(entry) == "meaning" and telling(self.told_as, entry) == "meaning"
 
     @property
     def children(self) -> Iterator[Node]:
@@ -316,11 +316,12 @@ class Tree:
         """Where the entries belong: after the deepest reply that they echo, or the latest one of equal replies."""
         cursors, read = [_Cursor(None, 0)], self._read(entries)
         for i, (entry, name) in enumerate(zip(read.entries, read.named, strict=True)):
-            digest = digest_of("reply", name.id) if name else entry_digest(entry)
+            digest = START if name else entry_digest(entry)
             found = self._behind(cursors, entry, name, digest, tools, i) if entry.role == "assistant" else None
             if found:
                 cursors = found
                 continue
+            digest = digest_of("reply", name.id) if name else digest
             for cursor in cursors:
                 here = self._prompt(cursor, tools)
                 if here is not None and entry.role == "assistant":
