@@ -60,6 +60,8 @@ class Entry:
     """Whether it is in the same wire message as the entry before it."""
     loads: tuple[str, ...] = ()
     """Names of deferred tools that this result gives to the model (Anthropic's `tool_reference`)."""
+    refers: str = ""
+    """The id of an item of a reply that stands for the whole reply; `text` and the like are then empty."""
     parts: tuple[Part, ...] = ()
     """The texts and images in their order, if a user or a tool shows an image. `text` has the texts alone."""
 
@@ -112,8 +114,21 @@ class ChatRequest:
     main one."""
     digest: str = ""
     """A hash of the raw body. A request with the same body may be a retry."""
+    previous: str = ""
+    """The id of the response that this request continues (`previous_response_id`)."""
+    conversation: str = ""
+    """The name of the stored conversation that this request continues."""
+    response_id: str = ""
+    """The id that the answer has, by which a later request may name it."""
+    instructed: bool = False
+    """Whether the first entry is `instructions`, which a request that continues this one does not inherit."""
     retried: bool = False
     """Whether the client marks the request as a retry (`x-stainless-retry-count` above 0)."""
+
+    @property
+    def refers(self) -> bool:
+        """Whether an entry names a reply instead of holding it."""
+        return any(entry.refers for entry in self.entries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import cast
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, ChatRequest, Entry, RefusalKind, Role
-from agentrl.chat.wires import forcing, reading
+from agentrl.chat.wires import forcing, reading, storing
 from agentrl.chat.wires.base import DEFAULTS, ReplyWriter
 from agentrl.chat.wires.openai_errors import error_body
 from agentrl.chat.wires.reading import refuse
@@ -23,8 +23,6 @@ _THOUGHTS = re.compile(r"\s*<think>\n?(.*?)\n?</think>\s*", re.DOTALL)
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
 """The order of the items of one reply."""
 _KEPT_BY_OPENAI = {
-    "previous_response_id": "send the whole conversation as input",
-    "conversation": "send the whole conversation as input",
     "prompt": "send its text as instructions",
     "background": "leave it out, and wait for the answer",
 }
@@ -57,8 +55,9 @@ class Responses:
             branch=_branch(headers),
             digest=digest,
             retried=reading.is_retry(headers),
+            **storing.names_in(body),
         )
-        return ResponseWriter(request, tools.forms, body)
+        return ResponseWriter(request, tools.forms, body, request.response_id)
 
     def error(self, status: int, message: str, kind: RefusalKind | None = None) -> JSON:
         return error_body(status, message, kind)
@@ -142,12 +141,17 @@ def _entries(sent: JSON, tools: _Tools) -> Iterator[Entry]:
     for index, item in enumerate(reading.sequence(sent, "input")):
         where = f"input[{index}]"
         item = _retold(reading.mapping(item, where))
-        kind = item.get("type") or "message"
+        kind, refers = item.get("type") or "message", ""
+        if kind == "item_reference":
+            kind, refers = storing.referred(item, where)
+            item = {"type": kind, "id": refers, "role": "assistant"}
         said = kind in _RANKS and (kind != "message" or item.get("role") == "assistant")
         if turn.rank is not None and not (said and turn.takes(kind)):
             yield turn.entry()
             turn = _Turn(tools)
-        if said:
+        if refers:
+            turn.refer(kind, refers)
+        elif said:
             turn.add(kind, item, where)
         else:
             yield from _other(kind, item, where)
@@ -178,8 +182,6 @@ def _other(kind: str, item: Mapping[str, JSON], where: str) -> list[Entry]:
     if kind in ("function_call_output", "custom_tool_call_output"):
         call_id = reading.string(item.get("call_id"), f"{where}.call_id")
         return [Entry.of("tool", reading.parts(item.get("output"), f"{where}.output"), call_id=call_id)]
-    if kind == "item_reference":
-        raise refuse(f"{where}: nothing is stored here; send the item itself instead of an item_reference")
     raise reading.foreign(kind, where)
 
 
@@ -193,6 +195,12 @@ class _Turn:
     thoughts: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     receipts: list[str] = field(default_factory=list)
+    refers: str = ""
+    """The id of an item that is named only."""
+
+    def refer(self, kind: str, name: str) -> None:
+        """Add an item of this kind by its id."""
+        self.rank, self.refers = _RANKS[kind], name
 
     def takes(self, kind: str) -> bool:
         """Whether an item of this kind can belong to the same reply. Only calls can follow an item of their kind."""
@@ -222,7 +230,8 @@ class _Turn:
 
     def entry(self) -> Entry:
         reasoning = "".join(self.thoughts) if self.thoughts else None
-        return Entry("assistant", "".join(self.texts), reasoning, tuple(self.calls), reading.unique(self.receipts))
+        receipts = reading.unique(self.receipts)
+        return Entry("assistant", "".join(self.texts), reasoning, tuple(self.calls), receipts, refers=self.refers)
 
 
 def _thoughts(item: Mapping[str, JSON], where: str) -> str:

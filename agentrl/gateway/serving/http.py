@@ -24,6 +24,7 @@ from agentrl.chat.wires.gemini import Gemini
 from agentrl.chat.wires.images import with_images
 from agentrl.chat.wires.messages import Messages
 from agentrl.chat.wires.responses import Responses
+from agentrl.chat.wires.storing import conversation_of
 from agentrl.episode.gate import admission
 from agentrl.gateway.endpoint import RESET_PATH
 from agentrl.gateway.serving.answering import json_response, respond
@@ -128,6 +129,10 @@ class WireServer:
         if method in ("GET", "HEAD") and re.match("/v1(beta)?/models(/|$)", path):
             with self._found(key, request)[1].request():
                 return json_response(_models(path, self._model, wire))
+        if method == "POST" and path == "/v1/conversations":
+            with self._found(key, request)[1].request():
+                raw = await body_of(request, self._body_bytes)
+                return json_response(conversation_of(reading.read_body(raw) if raw else {}))
         served = ", ".join((*_REPLIES, *_COUNTS, "/v1/models", "/v1beta/models/NAME:generateContent"))
         not_served = DeniedError(404, f"{method} {path} is not served here; these are: {served}")
         with suppress(RefusedError, DeniedError), _noting(self._found(key, request)[0], f"{method} {path}"):

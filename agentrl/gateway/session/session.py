@@ -38,6 +38,7 @@ from agentrl.gateway.session.matching import START, Digest, entry_digest, tools_
 from agentrl.gateway.session.replying import disobeyed, reply_of, shown
 from agentrl.gateway.session.sampling import Sampler, turn_options_of
 from agentrl.gateway.session.segments import write
+from agentrl.gateway.session.stored import Stored
 from agentrl.gateway.session.tree import Head, Node, Prompt, Tree, TreePosition
 from agentrl.render.base import Renderer
 from agentrl.trajectory.segment import Segment
@@ -71,6 +72,7 @@ class Session:
         """What the agent returned."""
         self._sampler = Sampler()
         self._answers = Answers()
+        self._stored = Stored()
         self._tools: tuple[Sequence[ToolSpec], Digest] = ((), START)
         self._closed: RefusedError | None = None
         self._on_turn: Callable[[Trajectory], None] | None = None
@@ -176,6 +178,7 @@ class Session:
         """Accept a request. Never raises: the returned exchange does."""
         try:
             answer = self._attach(request)
+            self._stored.note(request, answer)
         except RefusedError as refused:
             self.log.note("refused", kind=refused.kind, message=str(refused), wire=request.wire)
             return RefusedExchange(refused)
@@ -190,6 +193,7 @@ class Session:
         self._check_open()
         if not self._sampler.started:
             raise RefusedError("unavailable", "this session has not begun; ask again")
+        request = self._stored.whole(request, self.tree)
         place = self._find(request)
         prompt = place.prompt or Prompt(
             -1, place.parent, place.entries, place.digest, place.known, self._head(request), 0
@@ -208,6 +212,7 @@ class Session:
         self._check(request)
         if (again := self._answers.repeated(request)) is not None:
             return self._joined(again, request)
+        request = self._stored.whole(request, self.tree)
         place = self._find(request)
         self._note_told(place)
         if place.rest is not None and place.parent is not None:

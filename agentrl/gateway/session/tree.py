@@ -270,7 +270,7 @@ class Tree:
 
     def _name(self, entry: Entry) -> Node | None:
         """The reply that the ids in an assistant entry name."""
-        found = (self._with_id(text) for text in (*entry.receipts, *(call.id for call in entry.calls)))
+        found = (self.named(text) for text in (*entry.receipts, *(call.id for call in entry.calls)))
         return next(filter(None, found), None) or (None if entry.receipts else self._written_out(entry))
 
     def _written_out(self, entry: Entry) -> Node | None:
@@ -279,13 +279,13 @@ class Tree:
         If the whole text is a reply's own, it holds no such calls, whatever ids it quotes.
         """
         words, form, calls = entry.text.partition(_CALLS_AS_TEXT)
-        node = self._with_id(calls) if form and entry_digest(entry) not in self._alike else None
+        node = self.named(calls) if form and entry_digest(entry) not in self._alike else None
         if node is None or node.sent is None or not node.sent.calls:
             return None
         return node if not words.strip() or thoughtless(words) == thoughtless(node.sent.text) else None
 
-    def _with_id(self, text: str) -> Node | None:
-        """The reply that an id names."""
+    def named(self, text: str) -> Node | None:
+        """The complete reply whose id a text holds."""
         digits = text.partition(f"{self.tag}n")[2][:5]
         number = int(digits) if len(digits) == 5 and digits.isascii() and digits.isdigit() else len(self.nodes)
         node = self.nodes[number] if number < len(self.nodes) else None

@@ -1,0 +1,77 @@
+"""What a session holds by name: replies by the ids of OpenAI's Responses API, and conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from agentrl.chat.request import ChatRequest, Entry, RefusedError
+from agentrl.gateway.session.exchange import PendingAnswer
+from agentrl.gateway.session.tree import Node, Prompt, Tree
+
+
+class Stored:
+    """The answers of a session by their names. A request that names one continues it."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, PendingAnswer] = {}
+        self._conversations: dict[str, list[PendingAnswer]] = {}
+        self._instructed: set[Prompt] = set()
+        """Roots whose first entry is the `instructions` of their request."""
+
+    def note(self, request: ChatRequest, answer: PendingAnswer) -> None:
+        """Keep an answer by the names that its request gives it."""
+        if request.response_id:
+            self._answers[request.response_id] = answer
+        if request.conversation:
+            self._conversations.setdefault(request.conversation, []).append(answer)
+        if request.instructed:
+            self._instructed.add(answer.prompt.top)
+
+    def whole(self, request: ChatRequest, tree: Tree) -> ChatRequest:
+        """The request with all that it names. Raises RefusedError for a name without a complete reply."""
+        entries = tuple(_resolved(entry, tree) for entry in request.entries) if request.refers else request.entries
+        node = self._continued(request)
+        if node is not None:
+            own = int(request.instructed)
+            entries = (*entries[:own], *self._history(node), *entries[own:])
+        return request if entries is request.entries else replace(request, entries=entries)
+
+    def _continued(self, request: ChatRequest) -> Node | None:
+        """The reply that a request continues by name."""
+        if request.previous:
+            answer = self._answers.get(request.previous)
+            if answer is None:
+                raise _unknown("previous_response_id", request.previous, "response")
+            if (node := _complete(answer)) is None:
+                raise _unknown("previous_response_id", request.previous, "complete response")
+            return node
+        answers = self._conversations.get(request.conversation, ())
+        return next(filter(None, map(_complete, reversed(answers))), None)
+
+    def _history(self, node: Node) -> Iterator[Entry]:
+        """The conversation up to a reply. As in OpenAI's API, `instructions` hold for their own request only."""
+        for each in (*node.prompt.line(), node):
+            skipped = int(each.prompt in self._instructed)
+            yield from each.prompt.entries[skipped:]
+            assert each.sent is not None
+            yield each.sent
+
+
+def _complete(answer: PendingAnswer) -> Node | None:
+    return next((node for node in answer.nodes if node.sent is not None and answer.refused is None), None)
+
+
+def _resolved(entry: Entry, tree: Tree) -> Entry:
+    """The reply that an entry refers to, or the entry itself."""
+    if not entry.refers:
+        return entry
+    node = tree.named(entry.refers)
+    if node is None or node.sent is None:
+        raise _unknown("item_reference", entry.refers, "item")
+    return node.sent
+
+
+def _unknown(field: str, name: str, kind: str) -> RefusedError:
+    error = f"{field}: this session has no {kind} {name!r:.80}; send the whole conversation as input"
+    return RefusedError("invalid", error)
