@@ -118,8 +118,8 @@ class ChatRequest:
     """The id of the response that this request continues (`previous_response_id`)."""
     conversation: str = ""
     """The name of the stored conversation that this request continues."""
-    response_id: str = ""
-    """The id that the answer has, by which a later request may name it."""
+    response_id: str = field(default="", compare=False)
+    """The id that the answer has, by which a later request may name it. It is random."""
     instructed: bool = False
     """Whether the first entry is `instructions`, which a request that continues this one does not inherit."""
     retried: bool = False

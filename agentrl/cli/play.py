@@ -56,7 +56,7 @@ from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings, Limit, MaybeData, Out
 from agentrl.cli.results import Place, Results, how_to_resume, source_of, unfinished
 from agentrl.engine.scripted import Turn
-from agentrl.env.env import Env, is_agent, own_task, runtime
+from agentrl.env.env import Env, own_task, runtime
 from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import tool_name
 from agentrl.episode.options import RewardFn
@@ -66,6 +66,7 @@ from agentrl.errors import ConfigError, did_you_mean
 from agentrl.monitor.earned import Earned
 from agentrl.rollout.opponents import FixedPlayer
 from agentrl.testing import rollout
+from agentrl.testing.playing import reads_messages
 from agentrl.train.files import only_writer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import MaybeAwait, Message, Task, ToolSpec
@@ -147,7 +148,7 @@ def play(
     A player is a generator that takes a Task and yields the model's turns: text, or agentrl.testing.call(tool, ...).
     Each yield returns the environment's answer. A function of two parameters (messages, tools) can play, too: it is
     called for each turn, and also gets the first observation. In an environment with seats, such a function has every
-    seat. --set reward=FILE.py:function replaces the environment's score.
+    seat, and with an agent it answers each conversation of the agent. --set reward=FILE.py:function replaces the environment's score.
 
     A finished --out is not overwritten if an API or you play; other players replace it.
 
@@ -222,7 +223,7 @@ def _player(path: str, config: PlayConfig, seats: Sequence[str]) -> _PlayOne:
     reward = own_reward(config)
     if seats:
         return partial(_play_seats, player=FixedPlayer.load(path, "--player"), config=config, reward=reward)
-    if _reads_messages(path):
+    if reads_messages(load_object(path)):
         return partial(_play_speaker, path=path, config=config, reward=reward)
     player = load_player(path)
 
@@ -240,21 +241,6 @@ def _player(path: str, config: PlayConfig, seats: Sequence[str]) -> _PlayOne:
         return [trajectory]
 
     return play_one
-
-
-def _reads_messages(path: str) -> bool:
-    """Whether the function at `path` takes two arguments instead of one."""
-    function = load_object(path)
-    try:
-        taken = inspect.signature(function)
-        taken.bind(None, None)
-    except (TypeError, ValueError):
-        return False
-    try:
-        taken.bind(None)
-    except TypeError:
-        return True
-    return False
 
 
 def _to_the_end(turns: Generator[Turn, str, None], path: str, task: Task) -> Generator[Turn, str, None]:
@@ -280,9 +266,6 @@ async def _play_speaker(
     from agentrl.chat.client import ScriptedSpeaker
     from agentrl.chat.engine import ChatEngine
 
-    if is_agent(type(env)):
-        name = type(env).__name__
-        raise ConfigError(f"--player {path} reads messages, but {name} is an agent; write a generator of its turns")
     function = load_object(path)
 
     async def say(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str | Message:

@@ -118,7 +118,7 @@ class ScriptedEngine(AsyncClosing):
             first = next(iter(self._sessions))
             raise AssertionError(
                 f"ScriptedEngine: a generator plays one session ({first!r}), but {session_id!r} asks too; "
-                "use a function of the input ids"
+                "use a function of messages and tools, or of the input ids"
             )
         return self._sessions.setdefault(session_id, _ScriptPosition())
 

@@ -83,7 +83,7 @@ class Conversation:
     rid: str = ""
     """The request that the engine is answering now."""
     discarded_tokens: int = 0
-    """Tokens sampled after a stop string that the engine failed to detect. They were discarded."""
+    """Tokens that were discarded: after a stop string that the engine missed, or of a speaker after the limit."""
     speaker: MessageEngine | None = field(init=False)
     """The engine, if it is asked with messages. Checked once, because checking a protocol is slow."""
     spoken: ChatTranscript = field(default_factory=ChatTranscript)
@@ -314,6 +314,7 @@ class Conversation:
                 return None
             _check(generation)
         cut = len(generation.tokens) > budget
+        self.discarded_tokens += max(len(generation.tokens) - budget, 0)
         generation = cut_to(budget, generation) if cut else generation
         self.spoken.heard(generation, trajectory)
         trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)

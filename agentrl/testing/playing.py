@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import takewhile
+from typing import Any, TypeGuard
 
 from agentrl._util.loading import cause
 from agentrl._util.texts import texts_in
-from agentrl.engine.scripted import ScriptedEngine, Turn
+from agentrl.chat.client import Say, ScriptedSpeaker
+from agentrl.chat.engine import ChatEngine
+from agentrl.engine.base import Engine
+from agentrl.engine.scripted import Script, ScriptedEngine, Turn
 from agentrl.env.env import Env, runtime
 from agentrl.env.tool_calls import new_call
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn, SpecialTokens
@@ -26,7 +30,7 @@ def call(name: str, /, **arguments: JSON) -> Message:
 async def rollout(
     env: Env,
     task: Task,
-    turns: Sequence[Turn] | Generator[Turn, str, None],
+    turns: Sequence[Turn] | Generator[Turn, str, None] | Script | Say,
     *,
     renderer: Renderer | None = None,
     limits: Limits | None = None,
@@ -34,9 +38,11 @@ async def rollout(
     reward: RewardFn | None = None,
     raise_tool_errors: bool = True,
 ) -> Trajectory:
-    """Play one episode of `env` with `turns` as the model's turns: a list, or a generator, called a *player*.
+    """Play one episode of `env` with `turns` as the model's turns: a list, or a *player*.
 
-    Each `yield` of a player returns the Env's answer as text: the contents of its messages, joined by line breaks.
+    A player is a generator or a function of messages and tools. Each `yield` of a generator returns the Env's answer as
+    text: the contents of its messages, joined by line breaks. A function is called for each turn, with the whole
+    conversation, first prompt included. So it can play an agent with conversations of several kinds.
 
     `renderer` defaults to the `tiny` model's tokenizer and template. `reward` replaces `Env.score`. `special_tokens` is
     that of `EpisodeOptions`. A failure of the environment is recorded on the trajectory, as in a run. Raises
@@ -49,7 +55,11 @@ async def rollout(
         raise TypeError(f"rollout: {name} is a function; call it with the task: {name}(task)")
     renderer = renderer or tiny_renderer()
     answered = LastAnswer(env)
-    engine = ScriptedEngine(turns, renderer, reads=answered.read)
+    engine: Engine
+    if callable(turns) and reads_messages(turns):
+        engine = ChatEngine(ScriptedSpeaker(turns), renderer, by={"model": getattr(turns, "__name__", "a function")})
+    else:
+        engine = ScriptedEngine(turns, renderer, reads=answered.read)  # type: ignore[arg-type]
     options = EpisodeOptions(limits=limits or Limits(), special_tokens=special_tokens)
     hooks = EpisodeHooks(on_turn=answered.note)
     trajectory = await run_episode(
@@ -62,6 +72,20 @@ async def rollout(
     if error is not None and raise_tool_errors:
         raise AssertionError(f"a tool of {type(env).__name__} raised {cause(error)}") from error
     return trajectory
+
+
+def reads_messages(player: Callable[..., Any]) -> TypeGuard[Say]:
+    """Whether a player is a function of two arguments, messages and tools, instead of one."""
+    try:
+        taken = inspect.signature(player)
+        taken.bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    try:
+        taken.bind(None)
+    except TypeError:
+        return True
+    return False
 
 
 class LastAnswer:

@@ -443,3 +443,17 @@ async def a_text_that_no_reply_holds(actor: Actor) -> str:
 async def a_reply_within_a_word_is_no_quote(actor: Actor) -> str:
     await actor.ask(system("You plan."), user("Which city?"), reply="es")
     return await actor.ask(system("You decide."), user("Now?"), reply="yes")
+
+
+@ends_with("It is Rome.")
+async def output_of_a_program_with_its_log(actor: Actor) -> dict[str, Any]:
+    plan = await actor.ask(system("You plan."), user("Which city?"), reply="I look at a map.")
+    answer = await actor.ask(system("You answer."), user(plan), reply="It is Rome.")
+    await actor.ask(system("You check."), user(answer), reply="Fine, go on.")
+    return {"exit_code": 0, "stdout": f"{plan}\n...\n{answer}\n", "stderr": "Fine, go on.", "timed_out": False}
+
+
+@ends_with("It is Oslo.")
+async def program_that_prints_nothing(actor: Actor) -> dict[str, Any]:
+    await with_tools(actor, "You search.", "Which city?", "It is Oslo.")
+    return {"exit_code": 0, "stdout": "", "stderr": "a warning", "timed_out": False}

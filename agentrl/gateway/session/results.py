@@ -13,8 +13,10 @@ from agentrl.gateway.session.matching import canonical, thoughtless
 from agentrl.gateway.session.tree import Node
 from agentrl.types import JSON
 
-_ANSWER_KEYS = ("answer", "final_answer", "final", "final_output", "result", "output", "solution", "response")
+_ANSWER_KEYS = ("answer", "final_answer", "final", "final_output", "result", "output", "solution", "response", "stdout")
 """Keys of a result that most often hold the answer itself."""
+_OTHER_KEYS = ("stderr", "error", "killed", "traceback", "log", "logs")
+"""Keys of a result that hold no answer."""
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)\n?\s*```", re.DOTALL)
 _MARKS = re.compile(r"[*`]+|^#+ |^> ", re.MULTILINE)
 """Marks of Markdown that programs take away."""
@@ -100,13 +102,14 @@ class Claim:
 
 def claims_text(result: JSON) -> bool:
     """Whether a result holds text that should be a reply's: a number or a flag may be anything."""
-    return any(isinstance(leaf, str) and leaf.strip() for _, leaf in _leaves(result))
+    return any(isinstance(leaf, str) and leaf.strip() for _, leaf in _answers(result))
 
 
 def answer_of(result: JSON, nodes: Sequence[Node], likely: Collection[Node], *, sure: bool = False) -> Node | None:
     """The reply that a result equals or holds, or that holds the result. None if there is no such reply.
 
-    Of several that it equals, the last one in time. Of several others, one of `likely`, then the last one. `sure`: other
+    Of several that it equals, the last one in time. Of several that one text quotes, the last one in it. Of several others,
+    the last one. Before these come those of `likely`. `sure`: other
     evidence names the main line, so that a result of 0 or 1, which may be an exit code, says nothing.
     """
     said = [_Said(node) for node in nodes if node.sent is not None and (node.sent.text.strip() or node.sent.calls)]
@@ -125,7 +128,10 @@ def _strongest(claims: Sequence[Claim], said: Sequence[_Said], likely: Collectio
         return equal[-1].node
     if quoted := [each for each in said if any(claim.holds(each) for claim in claims)]:
         longest = max(len(each.text) for each in quoted)
-        return _last([each for each in quoted if 2 * len(each.text) >= longest], likely)
+        quoted = [each for each in quoted if 2 * len(each.text) >= longest]
+        if len(claims) == 1:
+            quoted.sort(key=lambda each: claims[0].text.rfind(each.text))
+        return _last(quoted, likely)
     return _most(claims, Claim.taken_from, said, likely)
 
 
@@ -145,7 +151,7 @@ def _last(said: Sequence[_Said], likely: Collection[Node]) -> Node:
 
 def _claims(result: JSON, *, sure: bool) -> Iterator[list[Claim]]:
     """The claims of a result, those that are most often its answer first."""
-    leaves = [(key, leaf) for key, leaf in _leaves(result) if not isinstance(leaf, bool)]
+    leaves = [(key, leaf) for key, leaf in _answers(result) if not isinstance(leaf, bool)]
     leaves = [(key, leaf) for key, leaf in leaves if leaf is not None and (not sure or leaf not in (0, 1))]
     named = [Claim.of(leaf) for name in _ANSWER_KEYS for key, leaf in leaves if key.casefold() == name]
     texts = [Claim.of(leaf) for _, leaf in leaves if isinstance(leaf, str)]
@@ -194,6 +200,11 @@ def _leaves(value: JSON, key: str = "") -> Iterator[tuple[str, JSON]]:
             yield from _leaves(each, key)
     else:
         yield key, value
+
+
+def _answers(result: JSON) -> Iterator[tuple[str, JSON]]:
+    """The leaves of a result that may hold an answer."""
+    return ((key, leaf) for key, leaf in _leaves(result) if key.casefold() not in _OTHER_KEYS)
 
 
 def _arguments(node: Node) -> Iterator[str]:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl.chat.request import ChatRequest, Forced, RefusedError
 from agentrl.chat.tokens.grammar import structural_tag
 from agentrl.chat.tokens.writer import Writer, prove_for_agents
-from agentrl.engine.base import Engine, EngineWrapper, RequestFields, ask, forget
+from agentrl.engine.base import Engine, EngineWrapper, MessageEngine, RequestFields, ask, forget
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.images import check_takes_images
 from agentrl.episode.options import EpisodeOptions
@@ -34,6 +34,7 @@ from agentrl.types import (
     Rendered,
     SamplingParams,
     StopReason,
+    ToolSpec,
     TurnOptions,
 )
 
@@ -51,6 +52,8 @@ class Sampler:
         self.discarded_tokens = 0
         """Returned tokens that are in no turn, because they came after a stop string that the engine missed."""
         self._engine: Engine | None = None
+        self._speaks = False
+        """Whether the engine reads messages."""
         self._renderer: Renderer | None = None
         self._renderers: dict[bytes, Renderer] = {}
         self._aborted: Callable[[], bool] = lambda: False
@@ -84,6 +87,7 @@ class Sampler:
         renderer = options.renderer(renderer)
         prove_for_agents(renderer)
         self._engine, self._renderer, self.options = engine, renderer, options
+        self._speaks = isinstance(engine, MessageEngine)
         self._aborted, self._session_id = aborted or (lambda: False), session_id
         self._renderers.clear()
         self._playing.set()
@@ -250,7 +254,8 @@ class Sampler:
         while True:
             await self.ready()
             assert self._engine is not None
-            talk.engine = _CountingEngine(self._engine, self)
+            talk.engine = self._counted()
+            talk.speaker = talk.engine if isinstance(talk.engine, _CountingSpeaker) else None
             self._start(node, talk)
             try:
                 sampled = await talk.sample(wishes)
@@ -298,9 +303,11 @@ class Sampler:
             options = replace(options, limits=replace(limits, tokens=left))
         scratch = Trajectory(session_id=self._affinity(prompt), tools=prompt.head.tools)
         scratch.segments = [node.turn]
-        scratch.append_prompt(prompt.whole())
+        engine = self._counted()
+        read = [*prompt.history(), *prompt.messages] if isinstance(engine, _CountingSpeaker) else ()
+        scratch.append_prompt(prompt.whole(), read)
         return Conversation(
-            _CountingEngine(self._engine, self),
+            engine,
             self.bind(prompt.head),
             scratch,
             options,
@@ -308,6 +315,11 @@ class Sampler:
             context=self._context,
             turns_before=len(prompt.line()),
         )
+
+    def _counted(self) -> Engine:
+        """The engine. Its tokens are counted as it returns them."""
+        assert self._engine is not None
+        return _CountingSpeaker(self._engine, self) if self._speaks else _CountingEngine(self._engine, self)
 
     def _affinity(self, prompt: Prompt) -> str:
         """The engine's name for a line. Lines that share a beginning share the name, so that one worker serves them."""
@@ -348,6 +360,23 @@ class _CountingEngine(EngineWrapper):
         self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
         generation = await ask(self.engine, input_ids, sampling_params, request)
+        self.sampler.returned += len(generation.tokens)
+        return generation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CountingSpeaker(_CountingEngine):
+    """The same for an engine that reads messages."""
+
+    async def answer(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        sampling_params: SamplingParams,
+        **request: Any,
+    ) -> Generation:
+        assert isinstance(self.engine, MessageEngine)
+        generation = await self.engine.answer(messages, tools, sampling_params, **request)
         self.sampler.returned += len(generation.tokens)
         return generation
 

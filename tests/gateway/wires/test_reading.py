@@ -243,7 +243,11 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ("chat", {"logprobs": True}, "logprobs: .*leave it out"),
         ("responses", {"include": ["message.output_text.logprobs"]}, "top_logprobs: .*leave it out"),
         ("responses", {"background": True}, "background: .*leave it out"),
-        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, r"input\[0\]: no item of this session .*the item itself"),
+        (
+            "responses",
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            r"input\[0\]: no item of this session .*the item itself",
+        ),
         ("messages", {"mcp_servers": [{}]}, "mcp_servers: .*leave it out"),
         ("messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "declare the tool with its input_schema"),
         ("chat", {"functions": [{}]}, "functions: .*use tools"),
