@@ -43,6 +43,8 @@ def log_rollout(
         _track(rollout_id, args, samples, "rollout", _flat("rollout/agentrl", metrics.to_json()))
         for warning in _canary_warnings(_canaries(flags.centred), rollout_id, metrics):
             log.warning(warning)
+        if warning := _host_warning(rollout_id, samples, metrics):
+            log.warning(warning)
     return False
 
 
@@ -78,6 +80,22 @@ def rollout_metrics(args: Any, samples: Sequence[Any], *, evaluation: bool = Fal
         samples=len(played),
         failed_groups=sum(all(episode.failure for episode in group) for group in groups),
     )
+
+
+def _host_warning(rollout_id: int, samples: Sequence[Any], metrics: RolloutMetrics) -> str | None:
+    """A warning if the host masked more than half of the sampled tokens; None if it did not."""
+    masked, sampled = metrics.masked_tokens.get("host", 0), metrics.sampled_tokens
+    if 2 * masked <= sampled:
+        return None
+    notes = (episode_metadata(sample) for sample in flat_samples(list(samples)))
+    left_out = sum(note.get("segments_left_out", 0) for note in notes if note)
+    cause = (
+        f"{left_out} segments were left out, because slime takes one sample for each episode here: run `agentrl slime "
+        "check`, which names the flag that is in the way"
+        if left_out
+        else "slime or one of its filters removed them: look at its filters and --mask-offpolicy-in-partial-rollout"
+    )
+    return f"rollout {rollout_id}: {masked} of {sampled} sampled tokens are not trained (masked as host); {cause}"
 
 
 def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:

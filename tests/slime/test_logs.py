@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from types import ModuleType
 
@@ -153,6 +154,28 @@ def test_without_a_tracker_they_stand_in_the_log(caplog):
     caplog.set_level(logging.INFO)
     assert log_rollout(3, args(), a_rollout(), {"own": 1}, 1.5) is False
     assert "rollout 3: {'rollout/agentrl/reward_mean': 0.5, " in caplog.text
+
+
+@pytest.mark.parametrize("left_out", [0, 3])
+def test_each_rollout_of_which_the_host_masks_most_is_reported(caplog, left_out):
+    samples = a_rollout()
+    for sample in samples:
+        sample.remove_sample = True
+    if left_out:
+        samples[0].metadata["agentrl"]["segments_left_out"] = left_out
+    for step in (3, 4):
+        log_rollout(step, args(), samples, None, 1.5)
+    warned = [record.getMessage() for record in caplog.records if "masked as host" in record.getMessage()]
+    remedy = "3 segments were left out, .*: run `agentrl slime check`" if left_out else "look at its filters"
+    assert [
+        re.match(rf"rollout {step}: 21 of 24 sampled tokens .*{remedy}", text) is not None
+        for step, text in zip((3, 4), warned, strict=True)
+    ] == [True, True]
+
+
+def test_a_rollout_of_which_the_host_masks_less_than_half_is_not_reported(caplog):
+    log_rollout(3, args(), a_rollout(), None, 1.5)
+    assert "masked as host" not in caplog.text
 
 
 def test_replayed_rollouts_are_not_logged(tracked):

@@ -51,7 +51,8 @@ class _Said:
     def values(self) -> list[JSON]:
         """The JSON in it: the whole text or a fenced part, and the arguments of its calls."""
         texts = [self._text, *_FENCE.findall(self._text)]
-        return [*filter(None, map(_container, texts)), *(dict(c.arguments) for c in self._calls if _full(c.arguments))]
+        called = [call.arguments for call in self._calls]
+        return [*filter(None, map(_container, texts)), *(dict(each) for each in called if isinstance(each, Mapping))]
 
     @cached_property
     def parts(self) -> list[str]:
@@ -153,13 +154,11 @@ def _claims(result: JSON, *, sure: bool) -> Iterator[list[Claim]]:
     """The claims of a result, those that are most often its answer first."""
     leaves = [(key, leaf) for key, leaf in _answers(result) if not isinstance(leaf, bool)]
     leaves = [(key, leaf) for key, leaf in leaves if leaf is not None and (not sure or leaf not in (0, 1))]
-    named = [Claim.of(leaf) for name in _ANSWER_KEYS for key, leaf in leaves if key.casefold() == name]
-    texts = [Claim.of(leaf) for _, leaf in leaves if isinstance(leaf, str)]
-    numbers = [Claim.of(leaf) for _, leaf in leaves if not isinstance(leaf, str)]
-    for claims in ([claim] for claim in named):
-        yield claims
-    for claims in (texts, numbers):
-        yield [claim for claim in claims if claim.text]
+    claims = [(key.casefold(), claim) for key, leaf in leaves if (claim := Claim.of(leaf)).text]
+    for name in _ANSWER_KEYS:
+        yield from ([claim] for key, claim in claims if key == name)
+    yield [claim for _, claim in claims if not claim.number]
+    yield [claim for _, claim in claims if claim.number]
 
 
 def _same(result: JSON, said: _Said) -> bool:
