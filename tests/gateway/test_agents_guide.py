@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import EnvFactory, Limits, SessionOptions, StopReason, Task
+from agentrl.rewards import em
 from agentrl.testing import rollout
 from agentrl_sandbox.owners import current
 from tests.sandbox.engine import entered
@@ -65,12 +66,43 @@ def folder(tmp_path, monkeypatch):
 
 def test_each_block_is_tested_here():
     assert [b.splitlines()[0] for b in BLOCKS] == [
+        "# agent.py",
         "# my_env.py",
         "class OneLine(MyAgent):",
         "# team.py",
         "# coder.py",
         "import asyncio",
+        "# play_team.py",
     ]
+
+
+async def test_a_script_without_a_line_of_code(tmp_path):
+    """The page's script, its command and its reward, with a script in the model's place."""
+    (tmp_path / "agent.py").write_text(block("# agent.py"))
+    command = re.search(r'env_config.command="\$\(which python\) (.*?)"', GUIDE)[1].replace("$PWD", str(tmp_path))
+    config = {"backend": "local", "size": 1, "command": f"{sys.executable} {command}"}
+    task = Task(prompt="Capital of France?", label="Paris")
+
+    def player(messages, tools):
+        if messages[0]["content"] == "Write down what the question needs.":
+            assert messages[1]["content"] == task.prompt
+            return "The capital of France."
+        return "Paris"
+
+    async with EnvFactory("agentrl_envs.agents:ContainerAgent", config) as envs:
+        played = await rollout(envs.make(), task, player, reward=em)
+    assert (played.reward, played.answer, played.failure) == (1.0, "Paris", None)
+    assert (played.info["result"]["exit_code"], played.info["result"]["stdout"]) == (0, "Paris\n")
+    assert sum(segment.ledger.trained for segment in played.segments) > 0
+
+
+async def test_a_player_of_the_team(folder):
+    (folder / "team.py").write_text(block("# team.py"))
+    namespace: dict[str, object] = {}
+    exec(block("# play_team.py"), namespace)
+    async with EnvFactory(f"{folder}/team.py:Team") as envs:
+        played = await rollout(envs.make(), Task(prompt="6 times 7?", label="42"), namespace["player"])
+    assert (played.reward, played.answer, played.branch_rewards) == (1.0, "42", dict.fromkeys(played.branches, 1.0))
 
 
 def test_the_guides_test_of_the_guides_agent(folder):
