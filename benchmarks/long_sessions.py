@@ -54,15 +54,15 @@ def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 
 def trajectory_of(turns: int) -> Trajectory:
     """An episode of so many turns: 20 sampled tokens and 30 observed ones each."""
-    made = Trajectory()
-    made.append_prompt(Rendered(range(100), ()), [{"role": "user", "content": "Go."}])
+    trajectory = Trajectory()
+    trajectory.append_prompt(Rendered(range(100), ()), [{"role": "user", "content": "Go."}])
     seen = Rendered(range(30), (RenderedSpan("observation", 0, 25), RenderedSpan("prompt", 25, 30)))
     for number in range(turns):
         if number:
-            made.append_observation(seen, [{"role": "user", "content": "Go on."}])
-        made.append_model(Generation([*range(20)], [-0.5] * 20, "stop"))
-        made.append_action(Action(f"turn {number}", f"turn {number}"))
-    return made
+            trajectory.append_observation(seen, [{"role": "user", "content": "Go on."}])
+        trajectory.append_model(Generation([*range(20)], [-0.5] * 20, "stop"))
+        trajectory.append_action(Action(f"turn {number}", f"turn {number}"))
+    return trajectory
 
 
 READINGS: dict[str, Callable[[Trajectory], object]] = {
@@ -79,13 +79,13 @@ READINGS: dict[str, Callable[[Trajectory], object]] = {
 
 def reading_seconds(read: Callable[[Trajectory], object], turns: int) -> float:
     """The median time of a reading."""
-    found = list[float]()
+    times = list[float]()
     for _ in range(ROUNDS):
         trajectory = trajectory_of(turns)
         start = time.process_time()
         read(trajectory)
-        found.append(time.process_time() - start)
-    return median(found)
+        times.append(time.process_time() - start)
+    return median(times)
 
 
 class Loop:
@@ -110,7 +110,7 @@ class Loop:
 
     async def seconds(self, sizes: Sequence[int], profile: cProfile.Profile | None) -> list[float]:
         """The mean time of the last requests up to each size."""
-        found, count = list[float](), 0
+        times, count = list[float](), 0
         for size in sizes:
             while count < size - LAST:
                 await self.ask()
@@ -120,16 +120,16 @@ class Loop:
             start = time.process_time()
             for _ in range(LAST):
                 await self.ask()
-            found.append((time.process_time() - start) / LAST)
+            times.append((time.process_time() - start) / LAST)
             if profile is not None:
                 profile.disable()
             count += LAST
-        return found
+        return times
 
 
 def _told(reply: Reply) -> Entry:
-    calls = tuple(Call(one.id, one.name, dict(one.arguments)) for one in reply.calls)  # type: ignore[arg-type]
-    return Entry("assistant", reply.content, None, calls, (reply.id, *(one.id for one in calls)))
+    calls = tuple(Call(each.id, each.name, dict(each.arguments)) for each in reply.calls)  # type: ignore[arg-type]
+    return Entry("assistant", reply.content, None, calls, (reply.id, *(each.id for each in calls)))
 
 
 def row(name: str, sizes: Sequence[int], seconds: Sequence[float]) -> None:
@@ -140,12 +140,12 @@ def row(name: str, sizes: Sequence[int], seconds: Sequence[float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--profile", action="store_true")
-    given: Any = parser.parse_args()
+    arguments: Any = parser.parse_args()
     print(f"{'ms at so many turns':22} " + " ".join(f"{size:9}" for size in TURNS))
     for name, read in READINGS.items():
         row(name, TURNS, [reading_seconds(read, turns) for turns in TURNS])
     print(f"\n{'ms a request at':22} " + " ".join(f"{size:9}" for size in REQUESTS))
-    profile = cProfile.Profile() if given.profile else None
+    profile = cProfile.Profile() if arguments.profile else None
     row("Session.ask", REQUESTS, asyncio.run(Loop().seconds(REQUESTS, profile)))
     if profile is not None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)

@@ -148,7 +148,8 @@ def play(
     A player is a generator that takes a Task and yields the model's turns: text, or agentrl.testing.call(tool, ...).
     Each yield returns the environment's answer. A function of two parameters (messages, tools) can play, too: it is
     called for each turn, and also gets the first observation. In an environment with seats, such a function has every
-    seat, and with an agent it answers each conversation of the agent. --set reward=FILE.py:function replaces the environment's score.
+    seat, and with an agent it answers each of its conversations. --set reward=FILE.py:function replaces the
+    environment's score.
 
     A finished --out is not overwritten if an API or you play; other players replace it.
 

@@ -1,6 +1,6 @@
 """Plays small agents through the real gateway with the real openai client. A script has the model's place.
 
-An agent is a coroutine function of an `Actor`. It asks by `actor.ask(...)`, and names the reply that the model will give.
+An agent is a coroutine function of an `Actor`. It asks by `actor.ask(...)`, and names the reply that it will get.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Actor:
     async def asks(self, *messages: Message, reply: Any, tools: Sequence[Any] = (), **more: Any) -> Any:
         """The assistant's message, from one request."""
         self.names([str(message.get("content") or "") for message in messages], reply)
-        given = {"tools": [*tools], **more} if tools else more
-        made = await self.client.chat.completions.create(model="any", messages=[*messages], **given)
-        return made.choices[0].message
+        fields = {"tools": [*tools], **more} if tools else more
+        completion = await self.client.chat.completions.create(model="any", messages=[*messages], **fields)
+        return completion.choices[0].message
 
     async def ask(self, *messages: Message, reply: Any, **more: Any) -> str:
         """The assistant's text, from one request."""

@@ -42,9 +42,9 @@ async def with_tools(actor: Actor, role: str, task: str, answer: str, *, count: 
     """A loop with a tool."""
     line: list[Any] = [system(role), user(task)]
     for number in range(count):
-        said = await actor.asks(*line, tools=[TOOL], reply=call("find", what=f"{task} {number}"))
-        result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": f"page {number} of {task}"}
-        line += [said.model_dump(exclude_none=True), result]
+        reply = await actor.asks(*line, tools=[TOOL], reply=call("find", what=f"{task} {number}"))
+        result = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": f"page {number} of {task}"}
+        line += [reply.model_dump(exclude_none=True), result]
     return await actor.ask(*line, tools=[TOOL], reply=answer)
 
 
@@ -69,22 +69,22 @@ async def map_reduce_with_long_notes(actor: Actor) -> str:
 
 @ends_with("The report: rivers and hills.")
 async def workers_with_tools_and_a_writer(actor: Actor) -> str:
-    found = await asyncio.gather(
+    reports = await asyncio.gather(
         with_tools(actor, "You are a worker.", "Look for rivers.", "There are three rivers."),
         with_tools(actor, "You are a worker.", "Look for hills.", "There are seven hills."),
     )
     return await actor.ask(
-        system("You write."), user("Write it up:\n" + "\n".join(found)), reply="The report: rivers and hills."
+        system("You write."), user("Write it up:\n" + "\n".join(reports)), reply="The report: rivers and hills."
     )
 
 
 @ends_with("The report: seas.")
 async def workers_one_after_the_other_and_a_writer_that_returns_nothing(actor: Actor) -> None:
-    found = [
+    reports = [
         await with_tools(actor, "You are a worker.", f"Look for {thing}.", f"Some {thing}.", count=2)
         for thing in ("seas", "lakes")
     ]
-    await actor.ask(system("You write."), user("Write it up:\n" + "\n".join(found)), reply="The report: seas.")
+    await actor.ask(system("You write."), user("Write it up:\n" + "\n".join(reports)), reply="The report: seas.")
 
 
 @ends_with("Rome.")
@@ -107,8 +107,8 @@ async def two_steps_under_two_instructions(actor: Actor) -> str:
 
 @ends_with("Third: C")
 async def three_steps_without_system(actor: Actor) -> str:
-    one = await actor.ask(user("First, think of a letter."), reply="First: A")
-    two = await actor.ask(user(f"Improve this: {one}"), reply="Second: B")
+    first = await actor.ask(user("First, think of a letter."), reply="First: A")
+    two = await actor.ask(user(f"Improve this: {first}"), reply="Second: B")
     return await actor.ask(user(f"Now finish it: {two}"), reply="Third: C")
 
 
@@ -127,12 +127,12 @@ async def executor_and_a_summary(actor: Actor) -> str:
 @ends_with("Step 3 done")
 async def plan_and_steps_by_one_executor(actor: Actor) -> str:
     await actor.ask(system("You plan."), user("Three steps."), reply="a, b and c")
-    line, said = [system("You do one step at a time.")], ""
+    line, reply = [system("You do one step at a time.")], ""
     for number, step in enumerate("abc", 1):
         line.append(user(f"Do {step}"))
-        said = await actor.ask(*line, reply=f"Step {number} done")
-        line.append(echo(said))
-    return said
+        reply = await actor.ask(*line, reply=f"Step {number} done")
+        line.append(echo(reply))
+    return reply
 
 
 # Several roles in turn
@@ -188,8 +188,8 @@ async def critic_loop_with_fresh_prompts(actor: Actor) -> str:
 async def best_draft_is_not_the_last(actor: Actor) -> str:
     line = [system("You guess."), user("Guess.")]
     for number in (1, 2, 3):
-        said = await actor.ask(*line, reply=f"Guess {number} of the game")
-        line += [echo(said), user("Again.")]
+        reply = await actor.ask(*line, reply=f"Guess {number} of the game")
+        line += [echo(reply), user("Again.")]
     return "Guess 2 of the game"
 
 
@@ -320,8 +320,10 @@ async def retry_with_other_instructions(actor: Actor) -> str:
 @ends_with("Good enough")
 async def temperature_ladder(actor: Actor) -> str:
     line = [system("You answer."), user("Which city?")]
-    said = [await actor.ask(*line, reply=r, temperature=t) for t, r in ((0.0, "Bad"), (0.5, "Good enough"), (1, "Odd"))]
-    return said[1]
+    reply = [
+        await actor.ask(*line, reply=r, temperature=t) for t, r in ((0.0, "Bad"), (0.5, "Good enough"), (1, "Odd"))
+    ]
+    return reply[1]
 
 
 # What `run` returns
@@ -330,8 +332,8 @@ async def temperature_ladder(actor: Actor) -> str:
 @ends_with("The answer is 42.")
 async def number_out_of_the_reply(actor: Actor) -> int:
     hint = await actor.ask(system("You give hints."), user("6 * 7?"), reply="Multiply them.")
-    said = await actor.ask(system("You compute."), user(hint), reply="The answer is 42.")
-    return int(re.findall(r"\d+", said)[-1])
+    reply = await actor.ask(system("You compute."), user(hint), reply="The answer is 42.")
+    return int(re.findall(r"\d+", reply)[-1])
 
 
 @ends_with("So \\boxed{\\frac{1}{2}}, I think.")
@@ -344,24 +346,24 @@ async def boxed_part_of_the_reply(actor: Actor) -> str:
 @ends_with("**Rome**\n")
 async def markdown_taken_away(actor: Actor) -> str:
     hint = await actor.ask(system("You give hints."), user("Which city?"), reply="Seven hills, a river, and cats")
-    said = await actor.ask(system("You answer."), user(hint), reply="**Rome**\n")
-    return said.replace("*", "").strip()
+    reply = await actor.ask(system("You answer."), user(hint), reply="**Rome**\n")
+    return reply.replace("*", "").strip()
 
 
 @ends_with("```python\nprint(1)\n```")
 async def code_out_of_a_fence(actor: Actor) -> str:
     await actor.ask(system("You plan."), user("Print one."), reply="Use a call of print.")
-    said = await actor.ask(system("You code."), user("Use a call of print."), reply="```python\nprint(1)\n```")
-    return said.removeprefix("```python\n").removesuffix("\n```")
+    reply = await actor.ask(system("You code."), user("Use a call of print."), reply="```python\nprint(1)\n```")
+    return reply.removeprefix("```python\n").removesuffix("\n```")
 
 
 @ends_with('{"answer": "Paris", "sources": ["a", "b"]}')
 async def field_of_the_json(actor: Actor) -> str:
     await actor.ask(system("You plan."), user("Which?"), reply="Look in a and b.")
-    said = await actor.ask(
+    reply = await actor.ask(
         system("You answer."), user("Look in a and b."), reply='{"answer": "Paris", "sources": ["a", "b"]}'
     )
-    return str(json.loads(said)["answer"])
+    return str(json.loads(reply)["answer"])
 
 
 @ends_with("The final one.")
@@ -381,8 +383,8 @@ async def object_of_a_class(actor: Actor) -> dict[str, Any]:
         people: int
 
     await actor.ask(system("You plan."), user("Which?"), reply="A city of 3000000 people, please.")
-    said = await actor.ask(system("You answer."), user("Now."), reply='{"name": "Rome", "people": 3000000}')
-    return City.model_validate_json(said).model_dump()
+    reply = await actor.ask(system("You answer."), user("Now."), reply='{"name": "Rome", "people": 3000000}')
+    return City.model_validate_json(reply).model_dump()
 
 
 @ends_with("Second part.")
@@ -395,22 +397,22 @@ async def list_of_the_parts(actor: Actor) -> list[str]:
 @ends_with("It is Rome")
 async def text_around_the_reply(actor: Actor) -> str:
     await actor.ask(system("You plan."), user("Which?"), reply="Think of hills.")
-    said = await actor.ask(system("You answer."), user("Think of hills."), reply="It is Rome")
-    return f"Dear user,\n{said}\nYours, the agent"
+    reply = await actor.ask(system("You answer."), user("Think of hills."), reply="It is Rome")
+    return f"Dear user,\n{reply}\nYours, the agent"
 
 
 @ends_with("Out of the call")
 async def text_beside_a_final_call(actor: Actor) -> str:
     """As agents end that answer with a call of `final_answer`."""
     await actor.ask(system("You help with all that there is."), user("Help."), reply="I help.")
-    said = await actor.asks(
+    reply = await actor.asks(
         system("You end with a call."),
         user("Which city is it?"),
         tools=[TOOL],
         reply={**call("find", what="Rome, of course"), "content": "Out of the call"},
     )
     await actor.ask(system("You write titles."), user("Which city is it?"), reply="Cities")
-    return str(json.loads(said.tool_calls[0].function.arguments)["what"])
+    return str(json.loads(reply.tool_calls[0].function.arguments)["what"])
 
 
 @ends_with("Found: Rome")

@@ -29,16 +29,16 @@ class Team(AgentEnv):
     """Two solvers at once, one of them with a tool, and a selector that reads both."""
 
     async def run(self, task: Task, endpoint: Endpoint) -> str:
-        async def solve(role: str, **given):
+        async def solve(role: str, **fields):
             line = [{"role": "system", "content": role}, {"role": "user", "content": task.prompt}]
             while True:
-                said = await ask(endpoint, line, **given)
-                line.append(said)
-                if not said.get("tool_calls"):
-                    return said["content"]
-                for made in said["tool_calls"]:
-                    city = json.loads(made["function"]["arguments"])["what"]
-                    line.append({"role": "tool", "tool_call_id": made["id"], "content": f"{city} is in France"})
+                reply = await ask(endpoint, line, **fields)
+                line.append(reply)
+                if not reply.get("tool_calls"):
+                    return reply["content"]
+                for tool_call in reply["tool_calls"]:
+                    city = json.loads(tool_call["function"]["arguments"])["what"]
+                    line.append({"role": "tool", "tool_call_id": tool_call["id"], "content": f"{city} is in France"})
 
         solved = await asyncio.gather(solve("You look it up.", tools=[TOOL]), solve("You guess."))
         lines = [{"role": "system", "content": "You select."}, {"role": "user", "content": "\n".join(solved)}]
@@ -50,11 +50,11 @@ class Team(AgentEnv):
 
 def by_role(messages, tools):
     """Plays each member of the team by its instructions."""
-    role, asked = messages[0]["content"], messages[-1]["content"]
+    role, question = messages[0]["content"], messages[-1]["content"]
     assert [message["role"] for message in messages[:2]] == ["system", "user"]
     if role == "You look it up.":
         assert [tool["function"]["name"] for tool in tools] == ["find"]
-        return call("find", what="Paris") if len(messages) == 2 else f"I read: {asked}"
+        return call("find", what="Paris") if len(messages) == 2 else f"I read: {question}"
     assert not tools
     return "Rome" if role == "You guess." else "Paris"
 
@@ -94,7 +94,7 @@ def test_play_writes_demonstrations_of_a_team(tmp_path, monkeypatch):
     (tmp_path / "team.py").write_text(TEAM)
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "prompt": "Which city?"}\n{"id": "b", "prompt": "And now?"}\n')
     env, out = f"{tmp_path}/team.py:Team", tmp_path / "demos.jsonl"
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         app,
         [
             "play",
@@ -107,7 +107,7 @@ def test_play_writes_demonstrations_of_a_team(tmp_path, monkeypatch):
             str(out),
         ],
     )
-    assert told.exit_code == 0, told.output
+    assert result.exit_code == 0, result.output
     played = [Trajectory.from_json(json.loads(line)) for line in out.read_text().splitlines()]
     assert [t.reward for t in played] == [1.0, 1.0]
     assert all(

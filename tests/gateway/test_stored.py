@@ -9,7 +9,7 @@ from agentrl.testing import call
 from tests.gateway.acting import TOOL, act
 
 FUNCTION = {"type": "function", **TOOL["function"]}
-GIVEN = {"model": "any", "instructions": "You find things.", "tools": [FUNCTION]}
+FIELDS = {"model": "any", "instructions": "You find things.", "tools": [FUNCTION]}
 
 
 def output(response):
@@ -25,7 +25,7 @@ async def whole(actor):
     actor.script += [call("find", what="city"), "Rome.", "Yes."]
     line = [{"role": "user", "content": "Which city?"}]
     for more in (output, lambda response: [{"role": "user", "content": "Sure?"}], None):
-        response = await actor.client.responses.create(**GIVEN, input=line)
+        response = await actor.client.responses.create(**FIELDS, input=line)
         line += [item.model_dump(exclude_none=True) for item in response.output]
         line += more(response) if more else []
     return response.output_text
@@ -33,18 +33,18 @@ async def whole(actor):
 
 async def by_previous_response(actor):
     actor.script += [call("find", what="city"), "Rome.", "Yes."]
-    one = await actor.client.responses.create(**GIVEN, input="Which city?")
-    two = await actor.client.responses.create(**GIVEN, input=output(one), previous_response_id=one.id)
-    assert two.previous_response_id == one.id
-    return (await actor.client.responses.create(**GIVEN, input="Sure?", previous_response_id=two.id)).output_text
+    first = await actor.client.responses.create(**FIELDS, input="Which city?")
+    second = await actor.client.responses.create(**FIELDS, input=output(first), previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    return (await actor.client.responses.create(**FIELDS, input="Sure?", previous_response_id=second.id)).output_text
 
 
 async def by_streamed_responses(actor):
     actor.script += [call("find", what="city"), "Rome.", "Yes."]
     last, text = None, ""
     for more in (lambda _: "Which city?", output, lambda _: "Sure?"):
-        given = {"previous_response_id": last.id} if last else {}
-        async for event in await actor.client.responses.create(**GIVEN, **given, input=more(last), stream=True):
+        named = {"previous_response_id": last.id} if last else {}
+        async for event in await actor.client.responses.create(**FIELDS, **named, input=more(last), stream=True):
             if event.type == "response.completed":
                 last, text = event.response, event.response.output_text
     return text
@@ -53,16 +53,16 @@ async def by_streamed_responses(actor):
 async def by_conversation(actor):
     actor.script += [call("find", what="city"), "Rome.", "Yes."]
     name = (await actor.client.conversations.create()).id
-    one = await actor.client.responses.create(**GIVEN, input="Which city?", conversation=name)
-    await actor.client.responses.create(**GIVEN, input=output(one), conversation={"id": name})
-    return (await actor.client.responses.create(**GIVEN, input="Sure?", conversation=name)).output_text
+    first = await actor.client.responses.create(**FIELDS, input="Which city?", conversation=name)
+    await actor.client.responses.create(**FIELDS, input=output(first), conversation={"id": name})
+    return (await actor.client.responses.create(**FIELDS, input="Sure?", conversation=name)).output_text
 
 
 async def by_item_references(actor):
     actor.script += [call("find", what="city"), "Rome.", "Yes."]
     line = [{"role": "user", "content": "Which city?"}]
     for more in (output, lambda response: [{"role": "user", "content": "Sure?"}], None):
-        response = await actor.client.responses.create(**GIVEN, input=line)
+        response = await actor.client.responses.create(**FIELDS, input=line)
         line += [{"type": "item_reference", "id": item.id} for item in response.output]
         line += more(response) if more else []
     return response.output_text
@@ -85,24 +85,24 @@ async def test_instructions_hold_for_their_own_request_only():
 
     async def agent(actor):
         actor.script += ["One.", "Two."]
-        one = await actor.client.responses.create(model="any", instructions="Be brief.", input="First.")
+        first = await actor.client.responses.create(model="any", instructions="Be brief.", input="First.")
         return (
-            await actor.client.responses.create(model="any", input="Second.", previous_response_id=one.id)
+            await actor.client.responses.create(model="any", input="Second.", previous_response_id=first.id)
         ).output_text
 
     played = await act(agent)
     assert (played.answer, len(played.segments)) == ("Two.", 2)
-    said = [(m["role"], m["content"]) for m in played.messages[-4:]]
-    assert said == [("user", "First."), ("assistant", "One."), ("user", "Second."), ("assistant", "Two.")]
+    texts = [(m["role"], m["content"]) for m in played.messages[-4:]]
+    assert texts == [("user", "First."), ("assistant", "One."), ("user", "Second."), ("assistant", "Two.")]
     assert played.messages[0] == {"role": "system", "content": "Be brief."}
 
 
 async def test_a_branch_of_an_earlier_response():
     async def agent(actor):
         actor.script += ["One.", "Left.", "Right."]
-        one = await actor.client.responses.create(model="any", input="First.")
+        first = await actor.client.responses.create(model="any", input="First.")
         for side in ("Go left.", "Go right."):
-            last = await actor.client.responses.create(model="any", input=side, previous_response_id=one.id)
+            last = await actor.client.responses.create(model="any", input=side, previous_response_id=first.id)
         return last.output_text
 
     played = await act(agent)
@@ -113,7 +113,7 @@ async def test_a_branch_of_an_earlier_response():
 
 
 @pytest.mark.parametrize(
-    ("given", "match"),
+    ("fields", "match"),
     [
         (
             {"previous_response_id": "resp_1"},
@@ -124,11 +124,11 @@ async def test_a_branch_of_an_earlier_response():
         ({"previous_response_id": "r", "conversation": "c"}, "name two histories; send one of them"),
     ],
 )
-async def test_an_unknown_name_is_refused(given, match):
+async def test_an_unknown_name_is_refused(fields, match):
     async def agent(actor):
         actor.script += ["One."]
         with pytest.raises(openai.BadRequestError, match=match):
-            await actor.client.responses.create(**{"model": "any", "input": "Hello.", **given})
+            await actor.client.responses.create(**{"model": "any", "input": "Hello.", **fields})
         with pytest.raises(openai.BadRequestError, match="a conversation begins empty"):
             await actor.client.conversations.create(items=[{"role": "user", "content": "Hello."}])
         return (await actor.client.responses.create(model="any", input="Hello.", conversation="mine")).output_text

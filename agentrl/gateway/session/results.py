@@ -39,7 +39,7 @@ def holds(text: str, part: str) -> bool:
     return bool(part) and part in text and re.search(before + re.escape(part) + after, text) is not None
 
 
-class _Said:
+class _ReplyForms:
     """A reply, in the forms in which a program may return it."""
 
     def __init__(self, node: Node) -> None:
@@ -82,23 +82,23 @@ class Claim:
         text = f"{value:g}" if isinstance(value, float) and value == int(value) else str(value)
         return cls(plain(text), value, number)
 
-    def equals(self, said: _Said) -> bool:
-        return self.text == said.text or self.text in map(plain, _arguments(said.node))
+    def equals(self, reply: _ReplyForms) -> bool:
+        return self.text == reply.text or self.text in map(plain, _arguments(reply.node))
 
-    def holds(self, said: _Said) -> bool:
-        return not self.number and any(map(str.isalnum, said.text)) and holds(self.text, said.text)
+    def holds(self, reply: _ReplyForms) -> bool:
+        return not self.number and any(map(str.isalnum, reply.text)) and holds(self.text, reply.text)
 
-    def taken_from(self, said: _Said) -> bool:
+    def taken_from(self, reply: _ReplyForms) -> bool:
         """Whether it is a part of the reply that programs take out."""
-        if self.text in said.parts:
+        if self.text in reply.parts:
             return True
         if self.number:
-            return self.text == said.last_number
-        ending, part = said.text.rstrip(_STOPS), self.text.rstrip(_STOPS)
+            return self.text == reply.last_number
+        ending, part = reply.text.rstrip(_STOPS), self.text.rstrip(_STOPS)
         return ending.endswith(part) and holds(ending[-len(part) - 1 :], part)
 
-    def within(self, said: _Said) -> bool:
-        return not self.number and len(self.text) >= _SHORT and holds(said.text, self.text)
+    def within(self, reply: _ReplyForms) -> bool:
+        return not self.number and len(self.text) >= _SHORT and holds(reply.text, self.text)
 
 
 def claims_text(result: JSON) -> bool:
@@ -109,45 +109,50 @@ def claims_text(result: JSON) -> bool:
 def answer_of(result: JSON, nodes: Sequence[Node], likely: Collection[Node], *, sure: bool = False) -> Node | None:
     """The reply that a result equals or holds, or that holds the result. None if there is no such reply.
 
-    Of several that it equals, the last one in time. Of several that one text quotes, the last one in it. Of several others,
-    the last one. Before these come those of `likely`. `sure`: other
-    evidence names the main line, so that a result of 0 or 1, which may be an exit code, says nothing.
+    Several replies may fit. Of those that the result equals, the last in time is the answer. Otherwise replies in
+    `likely` come first. Of several that one text quotes, the last in that text is the answer, else the last in time.
+    `sure`: other evidence names the main line. Then a result of 0 or 1 is not read, because it may be an exit code.
     """
-    said = [_Said(node) for node in nodes if node.sent is not None and (node.sent.text.strip() or node.sent.calls)]
-    whole = [each for each in said if _same(result, each)]
+    replies = [
+        _ReplyForms(node) for node in nodes if node.sent is not None and (node.sent.text.strip() or node.sent.calls)
+    ]
+    whole = [each for each in replies if _same(result, each)]
     if whole:
         return whole[-1].node
     claims = [*_claims(result, sure=sure)]
-    strong = (_strongest(each, said, likely) for each in claims)
-    weak = (_most(each, Claim.within, said, likely) for each in claims)
+    strong = (_strongest(each, replies, likely) for each in claims)
+    weak = (_most(each, Claim.within, replies, likely) for each in claims)
     return next(filter(None, (*strong, *weak)), None)
 
 
-def _strongest(claims: Sequence[Claim], said: Sequence[_Said], likely: Collection[Node]) -> Node | None:
+def _strongest(claims: Sequence[Claim], replies: Sequence[_ReplyForms], likely: Collection[Node]) -> Node | None:
     """The reply that a claim equals; or else one that a claim quotes; or one that a claim was taken from."""
-    if equal := [each for each in said if any(claim.equals(each) for claim in claims)]:
+    if equal := [each for each in replies if any(claim.equals(each) for claim in claims)]:
         return equal[-1].node
-    if quoted := [each for each in said if any(claim.holds(each) for claim in claims)]:
+    if quoted := [each for each in replies if any(claim.holds(each) for claim in claims)]:
         longest = max(len(each.text) for each in quoted)
         quoted = [each for each in quoted if 2 * len(each.text) >= longest]
         if len(claims) == 1:
             quoted.sort(key=lambda each: claims[0].text.rfind(each.text))
         return _last(quoted, likely)
-    return _most(claims, Claim.taken_from, said, likely)
+    return _most(claims, Claim.taken_from, replies, likely)
 
 
 def _most(
-    claims: Sequence[Claim], fits: Callable[[Claim, _Said], bool], said: Sequence[_Said], likely: Collection[Node]
+    claims: Sequence[Claim],
+    fits: Callable[[Claim, _ReplyForms], bool],
+    replies: Sequence[_ReplyForms],
+    likely: Collection[Node],
 ) -> Node | None:
     """The reply that most of the claims fit. None if no claim fits one."""
-    counts = [sum(fits(claim, each) for claim in claims) for each in said]
+    counts = [sum(fits(claim, each) for claim in claims) for each in replies]
     most = max(counts, default=0)
-    return _last([each for each, count in zip(said, counts, strict=True) if count == most], likely) if most else None
+    return _last([each for each, count in zip(replies, counts, strict=True) if count == most], likely) if most else None
 
 
-def _last(said: Sequence[_Said], likely: Collection[Node]) -> Node:
+def _last(replies: Sequence[_ReplyForms], likely: Collection[Node]) -> Node:
     """The last one of `likely`, or else the last one."""
-    return ([each for each in said if each.node in likely] or [*said])[-1].node
+    return ([each for each in replies if each.node in likely] or [*replies])[-1].node
 
 
 def _claims(result: JSON, *, sure: bool) -> Iterator[list[Claim]]:
@@ -161,16 +166,16 @@ def _claims(result: JSON, *, sure: bool) -> Iterator[list[Claim]]:
     yield [claim for _, claim in claims if claim.number]
 
 
-def _same(result: JSON, said: _Said) -> bool:
+def _same(result: JSON, reply: _ReplyForms) -> bool:
     """Whether a result is the whole reply: as JSON, or as its lines."""
     if isinstance(result, str):
         value = _container(result)
-        return value is not None and any(canonical(value) == canonical(each) for each in said.values)
+        return value is not None and any(canonical(value) == canonical(each) for each in reply.values)
     if isinstance(result, list) and result and all(isinstance(line, str) for line in result):
         lines: Sequence[str] = result
-        if plain("\n".join(lines)) == said.text:
+        if plain("\n".join(lines)) == reply.text:
             return True
-    return bool(result) and _full(result) and any(canonical(result) == canonical(each) for each in said.values)
+    return bool(result) and _full(result) and any(canonical(result) == canonical(each) for each in reply.values)
 
 
 def _full(value: Any) -> bool:

@@ -45,9 +45,10 @@ class Line:
 def lines_of(tree: Tree, main: Thread | None) -> list[Line]:
     """All replies in lines, in the order in which the lines began, but the main line last.
 
-    The main line leads to the end of the main thread, and no further if that is the agent's own result. In any other line, each reply is followed by its deepest child,
-    or the latest one if several are equally deep. A reply that the client never got comes after those that it got. The
-    replies of a line have one branch: another one that continues it begins a line.
+    The main line leads to the end of the main thread, and no further if that is the agent's own result. In any other
+    line, each reply is followed by its deepest child, or the latest one if several are equally deep. A reply that the
+    client never got comes after those that it got. The replies of a line have one branch: another one that continues it
+    begins a line.
     """
     heirs, depths = dict[Node, Node](), dict[Node, float]()
     sampled = sorted((node for node in tree.nodes if node.turn.turns), key=lambda node: node.index)

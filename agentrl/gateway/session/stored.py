@@ -33,8 +33,8 @@ class Stored:
         entries = tuple(_resolved(entry, tree) for entry in request.entries) if request.refers else request.entries
         node = self._continued(request)
         if node is not None:
-            own = int(request.instructed)
-            entries = (*entries[:own], *self._history(node), *entries[own:])
+            first = int(request.instructed)
+            entries = (*entries[:first], *self._history(node), *entries[first:])
         return request if entries is request.entries else replace(request, entries=entries)
 
     def _continued(self, request: ChatRequest) -> Node | None:

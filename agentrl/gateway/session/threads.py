@@ -257,7 +257,7 @@ def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None
 
 
 def _joins(last: Thread, others: Sequence[Thread]) -> bool:
-    """Whether a thread quotes the whole replies that ended several other tasks, and no other thread goes on after it."""
+    """Whether a thread quotes whole replies that ended several other tasks, and no other thread goes on after it."""
     if any(other.asked_after(last.first) for other in others):
         return False
     ends = {_task(node.prompt.top): node.sent for other in others for node in other.nodes}
