@@ -43,8 +43,8 @@ def log_rollout(
         _track(rollout_id, args, samples, "rollout", _flat("rollout/agentrl", metrics.to_json()))
         for warning in _canary_warnings(_canaries(flags.centred), rollout_id, metrics):
             log.warning(warning)
-        if warning := _host_warning(rollout_id, samples, metrics):
-            log.warning(warning)
+        if (mostly_masked := _host_warning(rollout_id, samples, metrics)) is not None:
+            log.warning(mostly_masked)
     return False
 
 

@@ -459,3 +459,47 @@ async def output_of_a_program_with_its_log(actor: Actor) -> dict[str, Any]:
 async def program_that_prints_nothing(actor: Actor) -> dict[str, Any]:
     await with_tools(actor, "You search.", "Which city?", "It is Oslo.")
     return {"exit_code": 0, "stdout": "", "stderr": "a warning", "timed_out": False}
+
+
+@ends_with("Second of the three")
+async def one_of_several_choices(actor: Actor) -> str:
+    for reply in ("First of the three", "Second of the three", "Third of the three"):
+        actor.script.append(reply)
+    line = [system("You answer."), user("Which city?")]
+    completion = await actor.client.chat.completions.create(model="any", messages=line, n=3)
+    await actor.ask(system("You check."), user("All of them?"), reply="Yes, all of them")
+    return str(completion.choices[1].message.content)
+
+
+@ends_with("It is Rome, in Italy.")
+async def list_of_messages(actor: Actor) -> list[dict[str, Any]]:
+    line = [system("You answer."), user("Which city?")]
+    line.append(echo(await actor.ask(*line, reply="Do you mean a capital?")))
+    line.append(user("Yes."))
+    line.append(echo(await actor.ask(*line, reply="It is Rome, in Italy.")))
+    await actor.ask(system("You write titles."), user("It is Rome, in Italy."), reply="A city")
+    return line
+
+
+LONG_REPLY = "The city has seven hills, a river, and streets that lead to it from everywhere in the world of old."
+
+
+@ends_with(LONG_REPLY)
+async def first_part_of_a_long_reply(actor: Actor) -> str:
+    await actor.ask(system("You plan."), user("Which city?"), reply="The city has seven of them, I think.")
+    return (await actor.ask(system("You answer."), user("Now."), reply=LONG_REPLY))[:67]
+
+
+@ends_with("I choose (C).")
+async def letter_of_an_option(actor: Actor) -> str:
+    await actor.ask(system("You compare."), user("A, B or C?"), reply="A is cheap, B is fast, C is both and more.")
+    await actor.ask(system("You choose."), user("A is cheap, B is fast, C is both and more."), reply="I choose (C).")
+    return "C"
+
+
+@ends_with("Plan B works.")
+async def answers_of_each_round(actor: Actor) -> list[dict[str, str]]:
+    return [
+        {"plan": plan, "answer": await actor.ask(system(f"You try {plan}."), user("Go."), reply=reply)}
+        for plan, reply in (("A", "Plan A fails."), ("B", "Plan B works."))
+    ]

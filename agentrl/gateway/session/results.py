@@ -13,7 +13,21 @@ from agentrl.gateway.session.matching import canonical, thoughtless
 from agentrl.gateway.session.tree import Node
 from agentrl.types import JSON
 
-_ANSWER_KEYS = ("answer", "final_answer", "final", "final_output", "result", "output", "solution", "response", "stdout")
+_ANSWER_KEYS = (
+    "answer",
+    "final_answer",
+    "final",
+    "final_output",
+    "result",
+    "output",
+    "solution",
+    "prediction",
+    "response",
+    "reply",
+    "text",
+    "content",
+    "stdout",
+)
 """Keys of a result that most often hold the answer itself."""
 _OTHER_KEYS = ("stderr", "error", "killed", "traceback", "log", "logs")
 """Keys of a result that hold no answer."""
@@ -23,6 +37,8 @@ _MARKS = re.compile(r"[*`]+|^#+ |^> ", re.MULTILINE)
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _STOPS = " .!)"
 """What may follow an answer at the end of a reply."""
+_LONG = 40
+"""From this length on, a text may be cut within a word."""
 _SHORT = 3
 """Below this length, in characters, a text that is merely somewhere in a reply is no evidence."""
 
@@ -98,7 +114,9 @@ class Claim:
         return ending.endswith(part) and holds(ending[-len(part) - 1 :], part)
 
     def within(self, reply: _ReplyForms) -> bool:
-        return not self.number and len(self.text) >= _SHORT and holds(reply.text, self.text)
+        if self.number or len(self.text) < _SHORT:
+            return False
+        return self.text in reply.text if len(self.text) >= _LONG else holds(reply.text, self.text)
 
 
 def claims_text(result: JSON) -> bool:
@@ -161,7 +179,7 @@ def _claims(result: JSON, *, sure: bool) -> Iterator[list[Claim]]:
     leaves = [(key, leaf) for key, leaf in leaves if leaf is not None and (not sure or leaf not in (0, 1))]
     claims = [(key.casefold(), claim) for key, leaf in leaves if (claim := Claim.of(leaf)).text]
     for name in _ANSWER_KEYS:
-        yield from ([claim] for key, claim in claims if key == name)
+        yield [claim for key, claim in claims if key == name]
     yield [claim for _, claim in claims if not claim.number]
     yield [claim for _, claim in claims if claim.number]
 

@@ -260,7 +260,7 @@ def _joins(last: Thread, others: Sequence[Thread]) -> bool:
     """Whether a thread quotes whole replies that ended several other tasks, and no other thread goes on after it."""
     if any(other.asked_after(last.first) for other in others):
         return False
-    ends = {_task(node.prompt.top): node.sent for other in others for node in other.nodes}
+    ends = {_task(node.prompt.top): node.sent for other in others for node in other.nodes if not node.prompts}
     texts = [entry.text for entry in last.first.entries if entry.role != "assistant"]
     quoted = {end.text for end in ends.values() if end and any(holds(text, end.text.strip()) for text in texts)}
     return len(quoted) > 1

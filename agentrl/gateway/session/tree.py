@@ -65,19 +65,16 @@ class Prompt:
     length: int = 0
     """Tokens from the root to the end of this prompt; 0 until it is rendered."""
     replies: list[Node] = field(default_factory=list)
+    top: Prompt = field(init=False, repr=False)
+    """The root above it, or itself."""
+
+    def __post_init__(self) -> None:
+        self.top = self if self.parent is None else self.parent.prompt.top
 
     @property
     def before(self) -> int:
         """Tokens from the root to its parent's end."""
         return 0 if self.parent is None else self.parent.prompt.length + len(self.parent.turn.ids)
-
-    @property
-    def top(self) -> Prompt:
-        """The root above it, or itself."""
-        prompt = self
-        while prompt.parent is not None:
-            prompt = prompt.parent.prompt
-        return prompt
 
     def ask(self, number: int, branch: str) -> None:
         """A branch asks for replies here. Those that it had here, or at a beginning of this prompt, were dropped.
