@@ -121,7 +121,7 @@ def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = T
     profile = turns.profile
     block = learnt.block if learnt is not None else _block(turns)
     frames = learn_frames(template, profile, block, turns.sampled)
-    parser = Parser(template, block, profile.thinking, profile.stop_token_ids, frames)
+    parser = Parser(template, block, profile.thinking, profile.stop_token_ids, frames, _call_ends(turns))
     reading = read_back(turns, parser)
     if block is None:
         reading.calls = reading.calls or f"no format of calls was found in {_unread(turns)[:200]!r}"
@@ -132,6 +132,13 @@ def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = T
         raise TemplateError(f"the chat template of {template.name} cannot be read back: {reading.answers}")
     refused = f"its tool calls cannot be read back: {reading.calls}" if reading.calls else ""
     return Proof(turns, parser, certificate, refused, memo)
+
+
+def _call_ends(turns: Turns) -> frozenset[int]:
+    """The stop tokens that close a call and never an answer, such as gpt-oss' `<|call|>`."""
+    said, called = turns.profile.said, turns.profile.called or turns.profile.said
+    ends = {called.stop, called.stop_if_last} - {said.stop, said.stop_if_last, said.next_marker, ""}
+    return frozenset(token for token in turns.profile.stop_token_ids if turns.template.decode([token]) in ends)
 
 
 def _block(turns: Turns) -> Block | None:
