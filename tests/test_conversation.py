@@ -106,7 +106,9 @@ def _generation(renderer, text, finish_reason="stop", matched=None):
     return Generation(tokens, [-(1 + i) / 64 for i in range(len(tokens))], finish_reason, matched)
 
 
-@pytest.mark.parametrize(("finish_reason", "matched"), [("stop", "Then:"), ("stop", None), ("length", None), ("abort", None)])
+@pytest.mark.parametrize(
+    ("finish_reason", "matched"), [("stop", "Then:"), ("stop", None), ("length", None), ("abort", None)]
+)
 async def test_tokens_behind_a_stop_string_are_no_part_of_the_turn(renderer, finish_reason, matched):
     late = _generation(renderer, "Paris. Then: and then more of it<|im_end|>", finish_reason, matched)
     talk = await opened(renderer, [])

@@ -336,9 +336,14 @@ class Conversation:
         count, _, matched = min(ends, key=lambda end: end[:2])
         if count == len(generation.tokens) and generation.finish_reason == "stop":
             return generation
-        tokens, log_probs, flags = generation.tokens[:count], generation.log_probs[:count], generation.constrained[:count]
-        cut = replace(generation, tokens=tokens, log_probs=log_probs, constrained=flags)
-        return replace(cut, finish_reason="stop", matched=matched)
+        return replace(
+            generation,
+            tokens=generation.tokens[:count],
+            log_probs=generation.log_probs[:count],
+            constrained=generation.constrained[:count],
+            finish_reason="stop",
+            matched=matched,
+        )
 
     def _end_of_stop_token(self, generation: Generation, params: SamplingParams) -> int | None:
         """The number of tokens up to the first one that ends the turn."""

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from agentrl.chat.request import Call, Entry
-from agentrl.chat.tokens.messages import plain_id
 from agentrl.chat.tokens.missing_words import first_message_not_in
 from agentrl.chat.tokens.writer import Writer
 from agentrl.render import Renderer, load_renderer
+from agentrl.render.ids import plain_id
 from agentrl.types import Action, CheckCounts
 from tests.render.conftest import LOOKUP, chatml_tokenizer
 from tests.render.markers import made_files, template_files, tokenizer_of

@@ -17,6 +17,7 @@ from agentrl.render.learn.frames import learn_frames
 from agentrl.render.learn.probe import ASKED, QUESTION, SAID, TOOL, assistant
 from agentrl.render.learn.profile import Profile
 from agentrl.render.memo import MemoState
+from agentrl.render.moment import PROBED, at_moment
 from agentrl.render.prove.certify import certify
 from agentrl.render.prove.reading import read_back
 from agentrl.render.prove.served import bridges_served
@@ -116,7 +117,11 @@ _OF_CALLS = ("calls", "tools", "parallel_calls", "tool_results", "orphan_tool", 
 
 def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = True) -> Proof:
     """Learn the template and prove what was learned. Without `calls`, leave out what only a model with tools writes."""
-    template = detect_message_form(template) if calls else with_reasoning(template)
+    with at_moment(PROBED):
+        return _proved(detect_message_form(template) if calls else with_reasoning(template), learnt, calls=calls)
+
+
+def _proved(template: Template, learnt: _Learnt | None, *, calls: bool) -> Proof:
     turns = Turns(template, Profile.of(template, calls=calls), learnt.context if learnt is not None else Context())
     profile = turns.profile
     block = learnt.block if learnt is not None else _block(turns)

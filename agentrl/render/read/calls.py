@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, TypeAlias
@@ -207,7 +207,7 @@ def types_of(tools: Sequence[ToolSpec]) -> Types:
     return {name: Schema(parameters, parameters) for name, parameters in given.items()}
 
 
-def stray_marks(block: Block | None, atoms: Mapping[int, str], others: Container[str]) -> re.Pattern[str]:
+def stray_marks(block: Block | None, atoms: Mapping[int, str], others: Collection[str]) -> re.Pattern[str]:
     """A regular expression for marks of calls that are no answer where no call is read.
 
     A mark that is a token (one of `atoms`) counts anywhere, because no prose contains it. The spelling of a close
