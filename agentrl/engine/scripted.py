@@ -154,7 +154,7 @@ class ScriptedEngine(AsyncClosing):
             "add a turn or end the episode earlier"
         )
 
-    def _generation(self, turn: Turn, prompt: Sequence[int]) -> Generation:
+    def _generation(self, turn: Turn, prompt: Sequence[int] = ()) -> Generation:
         match turn:
             case Generation():
                 return turn

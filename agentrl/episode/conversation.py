@@ -328,9 +328,8 @@ class Conversation:
         ends: list[tuple[int, int, int | str]] = []
         if (count := self._end_of_stop_token(generation, params)) is not None:
             ends.append((count, 1, generation.tokens[count - 1]))
-        for string in params.get("stop") or ():
-            if (count := self._end_of_stop_string(generation, string)) is not None:
-                ends.append((count, 0, string))
+        strings = ((self._end_of_stop_string(generation, string), string) for string in params.get("stop") or ())
+        ends += [(count, 0, string) for count, string in strings if count is not None]
         if not ends:
             return generation
         count, _, matched = min(ends, key=lambda end: end[:2])

@@ -20,7 +20,7 @@ _IDS = re.compile(r"(?<![\w.-])functions\.[\w.-]+:\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TurnPlace:
     """The place of a turn in a conversation."""
 
     after_result: bool = False
@@ -42,30 +42,30 @@ class Place:
         return list(template.identified(messages))
 
 
-class Places:
+class TurnPlaces:
     """Finds the place of a turn by the tokens before it."""
 
     def __init__(self, template: Template, thinking: Thinking, *, content: str, results: bool) -> None:
         self._template, self._thinking = template, thinking
-        self._asked = _asked(template, Place().before(template, content=content))
-        after = _asked(template, Place(after_result=True).before(template, content=content)) if results else ""
+        self._asked = _asked(template, TurnPlace().before(template, content=content))
+        after = _asked(template, TurnPlace(after_result=True).before(template, content=content)) if results else ""
         self._after_result = "" if after == self._asked else after
 
-    def at(self, prompt: Sequence[int]) -> Place:
+    def at(self, prompt: Sequence[int]) -> TurnPlace:
         """The place behind these tokens."""
         place, forms = self._near(self._template.decode(prompt[-_NEAR:])), self._template.forms
         if place is None:
-            place = Place(thinking=self._is_open(self._template.decode(prompt)))
+            place = TurnPlace(thinking=self._is_open(self._template.decode(prompt)))
         if forms.name_in_id:
             place = replace(place, number=next_number(_IDS.findall(self._template.decode(prompt))))
         return place
 
-    def _near(self, text: str) -> Place | None:
+    def _near(self, text: str) -> TurnPlace | None:
         """The place behind a text that ends with a generation prompt; of two prompts, the longer one counts."""
         ends = [end for end in (self._asked, self._after_result) if end and text.endswith(end)]
         if not ends:
             return None
-        return Place(after_result=max(ends, key=len) == self._after_result)
+        return TurnPlace(after_result=max(ends, key=len) == self._after_result)
 
     def _is_open(self, text: str) -> bool:
         """Whether a text ends within a thought of the assistant's last turn."""

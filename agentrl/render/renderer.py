@@ -16,7 +16,7 @@ from agentrl.render.learn.probe import QUESTION, SAID
 from agentrl.render.media import as_messages, fitted, image_roles, images_of, pictured
 from agentrl.render.memo import VARIABLE, Memo
 from agentrl.render.moment import at_one_moment
-from agentrl.render.places import Place, Places
+from agentrl.render.places import TurnPlace, TurnPlaces
 from agentrl.render.prove.proof import Proof, hint_of, proof_of
 from agentrl.render.prove.spelled_out import spelling_out
 from agentrl.render.read.parse import Parser, ended_thinking
@@ -169,14 +169,14 @@ class TemplateRenderer:
 
     @at_one_moment
     def encode(self, message: Message, prompt: Sequence[int] = ()) -> list[int]:
-        place = self._places.at(prompt) if prompt else Place()
+        place = self._places.at(prompt) if prompt else TurnPlace()
         return self._turns.template.encode(self._turns.sampled(message, place))
 
     @cached_property
-    def _places(self) -> Places:
+    def _places(self) -> TurnPlaces:
         profile, results = self._turns.profile, self.certificate.capabilities.get("tool_results", False)
         content = SAID if profile.calls_need_content else ""
-        return Places(self._turns.template, profile.thinking, content=content, results=results)
+        return TurnPlaces(self._turns.template, profile.thinking, content=content, results=results)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._turns.template.decode(tokens)

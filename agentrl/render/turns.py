@@ -15,7 +15,7 @@ from agentrl.render.learn.close import Close
 from agentrl.render.learn.probe import QUESTION, RESULT, SAID, assistant
 from agentrl.render.learn.profile import Profile
 from agentrl.render.memo import Check, Memo
-from agentrl.render.places import Place
+from agentrl.render.places import TurnPlace
 from agentrl.render.read.lexer import is_tag, loose, pieces
 from agentrl.render.read.thinking import shared
 from agentrl.render.tail import Tail, tail
@@ -140,7 +140,7 @@ class Turns:
         text, cut = self.shorten(head, self.template.continued(self.template.guarded(head)), max(0, keep - len(end)))
         return text + raw.end, cut
 
-    def sampled(self, message: Message, place: Place = Place()) -> str:  # noqa: B008 - immutable
+    def sampled(self, message: Message, place: TurnPlace = TurnPlace()) -> str:  # noqa: B008 - immutable
         """An assistant message as the text a model would sample after the generation prompt, stop token included."""
         message = {**message, "role": "assistant", "content": text_of(message.get("content"))}
         message = self.template.identified([message], place.number)[0]

@@ -26,7 +26,8 @@ LOOK = {
 TURNS = """{%- if tools -%}{{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' -}}{%- endif -%}
 {%- for m in messages -%}
 {%- set after = loop.previtem.role if loop.previtem is defined else '' -%}
-{%- if m.role == 'tool' -%}{{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' -}}
+{%- if m.role == 'tool' -%}
+{{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' -}}
 {%- elif m.role == 'assistant' -%}{{- '<|im_start|>assistant\\n' -}}
 {%- if HISTORY -%}{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' -}}{%- else -%}ELSE{%- endif -%}
 {{- m.content or '' -}}
@@ -51,7 +52,9 @@ OPENS = {
         "after == 'user' or m.reasoning_content", "{%- if messages[-1].role == 'user' -%}" + OPEN + "{%- endif -%}"
     ),
     "after a user, closed after a result": template(
-        "after != 'tool'", "{%- if messages[-1].role == 'tool' -%}" + CLOSED + "{%- else -%}" + OPEN + "{%- endif -%}", CLOSED
+        "after != 'tool'",
+        "{%- if messages[-1].role == 'tool' -%}" + CLOSED + "{%- else -%}" + OPEN + "{%- endif -%}",
+        CLOSED,
     ),
     "unless the system message forbids it": template(
         "'/quiet' not in messages[0].content",
@@ -208,8 +211,8 @@ def test_names_of_ids() -> None:
 CLOCKS = {
     "weekday": "{%- set days = {'Monday': 1, 'Tuesday': 2, 'Wednesday': 3, 'Thursday': 4, 'Friday': 5, 'Saturday': 6, "
     "'Sunday': 7} -%}{{- strftime_now('%Y-%m-%d %H:%M:%S') ~ days[strftime_now('%A')] -}}",
-    "parts": "{%- set d = strftime_now('%d/%m/%Y').split('/') -%}{{- ['J', 'F', 'M', 'A', 'M', 'J', 'J', 'A', 'S', 'O', "
-    "'N', 'D'][d[1] | int - 1] ~ d[0] | int -}}",
+    "parts": "{%- set d = strftime_now('%d/%m/%Y').split('/') -%}{{- ['J', 'F', 'M', 'A', 'M', 'J', 'J', 'A', 'S', "
+    "'O', 'N', 'D'][d[1] | int - 1] ~ d[0] | int -}}",
     "fractions": "{{- 'now: ' + strftime_now('%S.%f') -}}",
 }
 

@@ -13,7 +13,8 @@ WITHOUT_OPENING = {
     "StepFun3.5-Flash": "<parameter=code>\n1\n</parameter>\n</function><|im_end|>",
     "GLM-4.6": "find\n<arg_key>code</arg_key>\n<arg_value>1</arg_value>\n</tool_call><|observation|>",
     "ByteDance-Seed-OSS": "<parameter=code>1</parameter>\n</function>\n</seed:tool_call><seed:eos>",
-    "deepseek-ai-DeepSeek-V3.1": 'find<｜tool▁sep｜>{"code": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>',
+    "deepseek-ai-DeepSeek-V3.1": 'find<｜tool▁sep｜>{"code": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    "<｜end▁of▁sentence｜>",
     "openai-gpt-oss-120b": "<|channel|>final<|message|>It is 1.<|call|>",
     "name_in_id": 'find:0<|tool_call_argument_begin|>{"code": 1}<|tool_call_end|><|tool_calls_section_end|><|im_end|>',
     "bare_keys": "call:find{code:1}<tool_call|><turn|>",
