@@ -333,7 +333,8 @@ class Conversation:
         if not ends:
             return generation
         count, _, matched = min(ends, key=lambda end: end[:2])
-        if count == len(generation.tokens) and generation.finish_reason == "stop":
+        known = generation.finish_reason == "stop" or (generation.finish_reason == "length" and not self.trajectory.open)
+        if count == len(generation.tokens) and known:
             return generation
         return replace(
             generation,
