@@ -333,7 +333,9 @@ class Conversation:
         if not ends:
             return generation
         count, _, matched = min(ends, key=lambda end: end[:2])
-        known = generation.finish_reason == "stop" or (generation.finish_reason == "length" and not self.trajectory.open)
+        known = generation.finish_reason == "stop" or (
+            generation.finish_reason == "length" and not self.trajectory.open
+        )
         if count == len(generation.tokens) and known:
             return generation
         return replace(

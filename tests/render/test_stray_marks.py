@@ -16,6 +16,7 @@ WITHOUT_OPENING = {
     "deepseek-ai-DeepSeek-V3.1": 'find<｜tool▁sep｜>{"code": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
     "<｜end▁of▁sentence｜>",
     "openai-gpt-oss-120b": "<|channel|>final<|message|>It is 1.<|call|>",
+    "Apertus-8B-Instruct": '[{"find": {"code": 1}}]<|tools_suffix|>',
     "name_in_id": 'find:0<|tool_call_argument_begin|>{"code": 1}<|tool_call_end|><|tool_calls_section_end|><|im_end|>',
     "bare_keys": "call:find{code:1}<tool_call|><turn|>",
     "pythonic_tagged": "find(code=1)]<|tool_call_end|><|im_end|>",

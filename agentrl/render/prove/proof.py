@@ -12,6 +12,7 @@ from agentrl.render.base import Certificate
 from agentrl.render.cache import Cache, key_of
 from agentrl.render.formats.conventions import conventional
 from agentrl.render.learn.calls import derive, known_calls
+from agentrl.render.learn.close import behind
 from agentrl.render.learn.forms import detect_message_form, with_reasoning
 from agentrl.render.learn.frames import learn_frames
 from agentrl.render.learn.probe import ASKED, QUESTION, SAID, TOOL, assistant
@@ -128,6 +129,11 @@ def _proved(template: Template, learnt: _Learnt | None, *, calls: bool) -> Proof
     frames = learn_frames(template, profile, block, turns.sampled)
     parser = Parser(template, block, profile.thinking, profile.stop_token_ids, frames, _call_ends(turns))
     reading = read_back(turns, parser)
+    if reading.calls or reading.answers:
+        plain = parser.without_stray_marks()  # the template itself may write such marks into answers
+        again = read_back(turns, plain)
+        if (again.calls, again.answers) != (reading.calls, reading.answers):
+            parser, reading = plain, again
     if block is None:
         reading.calls = reading.calls or f"no format of calls was found in {_unread(turns)[:200]!r}"
     turns, certificate = certify(turns, reading, calls=calls)
@@ -141,9 +147,15 @@ def _proved(template: Template, learnt: _Learnt | None, *, calls: bool) -> Proof
 
 def _call_ends(turns: Turns) -> frozenset[int]:
     """The stop tokens that close a call and never an answer, such as gpt-oss' `<|call|>`."""
-    said, called = turns.profile.said, turns.profile.called or turns.profile.said
-    ends = {called.stop, called.stop_if_last} - {said.stop, said.stop_if_last, said.next_marker, ""}
-    return frozenset(token for token in turns.profile.stop_token_ids if turns.template.decode([token]) in ends)
+    template, profile = turns.template, turns.profile
+    if profile.called is None:
+        return frozenset()
+    turn = assistant(SAID if profile.calls_need_content else "", [ASKED])
+    called = behind(template.render([QUESTION, turn]), [ASKED])
+    answered = behind(template.render([QUESTION, assistant(SAID)]), [SAID]) + profile.said.stop
+    answered += profile.said.sampled_stop
+    texts = {token: template.decode([token]) for token in profile.stop_token_ids}
+    return frozenset(token for token, text in texts.items() if text in called and text not in answered)
 
 
 def _block(turns: Turns) -> Block | None:
