@@ -36,9 +36,9 @@ def with_named_ids(messages: Sequence[Message], number: int = 0) -> list[Message
 
     def named(call_id: str, name: str) -> str:
         nonlocal number
-        own = call_id if has_name(call_id, name) else named_id(name, number)
-        number = max(number + 1, next_number([own]))
-        return own
+        new_id = call_id if has_name(call_id, name) else named_id(name, number)
+        number = max(number + 1, next_number([new_id]))
+        return new_id
 
     return _renamed(messages, named)
 

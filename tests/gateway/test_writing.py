@@ -170,6 +170,17 @@ def test_names_stand_in_the_ids_where_a_template_reads_them_there() -> None:
     assert plain_id("toolu_1") not in written
 
 
+def test_the_ids_of_a_model_stay_in_a_history() -> None:
+    """Kimi's models count their calls in the ids. A client that was started anew sends these ids back."""
+    path = next(path for path in made_files() if path.stem == "name_in_id")
+    writer = Writer(load_renderer(tokenizer_of(path), tools=[LOOKUP]))
+    asks = Entry("assistant", "", calls=(Call("functions.lookup:3", "lookup", {"query": "x"}),))
+    history = [Entry("user", "Go."), asks, Entry("tool", "found", call_id="functions.lookup:3"), Entry("user", "On.")]
+    written = text(writer, writer.prompt(history).tokens)
+    assert written.count("functions.lookup:3") == 2
+    assert "functions.lookup:0" not in written
+
+
 def test_a_call_that_got_no_result_is_text_to_a_template_that_wants_one() -> None:
     path = next(path for path in template_files() if path.stem == "Mistral-Small-3.2-24B-Instruct-2506")
     writer = Writer(load_renderer(tokenizer_of(path), tools=[LOOKUP]))

@@ -129,11 +129,6 @@ def _proved(template: Template, learnt: _Learnt | None, *, calls: bool) -> Proof
     frames = learn_frames(template, profile, block, turns.sampled)
     parser = Parser(template, block, profile.thinking, profile.stop_token_ids, frames, _call_ends(turns))
     reading = read_back(turns, parser)
-    if reading.calls or reading.answers:
-        plain = parser.without_stray_marks()  # the template itself may write such marks into answers
-        again = read_back(turns, plain)
-        if (again.calls, again.answers) != (reading.calls, reading.answers):
-            parser, reading = plain, again
     if block is None:
         reading.calls = reading.calls or f"no format of calls was found in {_unread(turns)[:200]!r}"
     turns, certificate = certify(turns, reading, calls=calls)

@@ -68,13 +68,6 @@ class Parser:
         self._stray = stray_marks(block, self._lex.atoms, others)
         self._types: Types = {}
 
-    def without_stray_marks(self) -> Parser:
-        """The same parser, but marks of calls in a turn without a call are text."""
-        bound = Parser.__new__(Parser)
-        bound.__dict__.update(self.__dict__)
-        bound._stray, bound._call_ends = re.compile(_NEVER), frozenset()
-        return bound
-
     def without_calls(self) -> Parser:
         """The same parser, but it treats calls as text."""
         bound = Parser.__new__(Parser)
