@@ -192,6 +192,7 @@ class SamplingParams(TypedDict, total=False):
     min_new_tokens: int
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
+    ignore_eos: bool
     logit_bias: Mapping[str, float]
     """Added to the logits, by token id as text."""
     sampling_seed: int

@@ -92,3 +92,68 @@ async def test_an_engine_that_answers_nonsense_has_failed_and_nobody_else(render
         await talk.sample()
     assert (failed.value.failure.kind, failed.value.failure.boundary) == ("engine", "engine")
     assert talk.trajectory.to_json() == before
+
+
+class AllAtOnce(ScriptedEngine):
+    """Answers with every token of a turn, as an engine does that samples several tokens in a step."""
+
+    def _limit(self, reply, sampling_params):
+        return reply
+
+
+def _generation(renderer, text, finish_reason="stop", matched=None):
+    tokens = renderer._turns.template.encode(text)
+    return Generation(tokens, [-(1 + i) / 64 for i in range(len(tokens))], finish_reason, matched)
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "matched"), [("stop", "Then:"), ("stop", None), ("length", None), ("abort", None)]
+)
+async def test_tokens_behind_a_stop_string_are_no_part_of_the_turn(renderer, finish_reason, matched):
+    late = _generation(renderer, "Paris. Then: and then more of it<|im_end|>", finish_reason, matched)
+    talk = await opened(renderer, [])
+    talk.engine = AllAtOnce([late, "Rome"], renderer)
+    talk.aborted = lambda: False
+    action, stop = await talk.sample(TurnOptions(stop=("it", "Then:")))
+    assert (action.finish_reason, action.matched, stop) == ("stop", "Then:", None)
+    assert renderer.decode(action.tokens).endswith("Then:")
+    count = len(action.tokens)
+    assert list(action.tokens) == list(late.tokens[:count])
+    assert talk.trajectory.ledger.sampled == talk.trajectory.ledger.trained == count
+    assert talk.discarded_tokens == len(late.tokens) - count
+    assert talk.observe([{"role": "user", "content": "And of Italy?"}]) is None
+    await talk.sample()
+    assert talk.engine.requests[1] == talk.trajectory.tokens[: len(talk.engine.requests[1])]
+    talk.trajectory.verify()
+
+
+async def test_tokens_behind_a_stop_token_are_no_part_of_the_turn(renderer):
+    late = _generation(renderer, "Paris<|im_end|>\n<|im_start|>user", "length")
+    talk = await opened(renderer, [])
+    talk.engine = AllAtOnce([late], renderer)
+    action, stop = await talk.sample()
+    assert (action.content, action.finish_reason, stop) == ("Paris", "stop", None)
+    assert renderer.decode(action.tokens) == "Paris<|im_end|>"
+    assert talk.discarded_tokens == len(late.tokens) - len(action.tokens)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+async def test_a_stop_string_that_an_abort_splits_ends_the_turn(renderer, count):
+    whole = _generation(renderer, "The </answer> is more")
+    first = Generation(whole.tokens[:count], whole.log_probs[:count], "abort")
+    rest = Generation(whole.tokens[count:], whole.log_probs[count:], "stop")
+    talk = await opened(renderer, [])
+    talk.engine, talk.aborted = AllAtOnce([first, rest], renderer), lambda: False
+    action, _ = await talk.sample(TurnOptions(stop=("</answer>",)))
+    assert renderer.decode(action.tokens).startswith("The </answer>")
+    assert "</answer>" not in renderer.decode(action.tokens[:-1])
+    assert (action.finish_reason, action.matched) == ("stop", "</answer>")
+
+
+async def test_ignored_stop_tokens_end_no_turn(renderer):
+    whole = _generation(renderer, "Paris<|im_end|>and on", "length")
+    talk = await opened(renderer, [])
+    talk.options = EpisodeOptions(sampling_params={"ignore_eos": True})
+    talk.engine = AllAtOnce([whole], renderer)
+    action, _ = await talk.sample(TurnOptions(max_tokens=len(whole.tokens)))
+    assert len(action.tokens) == len(whole.tokens)

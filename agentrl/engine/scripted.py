@@ -99,12 +99,14 @@ class ScriptedEngine(AsyncClosing):
         if isinstance(self._turns, Sequence | Generator):
             return await self._generate_next(self._session(session_id), input_ids, sampling_params, rid)
         turn = self._turns(input_ids)
-        return await self._play(self._limit(self._generation(turn), sampling_params), rid)
+        return await self._play(self._limit(self._generation(turn, input_ids), sampling_params), rid)
 
     async def _generate_next(
         self, session: _ScriptPosition, input_ids: Sequence[int], sampling_params: SamplingParams, rid: str
     ) -> Generation:
-        reply = self._resumed(session, len(input_ids)) or self._generation(self._next_turn(session, input_ids))
+        reply = self._resumed(session, len(input_ids)) or self._generation(
+            self._next_turn(session, input_ids), input_ids
+        )
         # The turn is open until its end. After an abort or a cancellation it stays open.
         session.open = (len(input_ids), reply)
         generation = await self._play(self._limit(reply, sampling_params), rid)
@@ -152,16 +154,16 @@ class ScriptedEngine(AsyncClosing):
             "add a turn or end the episode earlier"
         )
 
-    def _generation(self, turn: Turn) -> Generation:
+    def _generation(self, turn: Turn, prompt: Sequence[int] = ()) -> Generation:
         match turn:
             case Generation():
                 return turn
             case Exception():
                 raise turn
             case str():
-                tokens = self._renderer.encode({"role": "assistant", "content": turn})
+                tokens = self._renderer.encode({"role": "assistant", "content": turn}, prompt)
             case Mapping():
-                tokens = self._renderer.encode(turn)
+                tokens = self._renderer.encode(turn, prompt)
             case _:
                 raise TypeError(
                     "a turn is text, a message such as call(...) makes, a Generation or an exception to raise, "

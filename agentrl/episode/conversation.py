@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
@@ -251,9 +252,7 @@ class Conversation:
         seconds = time.monotonic() - started
         await admission()  # before the turn is recorded: to be cancelled here is to be cancelled while it was sampled
         given = len(generation.tokens)
-        generation = self._cut_at_split_stop(
-            _mark_finished(generation, params["stop_token_ids"]), params.get("stop") or ()
-        )
+        generation = self._cut_at_stop(generation, params)
         if generation.finish_reason == "abort" and "structural_tag" in params:  # the grammar would begin again
             self.discarded_tokens += given
             return Generation((), (), "abort")
@@ -320,25 +319,55 @@ class Conversation:
         trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
         return generation, cut
 
-    def _cut_at_split_stop(self, generation: Generation, stop: Sequence[str]) -> Generation:
-        """End a turn at a stop string that the engine missed.
+    def _cut_at_stop(self, generation: Generation, params: SamplingParams) -> Generation:
+        """End a turn at its first stop token, or where its text first has a stop string.
 
-        An engine misses one if an abort has split it, or came in the same step: it searches only the tokens of the
-        present request, and only if nothing else ended it.
+        An engine answers with later tokens too if it samples several in a step (speculative decoding), and it misses a
+        stop string that an abort has split: it searches only the tokens of the present request. Tokens behind the stop
+        are no part of the turn. They are counted as discarded, are not in any prompt, and are never trained.
         """
-        longest = max((len(string.encode()) for string in stop), default=0)  # a token is at least a byte
-        before = self.trajectory.turn_tokens[-longest:] if longest and self.trajectory.open else []
-        given = len(generation.tokens)
-        seam = range(1, min(longest, given) + 1) if self.trajectory.open else ()
-        end = (given,) if longest and generation.finish_reason == "abort" else ()
-        for count in (*seam, *end):
-            tokens = generation.tokens[:count]
-            text = self.renderer.decode([*before, *tokens][-2 * longest :])
-            if matched := next((string for string in stop if string in text), None):
-                log_probs, flags = generation.log_probs[:count], generation.constrained[:count]
-                cut = replace(generation, tokens=tokens, log_probs=log_probs, constrained=flags)
-                return replace(cut, finish_reason="stop", matched=matched)
-        return generation
+        ends: list[tuple[int, int, int | str]] = []
+        if (count := self._end_of_stop_token(generation, params)) is not None:
+            ends.append((count, 1, generation.tokens[count - 1]))
+        strings = ((self._end_of_stop_string(generation, string), string) for string in params.get("stop") or ())
+        ends += [(count, 0, string) for count, string in strings if count is not None]
+        if not ends:
+            return generation
+        count, _, matched = min(ends, key=lambda end: end[:2])
+        known = generation.finish_reason == "stop" or (
+            generation.finish_reason == "length" and not self.trajectory.open
+        )
+        if count == len(generation.tokens) and known:
+            return generation
+        return replace(
+            generation,
+            tokens=generation.tokens[:count],
+            log_probs=generation.log_probs[:count],
+            constrained=generation.constrained[:count],
+            finish_reason="stop",
+            matched=matched,
+        )
+
+    def _end_of_stop_token(self, generation: Generation, params: SamplingParams) -> int | None:
+        """The number of tokens up to the first one that ends the turn."""
+        if params.get("ignore_eos"):
+            return None
+        least, stops = params.get("min_new_tokens") or 0, params["stop_token_ids"]
+        return next((i for i, token in enumerate(generation.tokens, 1) if i > least and token in stops), None)
+
+    def _end_of_stop_string(self, generation: Generation, stop: str) -> int | None:
+        """The number of tokens with which the turn's text first has the stop string."""
+        tokens, longest = generation.tokens, len(stop.encode())  # a token is at least a byte
+        before = self.trajectory.turn_tokens[-longest:] if self.trajectory.open else []
+
+        def has_stop(count: int) -> bool:
+            return stop in self.renderer.decode([*before, *tokens[:count]])
+
+        if not tokens or not has_stop(len(tokens)):
+            return None
+        if not has_stop(len(tokens) - 1):
+            return len(tokens)
+        return bisect_left(range(1, len(tokens)), True, key=has_stop) + 1
 
     def _render(self, observed: Observed) -> Rendered:
         action, budget = self._unanswered or self.trajectory.last_action, self.options.limits.observation_tokens
@@ -411,13 +440,3 @@ def _plain_call(call: ToolCall) -> ToolCall:
     except (TypeError, ValueError) as exc:
         error, arguments = error or str(exc), {}
     return ToolCall(text(call.id), text(call.name), arguments, call.raw, error and text(error))
-
-
-def _mark_finished(generation: Generation, stop_token_ids: Sequence[int]) -> Generation:
-    """Mark a generation as finished if its last token ends the turn.
-
-    SGLang reports an abort if the abort came in the same step.
-    """
-    if generation.finish_reason == "abort" and generation.tokens and generation.tokens[-1] in stop_token_ids:
-        return replace(generation, finish_reason="stop", matched=generation.tokens[-1])
-    return generation

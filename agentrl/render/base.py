@@ -118,8 +118,12 @@ class Renderer(Protocol):
         """Continue the model's own turn with text; if the model had closed the turn, its tokens stay as sampled."""
         ...
 
-    def encode(self, message: Message) -> list[int]:
-        """An assistant message as a model would sample it after the generation prompt, stop token included."""
+    def encode(self, message: Message, prompt: Sequence[int] = ()) -> list[int]:
+        """An assistant message as a model would sample it after the generation prompt, stop token included.
+
+        `prompt` holds all tokens before the turn. They show whether a thought is open, and how many calls there were.
+        Without them, the turn is one that answers a user's first message.
+        """
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from agentrl.errors import TemplateError
@@ -11,13 +12,15 @@ from agentrl.render.base import Certificate, ImageCounter, Renderer
 from agentrl.render.beginnings import remembering
 from agentrl.render.cache import Cache, fingerprint, key_of
 from agentrl.render.fast_bpe import counted
-from agentrl.render.learn.probe import QUESTION
+from agentrl.render.learn.probe import QUESTION, SAID
 from agentrl.render.media import as_messages, fitted, image_roles, images_of, pictured
 from agentrl.render.memo import VARIABLE, Memo
+from agentrl.render.moment import at_one_moment
+from agentrl.render.places import TurnPlace, TurnPlaces
 from agentrl.render.prove.proof import Proof, hint_of, proof_of
 from agentrl.render.prove.spelled_out import spelling_out
 from agentrl.render.read.parse import Parser, ended_thinking
-from agentrl.render.template import Template, with_named_ids
+from agentrl.render.template import Template
 from agentrl.render.turns import spans
 from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, Rendered, ToolSpec
 
@@ -90,6 +93,7 @@ class TemplateRenderer:
             lambda: TemplateRenderer(self._tokenizer, self._source, tools, kwargs, self._bound, as_text, self.vision),
         )
 
+    @at_one_moment
     @counted
     def prompt(self, observation: Observation) -> Rendered:
         """Spans: the messages are "observation", the generation prompt is "prompt"; Raw is all observation."""
@@ -99,9 +103,7 @@ class TemplateRenderer:
             opening = self._turns.profile.thinking.open
             thinking = observation.text.rstrip().endswith(opening)  # a mention of the marker opens nothing
             return self._pictured(Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking), ())
-        messages = as_messages(observation)
-        if template.forms.name_in_id:
-            messages = with_named_ids(messages)
+        messages = template.identified(as_messages(observation))
         text = template.render(messages, generation_prompt=True)
         bare = template.render(messages)
         asked = text[len(bare) :] if text.startswith(bare) else ""
@@ -119,6 +121,7 @@ class TemplateRenderer:
     ) -> Action:
         return self._parse(tokens, finish_reason, matched, thinking, turn)
 
+    @at_one_moment
     @counted
     def bridge(
         self, history: Sequence[Message], action: Action, new: Sequence[Message], *, budget: int | None = None
@@ -139,6 +142,7 @@ class TemplateRenderer:
             return rendered
         return pictured(rendered, images_of(messages), self.vision, self._turns.template.name)
 
+    @at_one_moment
     @counted
     def text(self, raw: Raw, action: Action, *, budget: int | None = None) -> Rendered:
         """A turn that the model closed is reopened: its stop token stays sampled, and what the template writes between
@@ -163,8 +167,16 @@ class TemplateRenderer:
         )
         return self._pictured(plain, ())
 
-    def encode(self, message: Message) -> list[int]:
-        return self._turns.template.encode(self._turns.sampled(message))
+    @at_one_moment
+    def encode(self, message: Message, prompt: Sequence[int] = ()) -> list[int]:
+        place = self._places.at(prompt) if prompt else TurnPlace()
+        return self._turns.template.encode(self._turns.sampled(message, place))
+
+    @cached_property
+    def _places(self) -> TurnPlaces:
+        profile, results = self._turns.profile, self.certificate.capabilities.get("tool_results", False)
+        content = SAID if profile.calls_need_content else ""
+        return TurnPlaces(self._turns.template, profile.thinking, content=content, results=results)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._turns.template.decode(tokens)

@@ -15,7 +15,9 @@ from agentrl._util.texts import text_of
 from agentrl.errors import TemplateError
 from agentrl.image import has_image, is_image
 from agentrl.render.fast_bpe import fast_encoder_of
+from agentrl.render.ids import with_named_ids, with_plain_ids
 from agentrl.render.markers import GUARD, NO_MARKERS, Markers, Spelling, unescaped
+from agentrl.render.moment import set_clock
 from agentrl.render.raw import decodes_plainly
 from agentrl.render.symbols import Trace
 from agentrl.render.trace import clock, tracer
@@ -30,11 +32,6 @@ _SHORT, _SHORT_KEPT = 64, 256
 _BEFORE, _LETTER = ("\n", ")", "a"), "x"
 """Texts to put before another one, to see what a tokenizer does in the middle of a text."""
 
-_ANOTHER_DAY = (
-    "{%- macro strftime_now(format) -%}"
-    "{{ format | replace('%Y', '1999') | replace('%m', '12') | replace('%d', '30') | replace('%', '') }}"
-    "{%- endmacro -%}"
-)
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Templates' names for the thoughts of a message."""
 
@@ -50,6 +47,10 @@ class Forms:
     reasoning_field: str = REASONING_FIELDS[0]
     name_in_id: bool = False
     """The template writes a call's id and not its name, which is part of the id (Kimi's `functions.lookup:0`)."""
+    numbers_calls: bool = False
+    """The template makes such an id itself, from the number of the call in the conversation."""
+    plain_ids: bool = False
+    """The template refuses ids that are not nine letters and digits (Mistral's)."""
     no_nulls: bool = False
     """The template leaves out arguments that are null, so a model does not write them."""
 
@@ -106,6 +107,8 @@ class Template:
     def render(self, messages: Iterable[Message], *, generation_prompt: bool = False) -> str:
         """The conversation as text. Raises TemplateError with the template's own words."""
         try:
+            if self.tells_time:
+                set_clock(self.source)
             text: str = self.tokenizer.apply_chat_template(
                 [self._guarded(self.plain(message)) for message in messages],
                 tools=self._guarded(list(self.tools)) or ([] if self.wants_list else None),
@@ -274,9 +277,11 @@ class Template:
         """Whether its rendering may depend on the current time."""
         return "strftime_now" in self.source
 
-    def on_another_day(self) -> Template:
-        """The template as it would render at another time."""
-        return replace(self, source=_ANOTHER_DAY + self.source)
+    def identified(self, messages: Sequence[Message], number: int = 0) -> Sequence[Message]:
+        """The messages with ids of calls that the template takes. `number` is that of the first call."""
+        if self.forms.name_in_id:
+            return with_named_ids(messages, number)
+        return with_plain_ids(messages) if self.forms.plain_ids else messages
 
     def bind(self, tools: Sequence[ToolSpec]) -> Template:
         """The same text and arguments with other tools."""
@@ -288,33 +293,10 @@ class Template:
         return name_of(self.tokenizer)
 
 
-def with_named_ids(messages: Sequence[Message]) -> list[Message]:
-    """The messages under ids that contain the calls' names, for templates that write an id in place of a name."""
-    ids: dict[str, str] = {}
-    for message in messages:
-        for i, call in enumerate(message.get("tool_calls") or ()):
-            ids[call.get("id") or ""] = named_id((call.get("function") or call)["name"], i)
-    return [_renamed(message, ids) for message in messages]
-
-
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value if item is not None] if isinstance(value, list) else value
-
-
-def named_id(name: str, number: int) -> str:
-    """An id that contains the name of a call and its number within the turn."""
-    return f"functions.{name}:{number}"
-
-
-def _renamed(message: Message, ids: Mapping[str, str]) -> Message:
-    if message.get("tool_calls"):
-        calls = [{**call, "id": ids[call.get("id") or ""]} for call in message["tool_calls"]]
-        return {**message, "tool_calls": calls}
-    if message.get("tool_call_id") in ids:
-        return {**message, "tool_call_id": ids[message["tool_call_id"]]}
-    return message
 
 
 def name_of(tokenizer: Any) -> str:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from agentrl._util.texts import text_of, texts_in, with_text
 from agentrl.errors import TemplateError
 from agentrl.render.formats.conventions import convention_of
 from agentrl.render.learn.close import Close
-from agentrl.render.learn.probe import QUESTION, RESULT, assistant, behind_question
+from agentrl.render.learn.probe import QUESTION, RESULT, SAID, assistant
 from agentrl.render.learn.profile import Profile
 from agentrl.render.memo import Check, Memo
+from agentrl.render.places import TurnPlace
 from agentrl.render.read.lexer import is_tag, loose, pieces
 from agentrl.render.read.thinking import shared
 from agentrl.render.tail import Tail, tail
-from agentrl.render.template import Template, with_named_ids
+from agentrl.render.template import REASONING_FIELDS, Template
 from agentrl.types import Action, CheckCounts, Message, Raw, Rendered, RenderedSpan, SpanKind, ToolCall
 
 _NONE = CheckCounts()
@@ -101,12 +103,24 @@ class Turns:
         return bool(action.tokens) and action.tokens[-1] in self.profile.stop_token_ids
 
     def assemble(
-        self, close: str, observation: str, prompt: str, *, after: str = "", checks: CheckCounts = _NONE
+        self,
+        close: str,
+        observation: str,
+        prompt: str,
+        *,
+        after: str = "",
+        within: bool = False,
+        checks: CheckCounts = _NONE,
     ) -> Rendered:
-        """The three texts encoded as one; a token that straddles two of them counts as observation."""
+        """The three texts encoded as one; a token that straddles two of them counts as observation. `within`: they
+        continue a text that no special token has ended.
+        """
         encode = self.template.encode
-        tokens = encode(close + observation + prompt, after=after)
-        start = min(len(encode(close, after=after)), len(tokens))
+        first: Callable[[str], list[int]] = (
+            partial(encode, after=after) if after or not within else self.template.continued
+        )
+        tokens = first(close + observation + prompt)
+        start = min(len(first(close)), len(tokens))
         stop = max(start, len(tokens) - len(encode(prompt, after="" if close or observation else after)))
         parts = spans(("close", start), ("observation", stop - start), ("prompt", len(tokens) - stop))
         return Rendered(tuple(tokens), parts, self.profile.thinking.left_open(prompt), checks=checks)
@@ -126,28 +140,38 @@ class Turns:
         text, cut = self.shorten(head, self.template.continued(self.template.guarded(head)), max(0, keep - len(end)))
         return text + raw.end, cut
 
-    def sampled(self, message: Message) -> str:
+    def sampled(self, message: Message, place: TurnPlace = TurnPlace()) -> str:  # noqa: B008 - immutable
         """An assistant message as the text a model would sample after the generation prompt, stop token included."""
         message = {**message, "role": "assistant", "content": text_of(message.get("content"))}
-        if self.template.forms.name_in_id:
-            message = with_named_ids([message])[0]
+        message = self.template.identified([message], place.number)[0]
         if self.profile.content_after_calls and message.get("tool_calls") and message.get("content"):
-            return f"{message['content']}{self.sampled({**message, 'content': ''})}"
+            return f"{message['content']}{self.sampled({**message, 'content': ''}, place)}"
         if message.get("tool_calls") and self.profile.called is None:
             message = self._spelled(message)
-        prompt = self.template.render([QUESTION], generation_prompt=True)
-        text = self._up_to_stop(self.template.render([QUESTION, message]), self._close_of(message))
-        start = len(prompt) if text.startswith(prompt) else _begins(text, prompt)
-        if QUESTION["content"] not in text[:start]:
+        before = place.before(self.template, content=SAID if self.profile.calls_need_content else "")
+        prompt = self.template.render(before, generation_prompt=True)
+        text = self._up_to_stop(self.template.render([*before, message]), self._close_of(message))
+        start, last = len(prompt) if text.startswith(prompt) else _begins(text, prompt), before[-1]["content"]
+        if last not in text[:start]:
             raise TemplateError(
                 f"the chat template of {self.template.name} writes a question differently once it is answered: "
                 f"{text[max(0, start - 20) : start + 40]!r} where it had {prompt[max(0, start - 20) : start + 40]!r}"
             )
-        turn, thinking = text[start:], self.profile.thinking
-        if not turn:
+        if not text[start:]:
             raise self._unclosed(text)
-        if thinking.left_open(behind_question(prompt)) and not thinking.ends_in(turn):
+        return self._from_thought(text[start:], prompt.rpartition(last)[2], message, place.thinking)
+
+    def _from_thought(self, turn: str, asked: str, message: Message, thinks: bool | None) -> str:
+        """The turn, after a prompt that has opened a thought or not: `thinks`, or as `asked` has it, which is the
+        prompt's end that the turn was written for.
+        """
+        thinking, opened = self.profile.thinking, self.profile.thinking.left_open(asked)
+        if (opened if thinks is None else thinks) and not thinking.ends_in(turn):
             return thinking.closing + turn.lstrip()
+        if thinks is False and opened and thinking.ends_in(turn):
+            opening = thinking.open + asked.rpartition(thinking.open)[2]
+            thought = any((message.get(name) or "").strip() for name in REASONING_FIELDS)
+            return opening + turn if thought else thinking.behind(turn).lstrip()
         return turn
 
     def _close_of(self, message: Message) -> Close:
@@ -178,7 +202,7 @@ class Turns:
         end, check = self._memoised(before, calls, new, bool(action.content))
         last = self.template.decode(action.tokens[-1:]) if self.closed(action) else ""
         close = self._unsampled_close(action, end, last)
-        return self.assemble(close, end.observation, end.prompt, after=last, checks=_CHECKS[check])
+        return self.assemble(close, end.observation, end.prompt, after=last, within=not last, checks=_CHECKS[check])
 
     def _memoised(
         self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool

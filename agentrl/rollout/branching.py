@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from agentrl._util.boundary import at_boundary
 from agentrl._util.concurrency import gather
+from agentrl._util.seeds import sampling_seed
 from agentrl.env.env import begin_env, runtime
 from agentrl.env.tools import tool_name
 from agentrl.episode.machines import release
@@ -29,7 +30,7 @@ from agentrl.episode.parking import resume_method
 from agentrl.episode.run import Episode, run_episode
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ConfigError, ResumeError
-from agentrl.rollout.groups import Rollout, raise_bug, sampling_seed, settle_rewards
+from agentrl.rollout.groups import Rollout, raise_bug, settle_rewards
 from agentrl.sandbox import MachineSnapshot
 from agentrl.trajectory.trajectory import Ledger, Trajectory, total_ledger
 from agentrl.types import Generation, Rendered, SamplingParams, Task, TurnOptions

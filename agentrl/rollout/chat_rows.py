@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl._util.boundary import FailedError
 from agentrl.chat.request import Entry, RefusedError
-from agentrl.chat.tokens.messages import EntryConverter, plain_id, to_assistant_message, to_messages
+from agentrl.chat.tokens.messages import EntryConverter, to_assistant_message, to_messages
 from agentrl.chat.tokens.missing_words import first_message_not_in
 from agentrl.chat.wires.chat import Chat
 from agentrl.engine.scripted import ScriptedEngine, scripted_log_prob
@@ -25,6 +25,7 @@ from agentrl.episode.options import EpisodeOptions, Thinking
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.errors import AgentRLError, ConfigError, TemplateError
 from agentrl.render.base import Renderer
+from agentrl.render.ids import plain_id
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Action, Generation, Message, Task, ToolSpec
 
@@ -163,7 +164,7 @@ class _Replay:
         talk, entry = self.talk, _with_thought(self.chat.entries[at], self._forms())
         if any(isinstance(call.arguments, str) for call in entry.calls):
             raise SkippedError("the arguments of a call are not a JSON object", entry.calls[0].name)
-        tokens = talk.renderer.encode(to_assistant_message(entry, {}))
+        tokens = talk.renderer.encode(to_assistant_message(entry, {}), talk.trajectory.segment.ids)
         _check_end(tokens, talk.renderer)
         if talk.trajectory.length + len(tokens) > talk.context:
             return None

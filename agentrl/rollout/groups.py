@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkabl
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.concurrency import gather
 from agentrl._util.garbage import settle
+from agentrl._util.seeds import sampling_seed
 from agentrl.chat.engine_speaker import EngineSpeaker
 from agentrl.engine.base import Engine
 from agentrl.env.factory import EnvFactory
@@ -278,12 +278,6 @@ def _takes_policy(reward: GroupReward) -> bool:
     """Whether `of_group` has a parameter `policy`, or takes any keyword."""
     parameters = inspect.signature(reward.of_group).parameters
     return "policy" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-
-
-def sampling_seed(*parts: str | int) -> int:
-    """A seed of 31 bits that depends on every part; SGLang's kernels take int32."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
 
 
 class _NoLockstep:

@@ -15,6 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentrl._util.loading import cause, load_object
+from agentrl._util.seeds import nth_seed
 from agentrl.engine.base import Engine, EngineWrapper
 from agentrl.errors import ConfigError
 from agentrl.types import Generation, Message, SamplingParams, ToolSpec
@@ -104,7 +105,7 @@ class Seating:
 
     def players(self, renderer: Renderer, seed: int) -> dict[str, Engine]:
         """The engine of each seat that the policy does not have, for one episode."""
-        made = {seat: self.opponent.engine(renderer, seed + place) for place, seat in enumerate(self.others)}
+        made = {seat: self.opponent.engine(renderer, nth_seed(seed, place)) for place, seat in enumerate(self.others)}
         return {seat: engine for seat, engine in made.items() if engine is not None}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl._util.concurrency import gather
+from agentrl._util.seeds import sampling_seed
 from agentrl.chat.engine_speaker import EngineSpeaker
 from agentrl.env.env import close_env
 from agentrl.episode.gate import admission
@@ -21,7 +22,6 @@ from agentrl.rollout.groups import (
     Rollout,
     play_episode,
     refuse_unscored,
-    sampling_seed,
     score_group,
     settle_rewards,
 )

@@ -15,7 +15,7 @@ class CharRenderer:
 
     stop_token_ids = frozenset({END})
 
-    def encode(self, message: Mapping[str, Any]) -> list[int]:
+    def encode(self, message: Mapping[str, Any], prompt: Sequence[int] = ()) -> list[int]:
         return [ord(character) for character in message["content"]] + [END]
 
     def decode(self, tokens: Sequence[int]) -> str:

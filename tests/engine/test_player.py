@@ -170,7 +170,7 @@ class OneCall:
     def bind(self, *tools, **kwargs):
         return OneCall(self._renderer.bind(*tools, **kwargs))
 
-    def encode(self, message):
+    def encode(self, message, prompt=()):
         self._check(message.get("tool_calls") or ())
         return self._renderer.encode(message)
 

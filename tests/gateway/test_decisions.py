@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agentrl import ConfigError, EpisodeOptions, Limits
+from agentrl._util.seeds import nth_seed
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, Entry, RefusedError
 from agentrl.gateway.session.session import Session
@@ -283,7 +284,25 @@ async def test_the_same_body_after_the_answer_was_got(renderer):
     assert other.id != first.id
     t = talk.end()
     assert lengths(t) == [1, 1]
-    assert [params["sampling_seed"] for params in talk.engine.params] == [7, 8], "else both would be the same"
+    seeds = [params["sampling_seed"] for params in talk.engine.params]
+    assert seeds == [7, nth_seed(7, 1)], "else both would be the same"
+
+
+async def test_no_two_replies_of_a_group_share_prompt_and_seed(renderer):
+    """slime gives the eight episodes of a group the seeds from its own one on, one after the other."""
+    drawn, again = [], []
+    for seeds in (drawn, again):
+        for episode in range(8):
+            talk = Talk(renderer, numbered, play=False)
+            talk.episode = replace(talk.episode, sampling_params={"sampling_seed": 42 + episode})
+            talk.play()
+            for solver in range(3):
+                await talk.says(SYSTEM, ASK, digest=f"solver {solver}")
+            seeds += [params["sampling_seed"] for params in talk.engine.params]
+            talk.end()
+    assert len(set(drawn)) == 24
+    assert drawn == again
+    assert drawn[::3] == list(range(42, 50)), "the first reply is sampled as the host does it"
 
 
 def iter_of(*texts):

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from agentrl.chat.request import Call, Entry
-from agentrl.chat.tokens.messages import plain_id
 from agentrl.chat.tokens.missing_words import first_message_not_in
 from agentrl.chat.tokens.writer import Writer
 from agentrl.render import Renderer, load_renderer
+from agentrl.render.ids import plain_id
 from agentrl.types import Action, CheckCounts
 from tests.render.conftest import LOOKUP, chatml_tokenizer
 from tests.render.markers import made_files, template_files, tokenizer_of
@@ -168,6 +168,17 @@ def test_names_stand_in_the_ids_where_a_template_reads_them_there() -> None:
     written = text(writer, writer.prompt([*ASKED, Entry("tool", "found", call_id="toolu_1")]).tokens)
     assert "functions.lookup:0" in written
     assert plain_id("toolu_1") not in written
+
+
+def test_the_ids_of_a_model_stay_in_a_history() -> None:
+    """Kimi's models count their calls in the ids. A client that was started anew sends these ids back."""
+    path = next(path for path in made_files() if path.stem == "name_in_id")
+    writer = Writer(load_renderer(tokenizer_of(path), tools=[LOOKUP]))
+    asks = Entry("assistant", "", calls=(Call("functions.lookup:3", "lookup", {"query": "x"}),))
+    history = [Entry("user", "Go."), asks, Entry("tool", "found", call_id="functions.lookup:3"), Entry("user", "On.")]
+    written = text(writer, writer.prompt(history).tokens)
+    assert written.count("functions.lookup:3") == 2
+    assert "functions.lookup:0" not in written
 
 
 def test_a_call_that_got_no_result_is_text_to_a_template_that_wants_one() -> None:

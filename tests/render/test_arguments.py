@@ -159,3 +159,43 @@ def test_an_argument_without_its_close_swallows_no_other_call(name: str) -> None
     action = renderer.parse(tokens, "stop", tokens[-1])
     assert action.calls[0].error
     assert [call.arguments for call in action.calls if call.error is None] in ([], [{"code": "zq1"}])
+
+
+THE_SCHEMA_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a whole number": (
+        {"type": "integer"},
+        {"1,000": "1,000", "1,234,567": "1,234,567", "2,5": "2,5", "1e3": 1000, "4.0": 4, "12.5": "12.5"}
+        | {"true": "true", "null": "null", "[1]": "[1]", "(1, 2)": "(1, 2)", "2024-10-11": "2024-10-11"},
+    ),
+    "a number": (NUMBER, {"1,000.5": "1,000.5", "1e3": 1e3, "50%": "50%", "NaN": "NaN", "{}": "{}", '"2.5"': 2.5}),
+    "a truth": ({"type": "boolean"}, {"1": "1", "0": "0", "yes": "yes", "True, False": "True, False"}),
+    "a list": ({"type": "array", "items": STRING}, {"a,b": "a,b", "12": "12", '{"a": 1}': '{"a": 1}', "1, 2": [1, 2]}),
+    "an object": ({"type": "object"}, {"[1]": "[1]", "a: 1": "a: 1", '"x"': '"x"', "1,000": "1,000"}),
+    "numbers of a list": ({"enum": [1, 2]}, {"2": 2, "1,2": "1,2", "5": "5", "two": "two"}),
+    "text or a list": ({"anyOf": [STRING, {"type": "array"}]}, {"1,000": "1,000", "a, b": "a, b", "[1, 0]": [1, 0]}),
+    "a number or a list": ({"type": ["integer", "array"]}, {"1,000": "1,000", "[1]": [1], "7": 7}),
+    "a whole number or null": ({"type": ["integer", "null"]}, {"1,000": "1,000", "null": None, "none": "none"}),
+    "text or a number": ({"type": ["integer", "string"]}, {"1,000": "1,000", "1,5": "1,5"}),
+    "nothing said": ({}, {"1,000": "1,000"}),
+}  # fmt: skip
+"""Texts that Python reads as another value than the schema allows."""
+
+
+@pytest.mark.parametrize("case", THE_SCHEMA_REFUSES)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_value_that_the_schema_refuses_stays_text(name: str, case: str) -> None:
+    schema, texts = THE_SCHEMA_REFUSES[case]
+    for text, wanted in texts.items():
+        (call,) = calls_in(name, CALLS[name].replace("{}", text), schema)
+        assert (call.error, call.arguments) == (None, {"code": wanted}), text
+        assert type(call.arguments["code"]) is type(wanted), text
+
+
+def test_a_typed_value_is_one_that_the_schema_allows() -> None:
+    """DeepSeek's markup says `string="false"` beside a value."""
+    opening = '<｜DSML｜function_calls>\n<｜DSML｜invoke name="find">\n'
+    written = opening + '<｜DSML｜parameter name="code" string="false">{}</｜DSML｜parameter>\n'
+    written += "</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>"
+    for text, schema, wanted in (("1,000", {"type": "integer"}, "1,000"), ("7", {"type": "integer"}, 7)):
+        (call,) = calls_in("dsml", written.replace("{}", text), schema)
+        assert (call.error, call.arguments) == (None, {"code": wanted})

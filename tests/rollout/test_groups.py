@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from agentrl import BadCallPolicy, Env, EnvFactory, Generation, InfraError, Limits, StepResult, StopReason, Task, tool
+from agentrl._util.seeds import sampling_seed
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout import BugError, Evaluation, Rollout, evaluate, run_groups
-from agentrl.rollout.groups import sampling_seed
 
 
 class Echo(Env):

@@ -6,7 +6,6 @@ the template carries, according to its certificate. Nothing is left out, and not
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias
 
 from agentrl.chat.request import Call, Entry
 from agentrl.plain import text, to_json
+from agentrl.render.ids import has_name, plain_id
 from agentrl.types import Message, ToolSpec
 
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
@@ -21,7 +21,6 @@ REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 BLANK = "\n\n"
 Content: TypeAlias = "str | Sequence[Mapping[str, str]]"
 """A message's content: text, or texts and images as parts."""
-_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +195,7 @@ def to_assistant_message(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]
     if entry.calls:
         message["tool_calls"] = [
             {
-                "id": plain_id(ids.get(call.id, call.id)),
+                "id": _id(ids.get(call.id, call.id), text(call.name)),
                 "type": "function",
                 "function": {"name": text(call.name), "arguments": _arguments(call)},
             }
@@ -205,16 +204,9 @@ def to_assistant_message(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]
     return message
 
 
-def plain_id(call_id: str) -> str:
-    """The id if it is nine letters and digits, which every template accepts. Otherwise a hash of it in that form."""
-    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
-        return call_id
-    number = int.from_bytes(hashlib.blake2s(call_id.encode("utf-8", "replace"), digest_size=8).digest())
-    digits = []
-    for _ in range(9):
-        number, digit = divmod(number, len(_ALPHABET))
-        digits.append(_ALPHABET[digit])
-    return "".join(digits)
+def _id(call_id: str, name: str) -> str:
+    """The id of a call in messages. One that contains the call's name says to the model which number it has."""
+    return call_id if has_name(call_id, name) else plain_id(call_id)
 
 
 def _arguments(call: Call) -> Any:

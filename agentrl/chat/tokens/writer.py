@@ -15,10 +15,11 @@ from typing import Any
 from agentrl._util.texts import texts_in
 from agentrl.chat.request import Entry
 from agentrl.chat.tokens.check_roles import prove_places
-from agentrl.chat.tokens.messages import EntryConverter, one_by_one, plain_id, to_assistant_message, to_messages
+from agentrl.chat.tokens.messages import EntryConverter, one_by_one, to_assistant_message, to_messages
 from agentrl.chat.tokens.missing_words import first_message_not_in
 from agentrl.errors import TemplateError
 from agentrl.render.base import Renderer
+from agentrl.render.ids import plain_id
 from agentrl.render.learn.probe import TOOL as PROBE_TOOL
 from agentrl.trajectory.trajectory import assistant_message
 from agentrl.types import Action, Message, Raw, Rendered, RenderedSpan, ToolCall, ToolSpec

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from agentrl._util.boundary import FailedError, at_boundary
+from agentrl._util.seeds import nth_seed
 from agentrl.chat.request import ChatRequest, Forced, RefusedError
 from agentrl.chat.tokens.grammar import structural_tag
 from agentrl.chat.tokens.writer import Writer, prove_for_agents
@@ -422,7 +423,10 @@ def _ids(prompt: Prompt) -> dict[str, str]:
 
 
 def _for(number: int, params: SamplingParams) -> SamplingParams:
-    """A different seed for each reply to the same prompt. With one seed, all replies would be the same."""
+    """A different seed for each reply to the same prompt. With one seed, all replies would be the same.
+
+    Neither does a reply of another episode of the group have it, whose first prompt is the same.
+    """
     if number and (seed := params.get("sampling_seed")) is not None:
-        return {**params, "sampling_seed": seed + number}
+        return {**params, "sampling_seed": nth_seed(seed, number)}
     return params

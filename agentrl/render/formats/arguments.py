@@ -49,33 +49,51 @@ def by_schema(text: str, schema: Schema, null: str = NULL) -> JSON:
 
     Text stays text wherever a string is allowed: `"0"` and `0` look the same. Beside a string, only null, objects
     and lists are read as such, and only where the schema names them. Where no string is allowed, the text is JSON,
-    or Python. Text that is neither stays text, and the Env answers it.
+    or Python, if the schema allows that value. Other text stays text, and the Env answers it: `1,000` is no integer.
     """
     kinds = schema.kinds
     if kinds is None or kinds == {"string"}:
         return text
     if "null" in kinds and text.strip() in (NULL, null):
         return None
-    value = literal(text)
     if "string" not in kinds:
-        return _without_quotes(text, value, kinds, schema)
-    if isinstance(value, dict | list):
-        return value if schema.allows(value) else text
-    listed = not schema.allows(text) and not isinstance(value, ParseFailure) and schema.allows(value)
-    return value if listed else text
+        return _without_quotes(text, kinds, schema)
+    value = allowed(text, schema)
+    if isinstance(value, ParseFailure):
+        return text
+    return value if isinstance(value, dict | list) or not schema.allows(text) else text
 
 
-def _without_quotes(text: str, value: Any, kinds: frozenset[str], schema: Schema) -> JSON:
-    """The value of a text that cannot be a string."""
-    if isinstance(value, str) and not isinstance(inner := literal(value), ParseFailure) and schema.allows(inner):
-        return inner  # "5", with its quotes
-    if not isinstance(value, ParseFailure):
+def allowed(text: str, schema: Schema) -> Any:
+    """The value of a text without quotes, or a ParseFailure if the schema does not allow that value.
+
+    Commas make a list without brackets, but only where nothing except a list is allowed: in Python, `1,000` is two
+    numbers.
+    """
+    value, kinds = literal(text), schema.kinds
+    if isinstance(value, ParseFailure):
         return value
+    bare = isinstance(value, list) and not text.lstrip().startswith(("[", "("))
+    if not schema.allows(value) or (bare and (kinds is None or kinds - {"array", "null"})):
+        return ParseFailure("the schema does not allow it")
+    if isinstance(value, float) and value.is_integer() and kinds is not None and "number" not in kinds:
+        return int(value)
+    return value
+
+
+def _without_quotes(text: str, kinds: frozenset[str], schema: Schema) -> JSON:
+    """The value of a text that cannot be a string."""
+    value = literal(text)
+    value = allowed(value if isinstance(value, str) else text, schema)  # "5", with its quotes
+    if not isinstance(value, ParseFailure):
+        json_value: JSON = value
+        return json_value
     if not text.strip() and (empty := next((kind for kind in _EMPTY if kind in kinds), None)):
         return _EMPTY[empty]()
-    if "boolean" in kinds and text.strip().lower() in _TRUTH:
-        return _TRUTH[text.strip().lower()]
-    return int(text) if kinds & {"integer", "number"} and re.fullmatch(r"\s*[-+]?[0-9]{1,4000}\s*", text) else text
+    if re.fullmatch(r"\s*[-+]?[0-9]{1,4000}\s*", text) and schema.allows(int(text)):
+        return int(text)
+    truth = _TRUTH.get(text.strip().lower())
+    return text if truth is None or not schema.allows(truth) else truth
 
 
 def null_in(probes: Spelled) -> str:

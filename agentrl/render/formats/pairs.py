@@ -15,6 +15,7 @@ from agentrl.render.formats.arguments import (
     NULL,
     Learned,
     Regions,
+    allowed,
     by_schema,
     literal,
     null_in,
@@ -113,6 +114,7 @@ class AsPairs:
             text = html.unescape(text)
         if self.quoted or (kind is not None and self.string_type):
             value = text if kind == self.string_type else literal(text)
+            value = value if isinstance(value, str) else allowed(text, schema)
             return text if isinstance(value, ParseFailure) else value
         return by_schema(text, schema, self.null)
 

@@ -11,9 +11,10 @@ from agentrl.render.formats import FORMATS, spelled
 from agentrl.render.formats.conventions import with_second_spellings
 from agentrl.render.formats.named_calls import NamedCalls
 from agentrl.render.formats.spelled import Spelled
+from agentrl.render.ids import named_id
 from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, types_of
 from agentrl.render.read.lexer import Lexer, pieces
-from agentrl.render.template import Forms, Template, named_id
+from agentrl.render.template import Forms, Template
 from agentrl.types import JSON
 
 KNOWN: Mapping[str, JSON] = {"city": 'Zürich "x"\n', "days": [1, 2.5, None, True], "where": {"a": "{}"}}

@@ -6,8 +6,9 @@ from dataclasses import replace
 from itertools import product
 
 from agentrl.errors import TemplateError
+from agentrl.render.ids import named_id
 from agentrl.render.learn.probe import ASKED, QUESTION, SAID, THOUGHT, assistant
-from agentrl.render.template import REASONING_FIELDS, Forms, Template, breaks, named_id
+from agentrl.render.template import REASONING_FIELDS, Forms, Template, breaks
 from agentrl.types import ToolCall
 
 
@@ -50,13 +51,23 @@ def with_reasoning(template: Template) -> Template:
 
 
 def _with_ids(template: Template) -> Template:
-    """The template, marked if it writes a call's id in place of its name, or derives such an id from the name."""
-    call = ToolCall("zqcallid0", "zqcallname", {})
+    """The template, marked if it writes a call's id in place of its name, derives such an id from the name, or refuses
+    ids of another form than nine letters and digits.
+    """
+
+    def written(content: str, call_id: str) -> str | None:
+        turn = assistant(content, [ASKED], [ToolCall(call_id, "zqcallname", {})])
+        return template.try_render([QUESTION, turn])
+
     for content in ("", SAID):
-        text = template.try_render([QUESTION, assistant(content, [ASKED], [call])]) or ""
+        text = written(content, "zqcallid0") or ""
         if ASKED in text:
-            in_id = (call.id in text and call.name not in text) or named_id(call.name, 0) in text
-            return replace(template, forms=replace(template.forms, name_in_id=in_id))
+            makes = named_id("zqcallname", 0) in text
+            in_id = ("zqcallid0" in text and "zqcallname" not in text) or makes
+            plain = written(content, "call_zqcallid0") is None
+            return replace(
+                template, forms=replace(template.forms, name_in_id=in_id, numbers_calls=makes, plain_ids=plain)
+            )
     return template
 
 

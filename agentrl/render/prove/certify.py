@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate
 from agentrl.render.formats.conventions import convention_of
+from agentrl.render.moment import ANOTHER_DAY, at_moment
 from agentrl.render.prove.cases import CASES, SAYS, THOUGHT, Case
 from agentrl.render.prove.reading import ReadingProblems
 from agentrl.render.prove.roles import roles_carried
 from agentrl.render.read.thinking import shared
-from agentrl.render.template import Template, with_named_ids
+from agentrl.render.template import Template
 from agentrl.render.turns import CONTEXTS, Turns
 from agentrl.types import Action, Message, ToolCall
 
@@ -138,8 +139,7 @@ def _thinks(template: Template) -> bool:
 def _certify(turns: Turns, case: Case, found: _Findings, renders: _Renders) -> None:
     if not all(found.capabilities.get(name, False) for name in case.needs):
         return
-    if turns.template.forms.name_in_id:
-        case = replace(case, messages=tuple(with_named_ids(case.messages)))
+    case = replace(case, messages=tuple(turns.template.identified(case.messages)))
     if case.capability and not _carries(turns, case, case.capability, found):
         return
     departures = _walk(turns, case, renders, shows_results=found.capabilities.get("tool_results", True))
@@ -180,7 +180,8 @@ def _walk(turns: Turns, case: Case, renders: _Renders, shows_results: bool) -> l
             ours, theirs = _parting(template, tokens, full)
             departures.append(f"kept as sampled {ours!r} where the full render has {theirs!r}")
         if template.tells_time:
-            later = template.encode(template.on_another_day().render(messages[:end], generation_prompt=True))
+            with at_moment(ANOTHER_DAY):
+                later = template.encode(template.render(messages[:end], generation_prompt=True))
             if later[len(later) - len(bridge) :] != list(bridge):
                 departures.append("the text after a turn holds the date or time, and stays as it was first written")
         at = end

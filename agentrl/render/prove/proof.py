@@ -12,11 +12,13 @@ from agentrl.render.base import Certificate
 from agentrl.render.cache import Cache, key_of
 from agentrl.render.formats.conventions import conventional
 from agentrl.render.learn.calls import derive, known_calls
+from agentrl.render.learn.close import behind
 from agentrl.render.learn.forms import detect_message_form, with_reasoning
 from agentrl.render.learn.frames import learn_frames
 from agentrl.render.learn.probe import ASKED, QUESTION, SAID, TOOL, assistant
 from agentrl.render.learn.profile import Profile
 from agentrl.render.memo import MemoState
+from agentrl.render.moment import PROBED, at_moment
 from agentrl.render.prove.certify import certify
 from agentrl.render.prove.reading import read_back
 from agentrl.render.prove.served import bridges_served
@@ -116,12 +118,16 @@ _OF_CALLS = ("calls", "tools", "parallel_calls", "tool_results", "orphan_tool", 
 
 def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = True) -> Proof:
     """Learn the template and prove what was learned. Without `calls`, leave out what only a model with tools writes."""
-    template = detect_message_form(template) if calls else with_reasoning(template)
+    with at_moment(PROBED):
+        return _proved(detect_message_form(template) if calls else with_reasoning(template), learnt, calls=calls)
+
+
+def _proved(template: Template, learnt: _Learnt | None, *, calls: bool) -> Proof:
     turns = Turns(template, Profile.of(template, calls=calls), learnt.context if learnt is not None else Context())
     profile = turns.profile
     block = learnt.block if learnt is not None else _block(turns)
     frames = learn_frames(template, profile, block, turns.sampled)
-    parser = Parser(template, block, profile.thinking, profile.stop_token_ids, frames)
+    parser = Parser(template, block, profile.thinking, profile.stop_token_ids, frames, _call_ends(turns))
     reading = read_back(turns, parser)
     if block is None:
         reading.calls = reading.calls or f"no format of calls was found in {_unread(turns)[:200]!r}"
@@ -132,6 +138,19 @@ def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = T
         raise TemplateError(f"the chat template of {template.name} cannot be read back: {reading.answers}")
     refused = f"its tool calls cannot be read back: {reading.calls}" if reading.calls else ""
     return Proof(turns, parser, certificate, refused, memo)
+
+
+def _call_ends(turns: Turns) -> frozenset[int]:
+    """The stop tokens that close a call and never an answer, such as gpt-oss' `<|call|>`."""
+    template, profile = turns.template, turns.profile
+    if profile.called is None:
+        return frozenset()
+    turn = assistant(SAID if profile.calls_need_content else "", [ASKED])
+    called = behind(template.render([QUESTION, turn]), [ASKED])
+    answered = behind(template.render([QUESTION, assistant(SAID)]), [SAID]) + profile.said.stop
+    answered += profile.said.sampled_stop
+    texts = {token: template.decode([token]) for token in profile.stop_token_ids}
+    return frozenset(token for token, text in texts.items() if text in called and text not in answered)
 
 
 def _block(turns: Turns) -> Block | None:

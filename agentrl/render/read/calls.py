@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, TypeAlias
@@ -39,6 +39,11 @@ class Calls(Protocol):
     @property
     def open(self) -> str:
         """The marker with which each call begins; may be empty."""
+        ...
+
+    @property
+    def close(self) -> str:
+        """The marker with which each call ends; may be empty."""
         ...
 
     @property
@@ -200,6 +205,23 @@ def types_of(tools: Sequence[ToolSpec]) -> Types:
     functions = [tool.get("function") or tool for tool in tools]
     given = {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
     return {name: Schema(parameters, parameters) for name, parameters in given.items()}
+
+
+def stray_marks(block: Block | None, atoms: Mapping[int, str], others: Collection[str]) -> re.Pattern[str]:
+    """A regular expression for marks of calls that are no answer where no call is read.
+
+    A mark that is a token (one of `atoms`) counts anywhere, because no prose contains it. The spelling of a close
+    counts at the end of the turn, behind a line or a bracket. Marks in `others` are also part of other things.
+    """
+    ends, marks = set[str](), set[str]()
+    for part in (block, *block.others) if block is not None else ():
+        closes = [part.close, part.calls.close]
+        ends |= {tag for close in closes for tag in pieces(close) if is_tag(tag)}
+        marks |= {tag for marker in (part.open, part.calls.open, *closes) for tag in pieces(marker) if is_tag(tag)}
+    ends, marks = ends.difference(others), marks.intersection(atoms.values()).difference(others)
+    tokens = [re.escape(mark) for mark in sorted(marks)]
+    spelled = [rf"(?<=[\n}}\])>]){re.escape(end)}(?=\s*\Z)" for end in sorted(ends - marks)]
+    return re.compile("|".join([*tokens, *spelled]) or r"(?!)")
 
 
 @lru_cache(maxsize=4096)

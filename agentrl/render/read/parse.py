@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, Types, types_of
+from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, Types, stray_marks, types_of
 from agentrl.render.read.frames import Frames, spans, without
 from agentrl.render.read.lexer import BLANK, Lexed, Lexer, is_tag, loose, pieces
 from agentrl.render.read.thinking import Thinking
@@ -29,7 +29,8 @@ class _Walk:
     """Frames that count only at the start of a turn."""
     at: int = 0
     ended: bool = False
-    content: list[str] = field(default_factory=list)
+    content: list[tuple[int, int]] = field(default_factory=list)
+    """Places of the text outside thoughts and calls."""
     thoughts: list[str] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -37,7 +38,8 @@ class _Walk:
 class Parser:
     """Reads turns in one format of calls. Never raises: a model may sample anything.
 
-    `frames` are left out of an Action's content. Without a `block` nothing is read as a call.
+    `frames` are left out of an Action's content. Without a `block` nothing is read as a call. `call_ends` are stop
+    tokens that close a call and never an answer.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Parser:
         thinking: Thinking,
         stop_token_ids: frozenset[int],
         frames: Frames | None = None,
+        call_ends: frozenset[int] = frozenset(),
     ) -> None:
         frames = frames or Frames()
+        self._call_ends = call_ends
         self._block = block
         self._lead = frames.lead
         self._stops = stop_token_ids
@@ -59,6 +63,9 @@ class Parser:
         self._frames, self._first = frames.pattern(), frames.first()
         markers = block.markers if block is not None else ()
         self._lex = Lexer(template, (thinking.open, thinking.close, *markers, *frames.markers))
+        others = {piece for text in (thinking.open, thinking.close, *frames.markers) for piece in pieces(text)}
+        others |= {template.decode([token]) for token in stop_token_ids}
+        self._stray = stray_marks(block, self._lex.atoms, others)
         self._types: Types = {}
 
     def without_calls(self) -> Parser:
@@ -98,9 +105,11 @@ class Parser:
         lead = "" if thinking else self._lead
         lexed = self._lex(tokens[:-1] if closed else tokens, lead)
         walk = self._walk(lexed, thinking, executable=finish_reason == "stop")
+        if walk.executable and not walk.attempts and self._block is not None:
+            self._read_stray(walk, ended=closed and tokens[-1] in self._call_ends)
         return Action(
             text=lexed.text[len(lead) :],
-            content=self._joined(walk.content),
+            content=self._joined(self._content(walk)),
             reasoning="\n".join(filter(None, walk.thoughts)) if walk.thoughts else None,
             calls=tuple(_named(walk.attempts, tokens, turn)),
             finish_reason=finish_reason,
@@ -122,6 +131,24 @@ class Parser:
             else:
                 thinking = self._read_text(walk)
         return walk
+
+    def _read_stray(self, walk: _Walk, ended: bool) -> None:
+        """Marks of calls in a turn without a call are a call that lost its opening: they are no answer. `ended`: the
+        turn's stop token is such a mark.
+        """
+        lexed, cuts = walk.lexed, [*walk.cuts, *self._framed(walk)]
+        marks = [
+            mark.span()
+            for start, stop in walk.content
+            for mark in self._stray.finditer(lexed.syntax, start, stop)
+            if not any(begin <= mark.start() < end for begin, end in cuts)
+        ]
+        end = len(lexed.text)
+        marks += [(end, end)] if ended else []
+        if marks:
+            raw = lexed.text[walk.content[0][0] if walk.content else end : marks[-1][1]]
+            walk.attempts.append(Attempt(marks[0][0], marks[-1][1], raw, error="the call is not opened"))
+            walk.cuts = sorted([*walk.cuts, *marks])
 
     def _began_within(self, walk: _Walk) -> bool:
         """Whether the turn ends a thought before anything else: then the prompt had opened that thought."""
@@ -185,11 +212,22 @@ class Parser:
         return self._block.find(lexed, frame.end()) if frame else None
 
     def _say(self, walk: _Walk, stop: int) -> None:
-        """Add the text up to `stop` to the content, without the frames in it."""
-        text, start = walk.lexed.text, walk.at
-        first = walk.cuts[bisect_left(walk.cuts, (start, 0)) : bisect_left(walk.cuts, (stop, 0))]
-        framed = [*first, *spans(self._frames, walk.lexed, start, stop)]
-        walk.content += without(text, start, stop, sorted(framed))
+        """Add the text up to `stop` to the content."""
+        walk.content.append((walk.at, stop))
+
+    def _framed(self, walk: _Walk) -> Iterator[tuple[int, int]]:
+        """The places of frames within the content."""
+        for start, stop in walk.content:
+            yield from spans(self._frames, walk.lexed, start, stop)
+
+    def _content(self, walk: _Walk) -> list[str]:
+        """The texts of the content, without the frames in them."""
+        cuts = sorted([*walk.cuts, *self._framed(walk)])
+        parts = list[str]()
+        for start, stop in walk.content:
+            within = cuts[bisect_left(cuts, (start, 0)) : bisect_left(cuts, (stop, 0))]
+            parts += without(walk.lexed.text, start, stop, within)
+        return parts
 
     def _joined(self, said: Sequence[str]) -> str:
         """The whole content of a turn; what is in separate frames becomes separate lines."""

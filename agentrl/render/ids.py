@@ -1,0 +1,84 @@
+"""Ids of calls in the form that a template needs: most take any text, some need nine letters, some a call's name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from agentrl.types import Message
+
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def named_id(name: str, number: int) -> str:
+    """An id that contains the name of a call and its number, as Kimi's models write it: `functions.search:3`."""
+    return f"functions.{name}:{number}"
+
+
+def has_name(call_id: str, name: str) -> bool:
+    """Whether an id contains the name of its call and a number."""
+    return bool(name) and re.fullmatch(rf"(?:[\w-]+\.)?{re.escape(name)}:\d+", call_id) is not None
+
+
+def next_number(ids: Iterable[str]) -> int:
+    """The number of the call that follows calls with these ids, which contain numbers."""
+    return max((int(call_id.rpartition(":")[2]) for call_id in ids), default=-1) + 1
+
+
+def with_named_ids(messages: Sequence[Message], number: int = 0) -> list[Message]:
+    """The messages under ids that contain the calls' names, for templates that write an id in place of a name.
+
+    An id that contains the name already stays. Other calls are numbered through the whole conversation, as Kimi's
+    models do it; `number` is the first number.
+    """
+
+    def named(call_id: str, name: str) -> str:
+        nonlocal number
+        new_id = call_id if has_name(call_id, name) else named_id(name, number)
+        number = max(number + 1, next_number([new_id]))
+        return new_id
+
+    return _renamed(messages, named)
+
+
+def with_plain_ids(messages: Sequence[Message]) -> list[Message]:
+    """The messages under ids of nine letters and digits, for templates that refuse others."""
+    return _renamed(messages, lambda call_id, _: plain_id(call_id), orphans=True)
+
+
+def _renamed(messages: Sequence[Message], rename: Callable[[str, str], str], *, orphans: bool = False) -> list[Message]:
+    """The messages with other ids: a result has the new id of the last call before it that had its id.
+
+    With `orphans`, an id that no call has is renamed too.
+    """
+    ids, renamed = dict[str, str](), list[Message]()
+    for message in messages:
+        changed: dict[str, Any] = dict(message)
+        answered = message.get("tool_call_id")
+        if message.get("tool_calls"):
+            calls = []
+            for call in message["tool_calls"]:
+                call_id = call.get("id") or ""
+                ids[call_id] = rename(call_id, (call.get("function") or call)["name"])
+                calls.append({**call, "id": ids[call_id]})
+            changed["tool_calls"] = calls
+        elif answered in ids:
+            changed["tool_call_id"] = ids[answered]
+        elif answered and orphans:
+            changed["tool_call_id"] = rename(answered, "")
+        renamed.append(changed)
+    return renamed
+
+
+def plain_id(call_id: str) -> str:
+    """The id if it is nine letters and digits, which every template accepts. Otherwise a hash of it in that form."""
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    number = int.from_bytes(hashlib.blake2s(call_id.encode("utf-8", "replace"), digest_size=8).digest())
+    digits = []
+    for _ in range(9):
+        number, digit = divmod(number, len(_ALPHABET))
+        digits.append(_ALPHABET[digit])
+    return "".join(digits)

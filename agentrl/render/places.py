@@ -1,0 +1,86 @@
+"""Where a sampled turn stands: what a template writes at its beginning may depend on what is before it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agentrl.errors import TemplateError
+from agentrl.render.ids import next_number
+from agentrl.render.learn.probe import ASKED, QUESTION, RESULT, SAID, assistant
+from agentrl.render.read.thinking import Thinking
+from agentrl.render.template import Template
+from agentrl.types import Message, ToolCall
+
+_RESULT: Message = {**RESULT, "content": "zqresult"}
+_NEAR = 128
+"""How many tokens before a turn are looked at first."""
+_IDS = re.compile(r"(?<![\w.-])functions\.[\w.-]+:\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPlace:
+    """The place of a turn in a conversation."""
+
+    after_result: bool = False
+    """A tool's result is before the turn, and not a user's message."""
+    thinking: bool | None = None
+    """Whether the turn begins within a thought. None: as the template's generation prompt has it in such a place."""
+    number: int = 0
+    """The number of its first call in the conversation, for templates that number calls."""
+
+    def before(self, template: Template, *, content: str) -> list[Message]:
+        """A short conversation that ends before such a place. `content` is what a turn with a call needs."""
+        count = self.number if template.forms.numbers_calls else 0
+        messages: list[Message] = [QUESTION]
+        for i in range(max(count, self.after_result)):
+            call = ToolCall(f"p{i:08}", "lookup", {})
+            messages += [assistant(content, [ASKED], [call]), {**_RESULT, "tool_call_id": call.id}]
+        if len(messages) > 1 and not self.after_result:
+            messages += [assistant(SAID), QUESTION]
+        return list(template.identified(messages))
+
+
+class TurnPlaces:
+    """Finds the place of a turn by the tokens before it."""
+
+    def __init__(self, template: Template, thinking: Thinking, *, content: str, results: bool) -> None:
+        self._template, self._thinking = template, thinking
+        self._asked = _asked(template, TurnPlace().before(template, content=content))
+        after = _asked(template, TurnPlace(after_result=True).before(template, content=content)) if results else ""
+        self._after_result = "" if after == self._asked else after
+
+    def at(self, prompt: Sequence[int]) -> TurnPlace:
+        """The place behind these tokens."""
+        place, forms = self._near(self._template.decode(prompt[-_NEAR:])), self._template.forms
+        if place is None:
+            place = TurnPlace(thinking=self._is_open(self._template.decode(prompt)))
+        if forms.name_in_id:
+            place = replace(place, number=next_number(_IDS.findall(self._template.decode(prompt))))
+        return place
+
+    def _near(self, text: str) -> TurnPlace | None:
+        """The place behind a text that ends with a generation prompt; of two prompts, the longer one counts."""
+        ends = [end for end in (self._asked, self._after_result) if end and text.endswith(end)]
+        if not ends:
+            return None
+        return TurnPlace(after_result=max(ends, key=len) == self._after_result)
+
+    def _is_open(self, text: str) -> bool:
+        """Whether a text ends within a thought of the assistant's last turn."""
+        opening = self._thinking.open
+        header = self._asked.partition(opening)[0] if opening else self._asked
+        if header.strip() and header in text:
+            return self._thinking.left_open(text.rpartition(header)[2])
+        return bool(opening) and text.rstrip().endswith(opening)
+
+
+def _asked(template: Template, before: Sequence[Message]) -> str:
+    """What the template writes between the last message and a turn; empty if it refuses these messages."""
+    try:
+        text, bare = template.render(before, generation_prompt=True), template.render(before)
+    except TemplateError:
+        return ""
+    asked = text[len(bare) :] if text.startswith(bare) else ""
+    return asked or text.rpartition(before[-1]["content"])[2]
