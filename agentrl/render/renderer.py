@@ -69,7 +69,7 @@ class TemplateRenderer:
             self.certificate = _with_images(self.certificate, template.image_roles)
         if as_text:
             template = spelling_out(template, fingerprint(tokenizer))
-        self._turns = replace(proof.turns, template=template, memo=memo)
+        self._turns = replace(proof.turns, template=template, memo=memo, watch=proof.watch)
         beginning = remembering(template.encoder, tokenizer, template.source, fingerprint(tokenizer))
         self._begin = replace(self._turns, template=replace(template, encoder=beginning))
         self.stop_token_ids = proof.turns.profile.stop_token_ids
@@ -140,7 +140,7 @@ class TemplateRenderer:
         return pictured(rendered, images_of(messages), self.vision, self._turns.template.name)
 
     @counted
-    def text(self, raw: Raw, action: Action, *, budget: int | None = None) -> Rendered:
+    def text(self, raw: Raw, action: Action, *, history: Sequence[Message] = (), budget: int | None = None) -> Rendered:
         """A turn that the model closed is reopened: its stop token stays sampled, and what the template writes between
         it and a next assistant turn (the rest of the close, a generation prompt) comes before the text."""
         turns, marks = self._turns, self._turns.profile.thinking
@@ -153,7 +153,7 @@ class TemplateRenderer:
             thinking = marks.left_open(raw.text, ended_thinking(action, marks))
             plain = Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking, cut, special)
             return self._pictured(plain, ())
-        opened = turns.reopen(action)
+        opened = turns.reopen(history, action)
         lengths = [(span.kind, span.stop - span.start) for span in opened.spans]
         plain = Rendered(
             (*opened.tokens, *tokens),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
@@ -119,8 +120,17 @@ class Template:
             raise TemplateError(f"the chat template of {self.name} {_verdict(exc)}: {said}") from exc
         return text if self.spelling is None else unescaped(text)
 
-    def traced(self, messages: Iterable[Message], trace: Trace, *, generation_prompt: bool = False) -> str:
+    def traced(
+        self,
+        messages: Iterable[Message],
+        trace: Trace,
+        *,
+        generation_prompt: bool = False,
+        symbolic_clock: bool = True,
+    ) -> str:
         """As `render`, of messages with symbols of `trace` in them: a Symbol. Special tokens are not guarded in them.
+
+        With `symbolic_clock` the time is a symbol too.
 
         Raises UntraceableError, or what the template raises.
         """
@@ -131,7 +141,7 @@ class Template:
             "tools": tools,
             "documents": None,
             "add_generation_prompt": generation_prompt,
-            "strftime_now": clock(trace),
+            "strftime_now": clock(trace) if symbolic_clock else datetime.now().strftime,
             **self.tokenizer.special_tokens_map,
             **self.kwargs,
         }

@@ -10,6 +10,7 @@ from typing import Any
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate
 from agentrl.render.cache import Cache, key_of
+from agentrl.render.context import Context
 from agentrl.render.formats.conventions import conventional
 from agentrl.render.learn.calls import derive, known_calls
 from agentrl.render.learn.forms import detect_message_form, with_reasoning
@@ -18,13 +19,15 @@ from agentrl.render.learn.probe import ASKED, QUESTION, SAID, TOOL, assistant
 from agentrl.render.learn.profile import Profile
 from agentrl.render.memo import MemoState
 from agentrl.render.prove.certify import certify
+from agentrl.render.prove.dependence import ROLES as DEPENDS
 from agentrl.render.prove.reading import read_back
 from agentrl.render.prove.served import bridges_served
 from agentrl.render.read.calls import Block
 from agentrl.render.read.lexer import Lexer
 from agentrl.render.read.parse import Parser
 from agentrl.render.template import Template
-from agentrl.render.turns import Context, Turns
+from agentrl.render.turns import Turns
+from agentrl.render.watch import Watch
 from agentrl.types import Message
 
 _KEPT = 64
@@ -40,6 +43,7 @@ class Proof:
     refuses_tools: str = ""
     """Why no tools can be offered; empty if they can."""
     memo: MemoState = field(default_factory=MemoState)
+    watch: Watch = field(default_factory=Watch)
 
 
 _WITH_TOOLS: Cache[Proof | TemplateError] = Cache(_KEPT)
@@ -96,6 +100,7 @@ def _both(without: Certificate, with_tools: Certificate) -> Certificate:
         with_tools,
         level="keeps-history" if departures else "exact",
         proved=tuple(case for case in with_tools.proved if case not in departed),
+        depends=tuple(name for name in DEPENDS if name in {*with_tools.depends, *without.depends}),
         departures=departures,
         milliseconds=without.milliseconds + with_tools.milliseconds,
     )
@@ -127,6 +132,8 @@ def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = T
         reading.calls = reading.calls or f"no format of calls was found in {_unread(turns)[:200]!r}"
     turns, certificate = certify(turns, reading, calls=calls)
     served, memo = bridges_served(turns, results=certificate.capabilities.get("tool_results", False))
+    if turns.context.whole:
+        served = dict.fromkeys(served, f"render: the text depends on earlier {' and '.join(certificate.depends)}")
     certificate = replace(certificate, bridges=served)
     if reading.answers:
         raise TemplateError(f"the chat template of {template.name} cannot be read back: {reading.answers}")
