@@ -23,6 +23,7 @@ from agentrl.episode.scoring import score
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import BadCallPolicy, ConfigError, one_line
 from agentrl.plain import copied, number, to_json_lossy
+from agentrl.render import results
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import (
@@ -276,8 +277,11 @@ class Episode:
             raise ValueError(f"{where} names the seat {unknown.pop()!r}, and the Env's seats are {self.env.seats!r}")
         nothing = (result.done or result.next_seat is not None) and not result.observation
         read = () if nothing else observed(result.observation, where)
-        if said and not result.done and not isinstance(read, Raw):
-            read = in_call_order([*read, *said], action)
+        if not isinstance(read, Raw):
+            calls = [call for call in action.calls if call.error is None or not said]  # those that the Env was shown
+            by_id = self.talk.renderer.certificate.results == "id"
+            read = results.in_call_order(read, calls, by_id=by_id)
+            read = in_call_order([*read, *said], action) if said and not result.done else read
         return read, None if result.reward is None else number(result.reward, f"the reward of {where}")
 
     async def _observe(self, result: StepResult, read: Observed) -> StopReason | None:

@@ -151,8 +151,12 @@ class Memo:
             raise
         if rendered == found:
             return found, "equal"
-        self._switch_off(template, f"it is {rendered.observation[:80]!r}, not {found.observation[:80]!r}")
+        self.switch_off(template, rendered, found)
         return rendered, "different"
+
+    def switch_off(self, template: Template, rendered: Tail, found: Tail) -> None:
+        """Note that a tail of the memo differs from the rendered one."""
+        self._switch_off(template, f"it is {rendered.observation[:80]!r}, not {found.observation[:80]!r}")
 
     def _switch_off(self, template: Template, why: str) -> None:
         self.state.off = why

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from agentrl._util.texts import text_of, texts_in, with_text
 from agentrl.errors import TemplateError
@@ -16,10 +17,12 @@ from agentrl.render.learn.profile import Profile
 from agentrl.render.memo import Check, Memo
 from agentrl.render.read.lexer import is_tag, loose, pieces
 from agentrl.render.read.thinking import shared
-from agentrl.render.tail import Tail, tail
+from agentrl.render.tail import Tail, tail, text_behind
 from agentrl.render.template import Template, with_named_ids
 from agentrl.render.watch import Watch
 from agentrl.types import Action, CheckCounts, Message, Raw, Rendered, RenderedSpan, SpanKind, ToolCall
+
+T = TypeVar("T")
 
 _NONE = CheckCounts()
 _CHECKS: Mapping[Check, CheckCounts] = {"": _NONE, "equal": CheckCounts(1), "different": CheckCounts(1, 1)}
@@ -68,6 +71,10 @@ class Turns:
             rendered = self._bridge(before, action, shortened)
         return replace(rendered, cut=cut)
 
+    def bridged_text(self, history: Sequence[Message], action: Action, new: Sequence[Message]) -> str:
+        """The text of a bridge, rendered and not encoded."""
+        return self.tail(self._before(history), self._shown(action, new), new, bool(action.content)).text
+
     def reopen(self, history: Sequence[Message], action: Action) -> Rendered:
         """Tokens that let the model continue a turn that it closed: the rest of the close and a generation prompt."""
         reads = history and (self.context.system or self._whole)
@@ -84,16 +91,22 @@ class Turns:
         """Compare this bridge with what the whole conversation gives, if it is this bridge's turn."""
         if self.watch is None or self._whole or not self.watch.is_due(history, new):
             return _NONE
-        calls, content = self._shown(action, new), bool(action.content)
-
-        def bridged() -> Tail:
-            return self._memoised(self.context.before(history), calls, new, content)[0]
-
+        asked = (self.context.before(history), self._shown(action, new), new, bool(action.content))
         try:
-            written = self.tail(whole(history), calls, new, content)
+            written = self._first_accepted(text_behind, whole(history), *asked[1:])
         except TemplateError:  # it refuses a turn of the model, which a bridge does not show to it
             return _NONE
-        return _CHECKS[self.watch.compared(self.template, bridged, written)]
+        bridged = self._memoised(*asked)[0]
+        if bridged.text == written:
+            return _CHECKS["equal"]
+        rendered = self.tail(*asked)
+        if rendered.text == written and self.memo is not None:
+            self.memo.switch_off(self.template, rendered, bridged)
+        elif rendered != bridged:  # its text holds the time, and a second has passed
+            return _NONE
+        else:
+            self.watch.differs(self.template, bridged.text, written)
+        return _CHECKS["different"]
 
     def closed(self, action: Action) -> bool:
         """Whether the model itself ended the turn with a stop token."""
@@ -192,18 +205,31 @@ class Turns:
         return self.memo.tail(self.template, self.profile, asked, lambda: self.tail(*asked))
 
     def tail(self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool) -> Tail:
-        """As `tail`. A template may refuse what a model samples: an id, or text beside a call. Then the turn's
-        placeholder is plainer, and then earlier turns are. Raises the first refusal if it takes none."""
+        """As `tail.tail`, of the first form that the template takes."""
+        return self._first_accepted(tail, before, calls, new, content)
+
+    def _first_accepted(
+        self,
+        write: Callable[..., T],
+        before: Sequence[Message],
+        calls: Sequence[ToolCall],
+        new: Sequence[Message],
+        content: bool,
+    ) -> T:
+        """A template may refuse what a model samples: an id, or text beside a call. Then the turn's placeholder is
+        plainer, and then earlier turns are. Raises the first refusal if it takes none."""
         forms = [(calls, new, content)]
         if calls:
             plain = _with_plain_ids(calls, new)
             forms += [(*plain, content), *([(calls, new, False), (*plain, False)] if content else ())]
         failure: TemplateError | None = None
-        outline = outlined(before)
-        for history in (before, outline) if outline != list(before) else (before,):
+        for outline in (False, True):
+            earlier = outlined(before) if outline else list(before)
+            if outline and earlier == list(before):
+                break
             for shown, answers, says in forms:
                 try:
-                    return tail(self.template, self.profile, shown, answers, content=says, before=history)
+                    return write(self.template, self.profile, shown, answers, content=says, before=earlier)
                 except TemplateError as exc:
                     failure = failure or exc
         assert failure is not None

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl.render.memo import CHECKED_EVERY, Check
-from agentrl.render.tail import Tail
+from agentrl.render.memo import CHECKED_EVERY
 from agentrl.render.template import Template
 from agentrl.types import Message
 
@@ -32,19 +31,13 @@ class Watch:
         texts = [str(len(history)), *(str(message.get("content")) for message in new)]
         return zlib.crc32("\0".join(texts).encode(errors="replace")) % self.every == 0
 
-    def compared(self, template: Template, bridged: Callable[[], Tail], written: Tail) -> Check:
-        """Compare a bridge with what the whole conversation gives. The first difference logs a warning."""
-        bridge = bridged()
-        if bridge == written:
-            return "equal"
-        if template.tells_time and bridged() != bridge:  # a second has passed
-            return ""
+    def differs(self, template: Template, bridged: str, written: str) -> None:
+        """Note that a bridge differs from what the whole conversation gives, and log a warning."""
         self.differed = True
         _log.warning(
             "a bridge of %s differs from the render of the whole conversation: it is %r, not %r; "
             "every bridge is rendered from the whole conversation from now on, which takes longer. Report this",
             template.name,
-            (bridge.observation + bridge.prompt)[-80:],
-            (written.observation + written.prompt)[-80:],
+            bridged[-80:],
+            written[-80:],
         )
-        return "different"

@@ -15,6 +15,7 @@ from jinja2 import nodes
 from agentrl.errors import TemplateError
 from agentrl.render import Rendered, Renderer, load_renderer, memo, symbols, trace
 from agentrl.render.memo import VARIABLE, Memo, MemoState
+from agentrl.render.watch import Watch
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, CheckCounts, Generation, Message, ToolCall
 from tests.render.checker import Judge
@@ -38,8 +39,9 @@ TEXTS = (
 
 @pytest.fixture(autouse=True)
 def unprimed(monkeypatch: pytest.MonkeyPatch, primed: None) -> None:
-    """These tests prime the memo themselves."""
+    """These tests prime the memo themselves, and only its own checks find its mistakes."""
     monkeypatch.setattr(Memo, "tail", _plain_tail)
+    monkeypatch.setattr(Watch, "is_due", lambda *_: False)
 
 
 def off(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, **given: Any) -> Renderer:

@@ -294,7 +294,8 @@ def _is_right(turns: Turns, history: _History, values: Sequence[str]) -> bool:
 
 def _counted(turns: Turns, history: _History) -> set[str]:
     """What the number of messages decides."""
-    if turns.context.whole or _is_right(turns, history, history.values()):
+    turns = replace(turns, context=Context()) if turns.context.whole else turns
+    if _is_right(turns, history, history.values()):
         return set()
     return {"results" if "T" in history.letters else "users"}
 

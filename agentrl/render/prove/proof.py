@@ -21,7 +21,7 @@ from agentrl.render.memo import MemoState
 from agentrl.render.prove.certify import certify
 from agentrl.render.prove.dependence import ROLES as DEPENDS
 from agentrl.render.prove.reading import read_back
-from agentrl.render.prove.served import bridges_served
+from agentrl.render.prove.served import MEMO, bridges_served
 from agentrl.render.read.calls import Block
 from agentrl.render.read.lexer import Lexer
 from agentrl.render.read.parse import Parser
@@ -131,9 +131,11 @@ def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = T
     if block is None:
         reading.calls = reading.calls or f"no format of calls was found in {_unread(turns)[:200]!r}"
     turns, certificate = certify(turns, reading, calls=calls)
-    served, memo = bridges_served(turns, results=certificate.capabilities.get("tool_results", False))
+    alone = replace(turns, context=Context()) if turns.context.whole else turns
+    served, memo = bridges_served(alone, results=certificate.capabilities.get("tool_results", False))
     if turns.context.whole:
-        served = dict.fromkeys(served, f"render: the text depends on earlier {' and '.join(certificate.depends)}")
+        why = f"render: the text depends on earlier {' and '.join(certificate.depends)}"
+        served = {answer: how if how != MEMO else why for answer, how in served.items()}
     certificate = replace(certificate, bridges=served)
     if reading.answers:
         raise TemplateError(f"the chat template of {template.name} cannot be read back: {reading.answers}")
