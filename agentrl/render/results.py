@@ -7,6 +7,7 @@ results are written in the order of their calls, in whatever order they arrived.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 from agentrl.types import Message, ToolCall
@@ -56,7 +57,7 @@ def all_in_call_order(messages: Sequence[Message], *, by_id: bool = False) -> li
     if not any(message.get("role") == "tool" for message in messages):
         return list(messages)
     conversation = list(messages[: turns[0]] if turns else messages)
-    for start, end in zip(turns, [*turns[1:], len(messages)], strict=True):
+    for start, end in pairwise([*turns, len(messages)]):
         calls = [_key_of_call(call) for call in messages[start].get("tool_calls") or ()]
         conversation += [messages[start], *_in_call_order(messages[start + 1 : end], calls, by_id)]
     return conversation
