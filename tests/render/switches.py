@@ -66,9 +66,14 @@ class SwitchJudge:
             ours = self._after(TURNS[number], [*sampled, *bridge.tokens])
             theirs = self._after(TURNS[number], full)
             ends = list(bridge.tokens) == full[len(full) - len(bridge.tokens) :]
-            if written != full and not (ends and ours == theirs):
+            if written != full and not (ends and self._same(ours, theirs)):
                 different.append(f"turn {number}: {ours!r}, but the template {theirs!r}")
         return different
+
+    def _same(self, ours: str, theirs: str) -> bool:
+        """Whether both texts are equal, but for a special token with which history ends the turn."""
+        added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        return ours == theirs or (theirs.endswith(ours) and theirs.removesuffix(ours) in added)
 
     def _after(self, word: str, tokens: Sequence[int]) -> str:
         """The text after the last `word`, without spaces and without the stop token, which history may leave out."""
@@ -109,7 +114,7 @@ def _conversation(word: str, place: str, *, system: bool, calls: bool) -> list[d
         return f"{content} {word}" if place in places else content
 
     first, second = "aaaaaaaa1", "bbbbbbbb2"
-    messages = [{"role": "system", "content": text("Be brief.", "system")}] if system else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": text("Be brief.", "system")}] if system else []
     messages += [user(text("alpha?", "first user", "all users")), says("So zulua")]
     messages += [user(text("beta?", "second user", "all users"))]
     if calls:

@@ -147,7 +147,7 @@ class _Search:
     def _others(self, guards: Iterable[Guard], values: Sequence[str], depth: int) -> Iterator[list[str]]:
         """The values with texts that answer the questions otherwise: in the first message of a role, in the first two
         and so on, in all, and in the last."""
-        asked = {}
+        asked = dict[str, tuple[str, Guard]]()
         for guard in guards:
             role = self.history.roles[guard.hole.key] if guard.hole.key >= 0 else ""
             if role in self.symbolic:
