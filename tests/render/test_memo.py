@@ -16,6 +16,7 @@ from agentrl.errors import TemplateError
 from agentrl.render import Rendered, Renderer, load_renderer, memo, symbols, trace
 from agentrl.render.context import Context
 from agentrl.render.memo import VARIABLE, Memo, MemoState
+from agentrl.render.renderer import TemplateRenderer
 from agentrl.render.watch import Watch
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, CheckCounts, Generation, Message, ToolCall
@@ -239,7 +240,8 @@ def _all_itself(patch: pytest.MonkeyPatch) -> None:
 
 
 def _ids_unrelated(patch: pytest.MonkeyPatch) -> None:
-    """The shape does not say which result answers which call."""
+    """The shape does not say which result answers which call. Results stay in the order in which they come."""
+    patch.setattr(TemplateRenderer, "_by_id", True)
     shape = memo._shape
 
     def forgetful(*args: Any) -> Any:
