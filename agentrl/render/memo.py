@@ -154,9 +154,9 @@ class Memo:
         self.switch_off(template, rendered, found)
         return rendered, "different"
 
-    def switch_off(self, template: Template, rendered: Tail, found: Tail) -> None:
+    def switch_off(self, template: Template, rendered: Tail, memoised: Tail) -> None:
         """Note that a tail of the memo differs from the rendered one."""
-        self._switch_off(template, f"it is {rendered.observation[:80]!r}, not {found.observation[:80]!r}")
+        self._switch_off(template, f"it is {rendered.observation[:80]!r}, not {memoised.observation[:80]!r}")
 
     def _switch_off(self, template: Template, why: str) -> None:
         self.state.off = why

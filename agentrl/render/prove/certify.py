@@ -68,15 +68,15 @@ def certify(turns: Turns, reading: ReadingProblems, *, calls: bool = True) -> tu
     Raises TemplateError if a bridge differs from what the template writes itself, whatever the context.
     """
     turns, certificate = _certified(turns, reading, calls=calls)
-    found = dependence_of(turns, certificate.capabilities)
-    if found.context != turns.context:
-        turns, certificate = _certified(replace(turns, context=found.context), reading, calls=calls)
-        if turns.context != found.context:
+    dependence = dependence_of(turns, certificate.capabilities)
+    if dependence.context != turns.context:
+        turns, certificate = _certified(replace(turns, context=dependence.context), reading, calls=calls)
+        if turns.context != dependence.context:
             raise TemplateError(
                 f"the chat template of {turns.template.name} cannot be continued exactly: the text after a turn "
-                f"depends on earlier {' and '.join(sorted(found.on))}; use another template"
+                f"depends on earlier {' and '.join(sorted(dependence.on))}; use another template"
             )
-    on = tuple(name for name in DEPENDS if name in found.on)
+    on = tuple(name for name in DEPENDS if name in dependence.on)
     results = results_matched(turns) if certificate.capabilities.get("tool_results", False) else ""
     return turns, replace(certificate, depends=on, results=results)
 

@@ -147,12 +147,12 @@ class _Search:
     def _others(self, guards: Iterable[Guard], values: Sequence[str], depth: int) -> Iterator[list[str]]:
         """The values with texts that answer the questions otherwise: in the first message of a role, in the first two
         and so on, in all, and in the last."""
-        asked = dict[str, tuple[str, Guard]]()
+        questions = dict[str, tuple[str, Guard]]()
         for guard in guards:
             role = self.history.roles[guard.hole.key] if guard.hole.key >= 0 else ""
             if role in self.symbolic:
-                asked.setdefault(f"{role} {guard.hole.changes} {guard.function} {guard.args}", (role, guard))
-        for role, guard in asked.values() if depth < _DEEPEST else ():
+                questions.setdefault(f"{role} {guard.hole.changes} {guard.function} {guard.args}", (role, guard))
+        for role, guard in questions.values() if depth < _DEEPEST else ():
             places = [i for i, other in enumerate(self.history.roles) if other == role]
             counts = range(1, len(places)) if depth == 0 else ()
             texts = _other_texts(guard, values)
@@ -173,20 +173,20 @@ class _Search:
         texts = [trace.symbol(i) if is_symbol else values[i] for i, is_symbol in enumerate(symbolic)]
         before, calls, new = history.messages(texts)
         conversation = [*before, stand_in(profile, calls, not calls, (SAID, ASKED)), *new]
-        told = "clock" in self.symbolic
-        text = template.traced(conversation, trace, generation_prompt=True, symbolic_clock=told)
-        parts = _behind(parts_of(text))
+        clock = "clock" in self.symbolic
+        text = template.traced(conversation, trace, generation_prompt=True, symbolic_clock=clock)
+        parts = _after_turn(parts_of(text))
         holes = [part for part in parts if isinstance(part, Hole)]
         roles = {"clock" if hole.key == TIME else history.roles[hole.key] for hole in holes}
-        behind = "".join(part if isinstance(part, str) else _value(part, values) for part in parts)
-        return _Traced(behind, frozenset(roles - {""}), trace.guards)
+        after = "".join(part if isinstance(part, str) else _value(part, values) for part in parts)
+        return _Traced(after, frozenset(roles - {""}), trace.guards)
 
 
 def _value(hole: Hole, values: Sequence[str]) -> str:
     return "" if hole.key == TIME else hole.value(values)
 
 
-def _behind(parts: Sequence[Part]) -> list[Part]:
+def _after_turn(parts: Sequence[Part]) -> list[Part]:
     """What is after the last sentinel of the turn."""
     texts = [part if isinstance(part, str) else "" for part in parts]
     word = ASKED if any(ASKED in text for text in texts) else SAID
@@ -218,8 +218,8 @@ def _other_texts(guard: Guard, values: Sequence[str]) -> list[Callable[[str], st
         str.upper,
         lambda text: f"{text}?",
     ]
-    found = [change for change in (*around, *plain) if _answers_otherwise(guard, values, change)]
-    return found[: 4 if type(guard.answer) is int else 2]
+    changes = [change for change in (*around, *plain) if _answers_otherwise(guard, values, change)]
+    return changes[: 4 if type(guard.answer) is int else 2]
 
 
 def _strings(arg: Any) -> list[str]:
