@@ -149,8 +149,8 @@ class CheckCounts:
     """Comparisons that go on for as long as a process runs. They are counted by the names of their metrics."""
 
     bridges_checked: int = 0
-    """Bridges that were rendered to compare them with the memo, about one in 64. One that the memo does not know yet
-    counts as equal, so that a run repeats exactly."""
+    """Bridges that were compared: about one in 64 with a render, and about one in 64 with a render of the whole
+    conversation. One that the memo does not know yet counts as equal, so that a run repeats exactly."""
     bridges_different: int = 0
     """Those that differed. The template's text was taken."""
     encodes_checked: int = 0

@@ -26,7 +26,7 @@ from agentrl import (
     tool,
 )
 from agentrl.engine import ScriptedEngine
-from agentrl.episode.bad_calls import in_call_order, joined
+from agentrl.episode.bad_calls import joined
 from agentrl.testing import call
 from tests.arranged import arranged
 
@@ -261,13 +261,6 @@ def test_hooks_and_settings_may_not_be_hidden_by_a_tool():
     for name in ("turn_options", "bad_calls", "last_turn"):
         with pytest.raises(ConfigError, match=f"a tool method named '{name}' hides Env.{name}"):
             type("Hides", (Env,), {name: tool(lambda self: "")})
-
-
-def test_messages_that_answer_no_call_come_last():
-    action = Action("", "", calls=(ToolCall("a", "f", {}), ToolCall("b", "f", {})))
-    first, second = ({"role": "tool", "tool_call_id": name} for name in "ab")
-    user = {"role": "user"}
-    assert in_call_order([user, second, first], action) == [first, second, user]
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ def _line(certificate: Certificate, refused: str, lost: str) -> str:
         f"{len(certificate.departures)} departures (--json lists them)" if certificate.departures else "",
         f"carries {', '.join(carried) or 'plain answers only'}",
         f"not {', '.join(lacking)}" if lacking else "",
+        f"depends on {', '.join(certificate.depends)}" if certificate.depends else "",
+        f"matches results by {certificate.results}" if certificate.results else "",
         *(f"bridges to a {role} rendered ({how[8:]})" for role, how in certificate.bridges.items() if how != "memo"),
         f"{certificate.milliseconds:.0f} ms",
         f"no tools: {refused}" if refused else "",

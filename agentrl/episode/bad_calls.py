@@ -59,12 +59,6 @@ def replies(action: Action, policy: BadCallPolicy, capabilities: Mapping[str, bo
     return found
 
 
-def in_call_order(messages: Sequence[Message], action: Action) -> list[Message]:
-    """Tool results in the order of their calls, then everything else as it came."""
-    places = {call.id: place for place, call in enumerate(action.calls)}
-    return sorted(messages, key=lambda message: places.get(message.get("tool_call_id", ""), len(places)))
-
-
 def joined(pending: Observed, last: Observation, capabilities: Mapping[str, bool]) -> Observed:
     """Two observations as one. If the template forbids a user after tool results, text joins the last result.
 

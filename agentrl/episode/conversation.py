@@ -375,7 +375,7 @@ class Conversation:
         if action is None:
             raise LedgerError("an observation must follow an action, and there is none")
         if isinstance(observed, Raw):
-            return self.renderer.text(observed, action, budget=budget)
+            return self.renderer.text(observed, action, history=self.trajectory.messages, budget=budget)
         try:
             return self.renderer.bridge(self.trajectory.messages, action, observed, budget=budget)
         except TemplateError:

@@ -13,7 +13,7 @@ from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.concurrency import Deadline
 from agentrl.engine.base import Engine, forget
 from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, runtime
-from agentrl.episode.bad_calls import in_call_order, joined, observed, replies, with_calls
+from agentrl.episode.bad_calls import joined, observed, replies, with_calls
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, ParkFn, RewardFn
 from agentrl.episode.parking import hand_over, save_state
@@ -24,6 +24,7 @@ from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import BadCallPolicy, ConfigError, one_line
 from agentrl.plain import copied, number, to_json_lossy
 from agentrl.render.base import Renderer
+from agentrl.render.results import in_call_order
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import (
     Action,
@@ -280,8 +281,11 @@ class Episode:
             raise ValueError(f"{where} names the seat {unknown.pop()!r}, and the Env's seats are {self.env.seats!r}")
         nothing = (result.done or result.next_seat is not None) and not result.observation
         read = () if nothing else observed(result.observation, where)
-        if said and not result.done and not isinstance(read, Raw):
-            read = in_call_order([*read, *said], action)
+        if not isinstance(read, Raw):
+            calls = [call for call in action.calls if call.error is None or not said]  # those that the Env was shown
+            by_id = self.talk.renderer.certificate.results == "id"
+            read = in_call_order(read, calls, by_id=by_id)
+            read = in_call_order([*said, *read], action.calls) if said and not result.done else read
         return read, None if result.reward is None else number(result.reward, f"the reward of {where}")
 
     async def _observe(self, result: StepResult, read: Observed) -> StopReason | None:

@@ -16,9 +16,10 @@ writes after them: the *bridge*. Sampled text is never rendered or encoded again
     renderer                  the Renderer
 
 A tail is rendered once for each shape, and then comes from the memo, where that is proved (`memo`, `symbols`, `trace`).
+If it depends on earlier messages, they are rendered too (`context`). In every run some are compared (`watch`).
 
-Who may import whom, from the top down: renderer, prove, turns, memo, tail, learn, formats, read, template, trace,
-symbols.
+Who may import whom, from the top down: renderer, prove, turns, watch, memo, tail, context, learn, formats, read,
+template, trace, symbols.
 docs/templates.md describes what is proved, for which templates, and why it is done this way.
 """
 

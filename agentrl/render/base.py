@@ -44,6 +44,13 @@ class Certificate:
     bridges: dict[str, str] = field(default_factory=dict)
     """How a bridge is made, for the answer of a "user" and of a "tool": "memo" (what the template writes around the
     answer is known, proved and checked), or "render: " and why every bridge is rendered."""
+    depends: tuple[str, ...] = ()
+    """What the text after a turn depends on, besides the turn and its answer: "system", "users", "results", "ids",
+    "turns" (earlier ones), "clock". What the template does with a text that cannot be followed counts as well. With
+    "users", "results", "ids" or "turns" every bridge is made from the whole conversation."""
+    results: Literal["id", "place", ""] = ""
+    """How a template shows which result belongs to which of several calls: by the "id" of the call, or by "place" (in
+    the order of the calls). Empty if it carries no results."""
 
 
 class ImageCounter(Protocol):
@@ -109,13 +116,17 @@ class Renderer(Protocol):
     ) -> Rendered:
         """What follows the sampled turn: the rest of its close, the new messages, the next generation prompt.
 
-        `history` holds the messages up to and including the sampled turn's; it is read for roles, names, ids and
-        counts and never rendered. `budget` bounds the observation's tokens: a longer one is cut with a visible mark.
+        `history` holds the messages up to and including the sampled turn's; it is read for roles, names,
+        ids and counts. It is rendered only if the certificate says that the text depends on it, and for one bridge in
+        64, which is compared. `budget` bounds the observation's tokens: a longer one is cut with a visible mark.
         """
         ...
 
-    def text(self, raw: Raw, action: Action, *, budget: int | None = None) -> Rendered:
-        """Continue the model's own turn with text; if the model had closed the turn, its tokens stay as sampled."""
+    def text(self, raw: Raw, action: Action, *, history: Sequence[Message] = (), budget: int | None = None) -> Rendered:
+        """Continue the model's own turn with text; if the model had closed the turn, its tokens stay as sampled.
+
+        `history` is the same as in `bridge`. A turn that is opened again gets the generation prompt that depends on it.
+        """
         ...
 
     def encode(self, message: Message, prompt: Sequence[int] = ()) -> list[int]:

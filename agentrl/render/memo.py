@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from agentrl.errors import TemplateError
+from agentrl.render.context import LEADING
 from agentrl.render.learn.close import Close
 from agentrl.render.learn.probe import ASKED, SAID
 from agentrl.render.learn.profile import Profile
@@ -150,8 +151,12 @@ class Memo:
             raise
         if rendered == found:
             return found, "equal"
-        self._switch_off(template, f"it is {rendered.observation[:80]!r}, not {found.observation[:80]!r}")
+        self.switch_off(template, rendered, found)
         return rendered, "different"
+
+    def switch_off(self, template: Template, rendered: Tail, memoised: Tail) -> None:
+        """Note that a tail of the memo differs from the rendered one."""
+        self._switch_off(template, f"it is {rendered.observation[:80]!r}, not {memoised.observation[:80]!r}")
 
     def _switch_off(self, template: Template, why: str) -> None:
         self.state.off = why
@@ -180,7 +185,8 @@ class Memo:
 def _shape(template: Template, request: _Asked) -> _Shape | None:
     """What of a request is part of the scaffold, and its strings. None if it must be rendered."""
     new, calls, first = request.new, request.calls, request.before[0]
-    system = first.get("role") == "system"
+    role = str(first.get("role"))
+    system = role in LEADING
     if not all(type(message) is dict and _KEYS.issuperset(message) and "content" in message for message in new):
         return None
     if system and set(first) != {"role", "content"}:
@@ -199,7 +205,7 @@ def _shape(template: Template, request: _Asked) -> _Shape | None:
         return None
     if any("lookup" in call_id for call_id in ids) or not _is_itself(template, values):
         return None
-    return _Shape((system, len(request.before), asks, says, request.content), values, places, system)
+    return _Shape((role, len(request.before), asks, says, request.content), values, places, system)
 
 
 def _is_usual(value: object) -> bool:

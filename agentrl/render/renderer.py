@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,8 @@ from agentrl.render.places import TurnPlace, TurnPlaces
 from agentrl.render.prove.proof import Proof, hint_of, proof_of
 from agentrl.render.prove.spelled_out import spelling_out
 from agentrl.render.read.parse import Parser, ended_thinking
+from agentrl.render.results import all_in_call_order, in_call_order
+from agentrl.render.roles import check_written, marked, unusual
 from agentrl.render.template import Template
 from agentrl.render.turns import spans
 from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, Rendered, ToolSpec
@@ -72,7 +74,7 @@ class TemplateRenderer:
             self.certificate = _with_images(self.certificate, template.image_roles)
         if as_text:
             template = spelling_out(template, fingerprint(tokenizer))
-        self._turns = replace(proof.turns, template=template, memo=memo)
+        self._turns = replace(proof.turns, template=template, memo=memo, watch=proof.watch)
         beginning = remembering(template.encoder, tokenizer, template.source, fingerprint(tokenizer))
         self._begin = replace(self._turns, template=replace(template, encoder=beginning))
         self.stop_token_ids = proof.turns.profile.stop_token_ids
@@ -103,7 +105,8 @@ class TemplateRenderer:
             opening = self._turns.profile.thinking.open
             thinking = observation.text.rstrip().endswith(opening)  # a mention of the marker opens nothing
             return self._pictured(Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking), ())
-        messages = template.identified(as_messages(observation))
+        messages = template.identified(all_in_call_order(as_messages(observation), by_id=self._by_id))
+        self._check_roles(messages, lambda shown: template.render(shown, generation_prompt=True))
         text = template.render(messages, generation_prompt=True)
         bare = template.render(messages)
         asked = text[len(bare) :] if text.startswith(bare) else ""
@@ -127,15 +130,29 @@ class TemplateRenderer:
         self, history: Sequence[Message], action: Action, new: Sequence[Message], *, budget: int | None = None
     ) -> Rendered:
         """Certification has found out what is needed of `history` (see `turns.Context`): usually nothing. Raises
-        TemplateError rather than lose a message."""
+        TemplateError rather than lose a message. Results are written in the order of their calls, unless the template
+        writes an id at each result."""
         if not self.certificate.capabilities["tool_results"] and any(m.get("role") == "tool" for m in new):
             raise TemplateError(
                 f"the chat template of {self._turns.template.name} cannot carry tool results: answer as the user"
             )
+        new = in_call_order(new, action.calls, by_id=self._by_id)
+        self._check_roles(new, lambda shown: self._turns.bridged_text(history, action, shown), "assistant")
         shown, left, lost = fitted(new, self.vision, budget)
         rendered = self._pictured(self._turns.bridge(history, action, shown, left), shown)
         special = self._turns.template.special_said(new)
         return replace(rendered, special=special, cut=rendered.cut + lost) if special or lost else rendered
+
+    @property
+    def _by_id(self) -> bool:
+        return self.certificate.results == "id"
+
+    def _check_roles(
+        self, messages: Sequence[Message], write: Callable[[Sequence[Message]], str], before: str = ""
+    ) -> None:
+        """Raises TemplateError for a message that the template drops because of its role or its place."""
+        if unusual(messages, self.certificate.capabilities, before):
+            check_written(messages, write(marked(messages)), self._turns.template.name)
 
     def _pictured(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
         if self.vision is None:
@@ -144,7 +161,7 @@ class TemplateRenderer:
 
     @at_one_moment
     @counted
-    def text(self, raw: Raw, action: Action, *, budget: int | None = None) -> Rendered:
+    def text(self, raw: Raw, action: Action, *, history: Sequence[Message] = (), budget: int | None = None) -> Rendered:
         """A turn that the model closed is reopened: its stop token stays sampled, and what the template writes between
         it and a next assistant turn (the rest of the close, a generation prompt) comes before the text."""
         turns, marks = self._turns, self._turns.profile.thinking
@@ -157,7 +174,7 @@ class TemplateRenderer:
             thinking = marks.left_open(raw.text, ended_thinking(action, marks))
             plain = Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking, cut, special)
             return self._pictured(plain, ())
-        opened = turns.reopen(action)
+        opened = turns.reopen(history, action)
         lengths = [(span.kind, span.stop - span.start) for span in opened.spans]
         plain = Rendered(
             (*opened.tokens, *tokens),

@@ -26,6 +26,11 @@ class Tail:
     ends: frozenset[str] = frozenset()
     """Stop tokens; any of them ends the turn as `stop` does."""
 
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.before_stop + self.stop + self.after_stop + self.observation + self.prompt
+
 
 def tail(
     template: Template,
@@ -42,12 +47,33 @@ def tail(
     sentinels, so the cost depends on `new` alone. Raises TemplateError if the template refuses, or writes no end of
     the turn.
     """
-    said, asked = _fresh(new)
-    shown = calls if profile.parallel_calls else calls[:1]
-    conversation = [*before, stand_in(profile, shown, content, (said, asked)), *new]
+    conversation, shown, words = _conversation(profile, calls, new, content, before)
     text = template.render(conversation, generation_prompt=True)
     bare = template.render(conversation)
-    return split(template, *behind_turn(profile, shown, text, bare, (said, asked)))
+    return split(template, *behind_turn(profile, shown, text, bare, words))
+
+
+def text_behind(
+    template: Template,
+    profile: Profile,
+    calls: Sequence[ToolCall],
+    new: Sequence[Message],
+    *,
+    content: bool,
+    before: Sequence[Message],
+) -> str:
+    """The text of a tail, of which nothing else is known. It takes one render; `tail` takes two."""
+    conversation, _, (said, asked) = _conversation(profile, calls, new, content, before)
+    return behind(template.render(conversation, generation_prompt=True), [asked, said])
+
+
+def _conversation(
+    profile: Profile, calls: Sequence[ToolCall], new: Sequence[Message], content: bool, before: Sequence[Message]
+) -> tuple[list[Message], Sequence[ToolCall], tuple[str, str]]:
+    """The conversation with a placeholder for the turn, the calls of the placeholder, and its sentinels."""
+    words = _fresh([*before, *new])
+    shown = calls if profile.parallel_calls else calls[:1]
+    return [*before, stand_in(profile, shown, content, words), *new], shown, words
 
 
 def stand_in(profile: Profile, shown: Sequence[ToolCall], content: bool, words: tuple[str, str]) -> Message:

@@ -17,7 +17,7 @@ from agentrl.image import has_image, is_image
 from agentrl.render.fast_bpe import fast_encoder_of
 from agentrl.render.ids import with_named_ids, with_plain_ids
 from agentrl.render.markers import GUARD, NO_MARKERS, Markers, Spelling, unescaped
-from agentrl.render.moment import set_clock
+from agentrl.render.moment import set_clock, strftime_now
 from agentrl.render.raw import decodes_plainly
 from agentrl.render.symbols import Trace
 from agentrl.render.trace import clock, tracer
@@ -122,8 +122,17 @@ class Template:
             raise TemplateError(f"the chat template of {self.name} {_verdict(exc)}: {said}") from exc
         return text if self.spelling is None else unescaped(text)
 
-    def traced(self, messages: Iterable[Message], trace: Trace, *, generation_prompt: bool = False) -> str:
+    def traced(
+        self,
+        messages: Iterable[Message],
+        trace: Trace,
+        *,
+        generation_prompt: bool = False,
+        symbolic_clock: bool = True,
+    ) -> str:
         """As `render`, of messages with symbols of `trace` in them: a Symbol. Special tokens are not guarded in them.
+
+        With `symbolic_clock` the time is a symbol too.
 
         Raises UntraceableError, or what the template raises.
         """
@@ -134,7 +143,7 @@ class Template:
             "tools": tools,
             "documents": None,
             "add_generation_prompt": generation_prompt,
-            "strftime_now": clock(trace),
+            "strftime_now": clock(trace) if symbolic_clock else strftime_now,
             **self.tokenizer.special_tokens_map,
             **self.kwargs,
         }

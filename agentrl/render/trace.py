@@ -29,6 +29,8 @@ _OF_TYPE = (
 _OF_SHAPE = ("sequence", "iterable")
 """The same, but the answer needs a look at the string. Of a list they look at nothing in it."""
 _EQUAL = ("eq", "equalto", "==", "ne", "!=")
+_INTERNAL = ("_loop_vars", "_block_vars")
+"""Arguments that jinja2 adds within loops and blocks. They are for functions that take a context."""
 _SCALARS = (str, int, float, type(None), Undefined, Macro, EvalContext, Context, Environment)
 
 
@@ -80,7 +82,8 @@ class _Hooks:
         return made
 
     def call(__self, __context: Context, __function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as in jinja2
-        if not _is_plain((args, kwargs)) and not __self._follows(__function):
+        given = {name: value for name, value in kwargs.items() if name not in _INTERNAL}
+        if not _is_plain((args, given)) and not __self._follows(__function):
             raise UntraceableError("it calls a function with a text")
         return super().call(__context, __function, *args, **kwargs)  # type: ignore[misc]
 

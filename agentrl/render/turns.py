@@ -6,58 +6,28 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import TypeVar
 
 from agentrl._util.texts import text_of, texts_in, with_text
 from agentrl.errors import TemplateError
+from agentrl.render.context import Context, outlined, whole
 from agentrl.render.formats.conventions import convention_of
 from agentrl.render.learn.close import Close
-from agentrl.render.learn.probe import QUESTION, RESULT, SAID, assistant
+from agentrl.render.learn.probe import QUESTION, SAID
 from agentrl.render.learn.profile import Profile
 from agentrl.render.memo import Check, Memo
 from agentrl.render.places import TurnPlace
 from agentrl.render.read.lexer import is_tag, loose, pieces
 from agentrl.render.read.thinking import shared
-from agentrl.render.tail import Tail, tail
+from agentrl.render.tail import Tail, tail, text_behind
 from agentrl.render.template import REASONING_FIELDS, Template
+from agentrl.render.watch import Watch
 from agentrl.types import Action, CheckCounts, Message, Raw, Rendered, RenderedSpan, SpanKind, ToolCall
+
+T = TypeVar("T")
 
 _NONE = CheckCounts()
 _CHECKS: Mapping[Check, CheckCounts] = {"": _NONE, "equal": CheckCounts(1), "different": CheckCounts(1, 1)}
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a template needs of the history before it writes what follows a turn; most need nothing."""
-
-    system: bool = False
-    """The system message: Mistral-Nemo repeats it in the last user message."""
-    calls: Literal["none", "last", "one", "all"] = "none"
-    """Placeholders for earlier calls: some templates open a list of results once, or number the calls. "last" adds one
-    if a result is right before the turn, because some templates look two messages back."""
-
-    def before(self, history: Sequence[Message]) -> list[Message]:
-        """What to render before the sampled turn, which is the last of `history`."""
-        first = history[:1] if self.system and history and history[0].get("role") == "system" else ()
-        messages: list[Message] = [*first, QUESTION]
-        if self.calls != "none":
-            within = history[-2:-1] if self.calls == "last" else history
-            answered = sum(message.get("role") == "tool" for message in within)
-            for i in range(answered if self.calls == "all" else min(answered, 1)):
-                call = ToolCall(f"p{i:08}", "lookup", {})
-                messages += [assistant("", ["x"], [call]), {**RESULT, "tool_call_id": call.id}]
-        return messages
-
-
-CONTEXTS = (
-    Context(),
-    Context(system=True),
-    Context(calls="one"),
-    Context(system=True, calls="last"),
-    Context(system=True, calls="one"),
-    Context(calls="all"),
-)
-"""From the cheapest to the most expensive: certification takes the first with which every bridge is right."""
 
 CUT_ROUNDS = 8
 """Cutting converges in two or three rounds; what is left after these is scaffolding, which is never cut."""
@@ -72,12 +42,21 @@ class Turns:
     context: Context
     memo: Memo | None = None
     """The learned text around messages; without it every bridge is rendered."""
+    watch: Watch | None = None
+    """Compares bridges with renders of the whole conversation; without it none is compared."""
 
     def bridge(
         self, history: Sequence[Message], action: Action, new: Sequence[Message], budget: int | None = None
     ) -> Rendered:
         """The tokens from the end of the sampled turn to the next: what `Renderer.bridge` promises."""
-        before = self.context.before(history)
+        checks = self._watched(history, action, new)
+        rendered = self._fitted(self._before(history), action, new, budget)
+        return rendered if checks is _NONE else replace(rendered, checks=rendered.checks + checks)
+
+    def _fitted(
+        self, before: Sequence[Message], action: Action, new: Sequence[Message], budget: int | None
+    ) -> Rendered:
+        """The bridge. Its observation is cut to `budget` tokens."""
         rendered = self._bridge(before, action, new)
         if budget is None or _observed(rendered) <= budget:
             return rendered
@@ -94,9 +73,42 @@ class Turns:
             rendered = self._bridge(before, action, shortened)
         return replace(rendered, cut=cut)
 
-    def reopen(self, action: Action) -> Rendered:
+    def bridged_text(self, history: Sequence[Message], action: Action, new: Sequence[Message]) -> str:
+        """The text of a bridge, rendered and not encoded."""
+        return self.tail(self._before(history), self._shown(action, new), new, bool(action.content)).text
+
+    def reopen(self, history: Sequence[Message], action: Action) -> Rendered:
         """Tokens that let the model continue a turn that it closed: the rest of the close and a generation prompt."""
-        return self._bridge((QUESTION,), action, ())
+        reads = history and (self.context.system or self._whole)
+        return self._bridge(self._before(history) if reads else (QUESTION,), action, ())
+
+    @property
+    def _whole(self) -> bool:
+        return self.context.whole or (self.watch is not None and self.watch.differed)
+
+    def _before(self, history: Sequence[Message]) -> list[Message]:
+        return whole(history) if self._whole else self.context.before(history)
+
+    def _watched(self, history: Sequence[Message], action: Action, new: Sequence[Message]) -> CheckCounts:
+        """Compare this bridge with what the whole conversation gives, if it is this bridge's turn."""
+        if self.watch is None or self._whole or not self.watch.is_due(history, new):
+            return _NONE
+        asked = (self.context.before(history), self._shown(action, new), new, bool(action.content))
+        try:
+            written = self._first_accepted(text_behind, whole(history), *asked[1:])
+        except TemplateError:  # it refuses a turn of the model, which a bridge does not show to it
+            return _NONE
+        bridged = self._memoised(*asked)[0]
+        if bridged.text == written:
+            return _CHECKS["equal"]
+        rendered = self.tail(*asked)
+        if rendered.text == written and self.memo is not None:
+            self.memo.switch_off(self.template, rendered, bridged)
+        elif rendered != bridged:  # its text holds the time, and a second has passed
+            return _NONE
+        else:
+            self.watch.differs(self.template, bridged.text, written)
+        return _CHECKS["different"]
 
     def closed(self, action: Action) -> bool:
         """Whether the model itself ended the turn with a stop token."""
@@ -192,14 +204,17 @@ class Turns:
     def _unclosed(self, text: str) -> TemplateError:
         return TemplateError(f"the chat template of {self.template.name} does not close this turn: {text[-40:]!r}")
 
-    def _bridge(self, before: Sequence[Message], action: Action, new: Sequence[Message]) -> Rendered:
-        calls: Sequence[ToolCall] = action.calls
+    def _shown(self, action: Action, new: Sequence[Message]) -> Sequence[ToolCall]:
+        """The calls of a turn that the template is shown."""
         answered = any(message.get("role") == "tool" for message in new)
-        if answered and not calls and not self.profile.carries_orphans:
-            calls = _orphans(new)
-        if not answered and all(call.error for call in calls):
-            calls = ()  # to the template, a call that cannot be read is text
-        end, check = self._memoised(before, calls, new, bool(action.content))
+        if answered and not action.calls and not self.profile.carries_orphans:
+            return _orphans(new)
+        if not answered and all(call.error for call in action.calls):
+            return ()  # to the template, a call that cannot be read is text
+        return action.calls
+
+    def _bridge(self, before: Sequence[Message], action: Action, new: Sequence[Message]) -> Rendered:
+        end, check = self._memoised(before, self._shown(action, new), new, bool(action.content))
         last = self.template.decode(action.tokens[-1:]) if self.closed(action) else ""
         close = self._unsampled_close(action, end, last)
         return self.assemble(close, end.observation, end.prompt, after=last, within=not last, checks=_CHECKS[check])
@@ -207,27 +222,40 @@ class Turns:
     def _memoised(
         self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool
     ) -> tuple[Tail, Check]:
-        """What `_tail` makes, from the memo if there is one."""
-        if self.memo is None:
-            return self._tail(before, calls, new, content), ""
+        """What `tail` makes, from the memo if there is one. A whole history is never of a shape that comes again."""
+        if self.memo is None or self._whole:
+            return self.tail(before, calls, new, content), ""
         asked = (before, calls, new, content)
-        return self.memo.tail(self.template, self.profile, asked, lambda: self._tail(*asked))
+        return self.memo.tail(self.template, self.profile, asked, lambda: self.tail(*asked))
 
-    def _tail(
-        self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool
-    ) -> Tail:
-        """As `tail`. A template may refuse what a model samples: an id, or text beside a call. Then the turn's
-        placeholder is plainer. Raises the first refusal if it takes none."""
+    def tail(self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool) -> Tail:
+        """As `tail.tail`, of the first form that the template takes."""
+        return self._first_accepted(tail, before, calls, new, content)
+
+    def _first_accepted(
+        self,
+        write: Callable[..., T],
+        before: Sequence[Message],
+        calls: Sequence[ToolCall],
+        new: Sequence[Message],
+        content: bool,
+    ) -> T:
+        """A template may refuse what a model samples: an id, or text beside a call. Then the turn's placeholder is
+        plainer, and then earlier turns are. Raises the first refusal if it takes none."""
         forms = [(calls, new, content)]
         if calls:
             plain = _with_plain_ids(calls, new)
             forms += [(*plain, content), *([(calls, new, False), (*plain, False)] if content else ())]
         failure: TemplateError | None = None
-        for shown, answers, says in forms:
-            try:
-                return tail(self.template, self.profile, shown, answers, content=says, before=before)
-            except TemplateError as exc:
-                failure = failure or exc
+        for outline in (False, True):
+            earlier = outlined(before) if outline else list(before)
+            if outline and earlier == list(before):
+                break
+            for shown, answers, says in forms:
+                try:
+                    return write(self.template, self.profile, shown, answers, content=says, before=earlier)
+                except TemplateError as exc:
+                    failure = failure or exc
         assert failure is not None
         raise failure
 

@@ -206,7 +206,8 @@ class _Replay:
             raise SkippedError(f"the chat template leaves out this message of the {role}", f"{content!r:.80}")
 
     def _forms(self) -> EntryConverter:
-        return EntryConverter(capabilities=self.talk.renderer.certificate.capabilities)
+        certificate = self.talk.renderer.certificate
+        return EntryConverter(capabilities=certificate.capabilities, results=certificate.results)
 
 
 def _messages(row: Mapping[str, JSON]) -> tuple[list[Any], int]:

@@ -15,6 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from agentrl.render import Renderer, load_renderer
 from agentrl.render.memo import Memo
+from agentrl.render.template import Template
+from agentrl.render.watch import Watch
 from tests.render.markers import GIVEN, data_folder
 from tests.render.memo import primed_tail
 
@@ -171,8 +173,15 @@ TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
 @pytest.fixture(autouse=True)
 def primed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every memo has learned the shape of a bridge from other strings, before it makes the bridge of a test."""
+    """Every memo has learned the shape of a bridge from other strings, before it makes the bridge of a test. Every
+    bridge is compared with the whole conversation."""
     monkeypatch.setattr(Memo, "tail", primed_tail)
+    monkeypatch.setattr(Watch, "is_due", lambda *_: True)
+    monkeypatch.setattr(Watch, "differs", _differs)
+
+
+def _differs(self: Watch, template: Template, bridged: str, written: str) -> None:
+    pytest.fail(f"a bridge differs from the render of the whole conversation: {bridged!r} is not {written!r}")
 
 
 @pytest.fixture(scope="session")

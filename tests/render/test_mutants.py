@@ -44,7 +44,8 @@ def test_a_harmful_change_is_refused_or_downgraded(mutant: Mutant) -> None:
         return
     certificate = renderer.certificate
     denied = bool(mutant.denies) and not certificate.capabilities[mutant.denies]
-    assert denied or (certificate.level == "keeps-history" and certificate.departures)
+    whole = bool(certificate.depends)  # each bridge is made from the whole conversation
+    assert denied or whole or (certificate.level == "keeps-history" and certificate.departures)
     assert [str(d) for d in judged(Judge(renderer, tokenizer, TOOLS)) if d.kind != "history"] == []
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from agentrl.chat.request import Call, Entry
 from agentrl.plain import text, to_json
 from agentrl.render.ids import has_name, plain_id
+from agentrl.render.results import CallKey, answered, ordered
 from agentrl.types import Message, ToolSpec
 
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
@@ -31,6 +33,8 @@ class EntryConverter:
     """The capabilities of the template's certificate."""
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
     """Tools that a result may load, by name."""
+    results: str = "place"
+    """How the template shows which result belongs to which call: `Certificate.results`."""
     careful: bool = False
     """Whether to use only roles and places that every template carries. The certificate may not cover this case."""
 
@@ -52,9 +56,44 @@ def to_messages(
     their names. `root`: the conversation begins here.
     """
     making = _MessageBuilder(forms, ids, root, dict(calls or {}))
-    for entry in entries:
+    for entry in _in_call_order(entries, ids, calls or {}, by_id=forms.results == "id"):
         making.add(entry)
     return list(making.messages)
+
+
+def _in_call_order(
+    entries: Sequence[Entry], ids: Mapping[str, str], calls: Mapping[str, str], *, by_id: bool
+) -> Sequence[Entry]:
+    """The entries. The results of each turn get the order of its calls, and the ids that they lack."""
+    if not any(entry.role == "tool" for entry in entries):
+        return entries
+    turns = [i for i, entry in enumerate(entries) if entry.role == "assistant"]
+    before = [CallKey(call_id, name) for call_id, name in calls.items()]
+    conversation = list[Entry]()
+    for start, end in pairwise([0, *turns, len(entries)]):
+        if start < end and entries[start].role == "assistant":
+            before = [CallKey(ids.get(call.id, call.id), call.name) for call in entries[start].calls]
+        conversation += _answers_in_order(entries[start:end], ids, before, by_id)
+    return conversation
+
+
+def _answers_in_order(
+    entries: Sequence[Entry], ids: Mapping[str, str], calls: Sequence[CallKey], by_id: bool
+) -> Sequence[Entry]:
+    call_ids = {call.id for call in calls}
+    places = [i for i, entry in enumerate(entries) if entry.role == "tool"]
+    keys = [CallKey(_plain_unless(ids.get(entries[i].call_id, entries[i].call_id), call_ids), "") for i in places]
+    numbers = dict(zip(places, answered(calls, keys), strict=True))
+    results = [
+        replace(entry, call_id=calls[number].id) if number is not None and not entry.call_id else entry
+        for entry, number in ((entry, numbers.get(i)) for i, entry in enumerate(entries))
+    ]
+    return results if by_id else ordered(results, [numbers.get(i) for i in range(len(results))])
+
+
+def _plain_unless(call_id: str, call_ids: Container[str]) -> str:
+    """The id if it is one of `call_ids` or empty, else its plain form."""
+    return call_id if call_id in call_ids or not call_id else plain_id(call_id)
 
 
 @dataclass(slots=True)

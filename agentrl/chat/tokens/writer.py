@@ -117,7 +117,10 @@ class Writer:
 
     def _forms(self, careful: bool = False) -> EntryConverter:
         return EntryConverter(
-            capabilities=self.renderer.certificate.capabilities, deferred=self.deferred, careful=careful
+            capabilities=self.renderer.certificate.capabilities,
+            deferred=self.deferred,
+            results=self.renderer.certificate.results,
+            careful=careful,
         )
 
     def _apart(self, entries: Sequence[Entry], known: Known) -> tuple[Sequence[Entry], Known]:

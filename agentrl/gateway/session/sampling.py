@@ -208,7 +208,7 @@ class Sampler:
         if above is None:
             rendered = writer.prompt(material, known, _ids(prompt))
         elif not entries and request.wire == "messages":
-            rendered = writer.renderer.text(Raw(""), _whole(above))
+            rendered = writer.renderer.text(Raw(""), _whole(above), history=prompt.history())
         else:
             budget = self.options.limits.observation_tokens
             rendered = writer.bridge(prompt.history(), _whole(above), material, known, _ids(prompt), budget=budget)

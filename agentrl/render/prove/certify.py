@@ -10,14 +10,17 @@ from dataclasses import dataclass, field, replace
 
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate
+from agentrl.render.context import CONTEXTS
 from agentrl.render.formats.conventions import convention_of
 from agentrl.render.moment import ANOTHER_DAY, at_moment
 from agentrl.render.prove.cases import CASES, SAYS, THOUGHT, Case
+from agentrl.render.prove.dependence import ROLES as DEPENDS
+from agentrl.render.prove.dependence import dependence_of
 from agentrl.render.prove.reading import ReadingProblems
-from agentrl.render.prove.roles import roles_carried
+from agentrl.render.prove.roles import results_matched, roles_carried
 from agentrl.render.read.thinking import shared
 from agentrl.render.template import Template
-from agentrl.render.turns import CONTEXTS, Turns
+from agentrl.render.turns import Turns
 from agentrl.types import Action, Message, ToolCall
 
 
@@ -65,6 +68,21 @@ def certify(turns: Turns, reading: ReadingProblems, *, calls: bool = True) -> tu
 
     Raises TemplateError if a bridge differs from what the template writes itself, whatever the context.
     """
+    turns, certificate = _certified(turns, reading, calls=calls)
+    dependence = dependence_of(turns, certificate.capabilities)
+    if dependence.context != turns.context:
+        turns, certificate = _certified(replace(turns, context=dependence.context), reading, calls=calls)
+        if turns.context != dependence.context:
+            raise TemplateError(
+                f"the chat template of {turns.template.name} cannot be continued exactly: the text after a turn "
+                f"depends on earlier {' and '.join(sorted(dependence.on))}; use another template"
+            )
+    on = tuple(name for name in DEPENDS if name in dependence.on)
+    results = results_matched(turns) if certificate.capabilities.get("tool_results", False) else ""
+    return turns, replace(certificate, depends=on, results=results)
+
+
+def _certified(turns: Turns, reading: ReadingProblems, *, calls: bool) -> tuple[Turns, Certificate]:
     started = time.perf_counter()
     failure: TemplateError | None = None
     renders, last = _Renders(turns), ""

@@ -10,6 +10,7 @@ from typing import Any
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate
 from agentrl.render.cache import Cache, key_of
+from agentrl.render.context import Context
 from agentrl.render.formats.conventions import conventional
 from agentrl.render.learn.calls import derive, known_calls
 from agentrl.render.learn.close import behind
@@ -20,13 +21,15 @@ from agentrl.render.learn.profile import Profile
 from agentrl.render.memo import MemoState
 from agentrl.render.moment import PROBED, at_moment
 from agentrl.render.prove.certify import certify
+from agentrl.render.prove.dependence import ROLES as DEPENDS
 from agentrl.render.prove.reading import read_back
-from agentrl.render.prove.served import bridges_served
+from agentrl.render.prove.served import MEMO, bridges_served
 from agentrl.render.read.calls import Block
 from agentrl.render.read.lexer import Lexer
 from agentrl.render.read.parse import Parser
 from agentrl.render.template import Template
-from agentrl.render.turns import Context, Turns
+from agentrl.render.turns import Turns
+from agentrl.render.watch import Watch
 from agentrl.types import Message
 
 _KEPT = 64
@@ -42,6 +45,7 @@ class Proof:
     refuses_tools: str = ""
     """Why no tools can be offered; empty if they can."""
     memo: MemoState = field(default_factory=MemoState)
+    watch: Watch = field(default_factory=Watch)
 
 
 _WITH_TOOLS: Cache[Proof | TemplateError] = Cache(_KEPT)
@@ -98,6 +102,7 @@ def _both(without: Certificate, with_tools: Certificate) -> Certificate:
         with_tools,
         level="keeps-history" if departures else "exact",
         proved=tuple(case for case in with_tools.proved if case not in departed),
+        depends=tuple(name for name in DEPENDS if name in {*with_tools.depends, *without.depends}),
         departures=departures,
         milliseconds=without.milliseconds + with_tools.milliseconds,
     )
@@ -132,7 +137,11 @@ def _proved(template: Template, learnt: _Learnt | None, *, calls: bool) -> Proof
     if block is None:
         reading.calls = reading.calls or f"no format of calls was found in {_unread(turns)[:200]!r}"
     turns, certificate = certify(turns, reading, calls=calls)
-    served, memo = bridges_served(turns, results=certificate.capabilities.get("tool_results", False))
+    alone = replace(turns, context=Context()) if turns.context.whole else turns
+    served, memo = bridges_served(alone, results=certificate.capabilities.get("tool_results", False))
+    if turns.context.whole:
+        why = f"render: the text depends on earlier {' and '.join(certificate.depends)}"
+        served = {answer: how if how != MEMO else why for answer, how in served.items()}
     certificate = replace(certificate, bridges=served)
     if reading.answers:
         raise TemplateError(f"the chat template of {template.name} cannot be read back: {reading.answers}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from agentrl.render.learn.probe import ASKED, QUESTION, assistant
 from agentrl.render.template import Template
-from agentrl.types import Message
+from agentrl.render.turns import Turns
+from agentrl.types import Message, ToolCall
 
 _WORD = re.compile(r"zqrole\d")
 _TWICE: Sequence[Message] = ({"role": "user", "content": "zqrole3"}, {"role": "user", "content": "zqrole4"})
@@ -31,6 +33,18 @@ def roles_carried(template: Template, *, results: bool) -> dict[str, bool]:
         "later_system": all(_carries(template, messages) for messages in later),
         "users_in_a_row": _carries(template, [begins, _says("user", 1), _says("assistant", 2), *_TWICE]),
     }
+
+
+def results_matched(turns: Turns) -> Literal["id", "place"]:
+    """Whether a result shows the id that the template also writes at its call; otherwise only its place counts."""
+    calls = [ToolCall(f"zqrole00{i}", "lookup", {}) for i in range(2 if turns.profile.parallel_calls else 1)]
+    if turns.template.forms.name_in_id:
+        return "id"
+    results = [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": "result"} for call in calls]
+    content = "x" if turns.profile.calls_need_content else ""
+    turn = assistant(content, [ASKED] * len(calls), calls)
+    text = turns.template.try_render([QUESTION, turn, *results], generation_prompt=True) or ""
+    return "id" if all(text.count(call.id) > 1 for call in calls) else "place"
 
 
 def _says(role: str, number: int) -> Message:

@@ -1,0 +1,330 @@
+"""Which earlier messages the text after a turn depends on.
+
+Some templates look for a switch such as `/no_think` in any message, count failed results, or ask for the time. The
+template is rendered with symbols in place of earlier texts and ids (`symbols`), so each of its questions about them is
+known. Then texts that answer otherwise are rendered too. A text that cannot be followed counts as one that matters.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from agentrl.errors import TemplateError
+from agentrl.render.context import Context, whole
+from agentrl.render.learn.probe import ASKED, QUESTION, SAID, assistant
+from agentrl.render.moment import ANOTHER_DAY, at_moment
+from agentrl.render.symbols import TIME, Guard, Hole, Part, Trace, UntraceableError, parts_of
+from agentrl.render.tail import Tail, stand_in
+from agentrl.render.template import RENDER_ERRORS, named_id
+from agentrl.render.turns import Turns
+from agentrl.types import Message, ToolCall
+
+ROLES = ("system", "users", "results", "ids", "turns", "clock")
+"""Everything that the text after a turn may depend on, in the order of a certificate."""
+_WHOLE = frozenset(ROLES) - {"system", "clock"}
+_REFUSED = (TemplateError, *RENDER_ERRORS)
+
+_CHATS = ("SUAUAUAUA", "SUA", "SUAUA")
+_TOOLS = ("SUCTCTCTCTC", "SUCTAUCTCTAUA", "SUC", "SUCTC", "SUCTA", "SUCTCTCTCTCTA")
+"""Histories: a system message, users, answers, calls and results (T). The last letter is the sampled turn."""
+_TRACED = ("SUAUAUAUA", "SUCTCTCTCTC", "SUCTAUCTCTAUA")
+_MOST, _DEEPEST = 120, 2
+"""How many texts of a history are tried, and how many questions are answered otherwise at once."""
+_THOUGHTS: Sequence[Mapping[str, str]] = (
+    {"reasoning_content": "thought"},
+    {"content": "<think>\nthought\n</think>\n\nfine"},
+    {"content": "no"},
+)
+"""Other turns than the probe's, for a template that reads turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """What the text after a turn depends on, and the context in which every bridge of the probes is right."""
+
+    on: frozenset[str]
+    context: Context
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    """A conversation up to the sampled turn. Its texts and ids are numbered."""
+
+    letters: str
+    named: bool
+    """Whether ids contain the names of their calls."""
+    roles: tuple[str, ...] = field(init=False)
+    """The role of each text or id. It is empty for the ids of the sampled turn, which a bridge always has."""
+
+    def __post_init__(self) -> None:
+        roles = [{"S": "system", "U": "users", "T": "results", "C": "ids"}.get(letter, "") for letter in self.letters]
+        last = "" if self.letters[-1] == "C" else roles[-1]
+        object.__setattr__(self, "roles", (*roles[:-1], last))
+
+    def values(self) -> list[str]:
+        """Texts and ids that switch nothing. Turns have one too, which is not used."""
+        return [
+            (named_id("lookup", i) if self.named else f"call{i:05}") if letter == "C" else f"alpha{i}"
+            for i, letter in enumerate(self.letters)
+        ]
+
+    def messages(self, values: Sequence[str]) -> tuple[list[Message], list[ToolCall], list[Message]]:
+        """The messages before the turn, its calls, and the messages after it."""
+        before, asked = list[Message](), ToolCall("", "lookup", {})
+        for letter, value in zip(self.letters, values, strict=True):
+            if letter == "C":
+                asked = ToolCall(value, "lookup", {})
+                before.append(assistant("", ["x"], [asked]))
+            elif letter == "T":
+                before.append(_result(asked, value))
+            else:
+                before.append(_said(letter, value))
+        if self.letters[-1] == "C":
+            return before[:-1], [asked], [_result(asked, "alpha")]
+        return before[:-1], [], [{"role": "user", "content": "alpha"}]
+
+
+def _result(call: ToolCall, content: str) -> Message:
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
+
+
+def _said(letter: str, content: str) -> Message:
+    role = {"S": "system", "U": "user"}.get(letter)
+    return {"role": role, "content": content} if role else assistant("fine")
+
+
+class _Traced(NamedTuple):
+    text: str
+    """The text after the turn."""
+    roles: frozenset[str]
+    """Whose texts it contains."""
+    guards: Sequence[Guard]
+
+
+@dataclass(slots=True)
+class _Search:
+    """The search of one history for texts that change what follows the turn."""
+
+    turns: Turns
+    history: _History
+    symbolic: frozenset[str]
+    """The roles whose texts are symbols."""
+    on: set[str] = field(default_factory=set)
+    changing: list[list[str]] = field(default_factory=list)
+    """Texts with which something else follows the turn."""
+
+    def run(self) -> None:
+        """Raises UntraceableError if the template cannot be followed at all."""
+        first = self.history.values()
+        base = self._traced(first)
+        waiting, seen, tried = deque([(first, 0)]), {tuple(first)}, 0
+        while waiting:
+            values, depth = waiting.popleft()
+            changed = {role for role, a, b in zip(self.history.roles, values, first, strict=True) if a != b}
+            if self.on & _WHOLE and depth > 1:
+                continue
+            if tried >= _MOST:
+                self.on |= changed
+                continue
+            tried += 1
+            try:
+                traced = self._traced(values) if depth else base
+            except UntraceableError:
+                self.on |= changed
+                continue
+            except _REFUSED:
+                continue
+            if traced.roles or traced.text != base.text:
+                self.on |= traced.roles | (changed if traced.text != base.text else set())
+                self.changing.append(values)
+            for others in self._others(traced.guards, values, depth):
+                if tuple(others) not in seen:
+                    seen.add(tuple(others))
+                    waiting.append((others, depth + 1))
+
+    def _others(self, guards: Iterable[Guard], values: Sequence[str], depth: int) -> Iterator[list[str]]:
+        """The values with texts that answer the questions otherwise: in the first message of a role, in the first two
+        and so on, in all, and in the last."""
+        questions = dict[str, tuple[str, Guard]]()
+        for guard in guards:
+            role = self.history.roles[guard.hole.key] if guard.hole.key >= 0 else ""
+            if role in self.symbolic:
+                questions.setdefault(f"{role} {guard.hole.changes} {guard.function} {guard.args}", (role, guard))
+        for role, guard in questions.values() if depth < _DEEPEST else ():
+            places = [i for i, other in enumerate(self.history.roles) if other == role]
+            counts = range(1, len(places)) if depth == 0 else ()
+            texts = _other_texts(guard, values)
+            if not texts:
+                self.on.add(role)
+            chosen = [places, places[-1:], *(places[:count] for count in counts)]
+            for number, text in enumerate(texts):
+                for which in chosen if number == 0 else chosen[:1]:
+                    yield [text(value) if i in which else value for i, value in enumerate(values)]
+
+    def _traced(self, values: Sequence[str]) -> _Traced:
+        history, template, profile = self.history, self.turns.template, self.turns.profile
+        trace = Trace(values, [i for i, letter in enumerate(history.letters) if letter == "C"])
+        symbolic = [
+            role in self.symbolic or (letter == "C" and "ids" in self.symbolic)
+            for role, letter in zip(history.roles, history.letters, strict=True)
+        ]
+        texts = [trace.symbol(i) if is_symbol else values[i] for i, is_symbol in enumerate(symbolic)]
+        before, calls, new = history.messages(texts)
+        conversation = [*before, stand_in(profile, calls, not calls, (SAID, ASKED)), *new]
+        clock = "clock" in self.symbolic
+        text = template.traced(conversation, trace, generation_prompt=True, symbolic_clock=clock)
+        parts = _after_turn(parts_of(text))
+        holes = [part for part in parts if isinstance(part, Hole)]
+        roles = {"clock" if hole.key == TIME else history.roles[hole.key] for hole in holes}
+        after = "".join(part if isinstance(part, str) else _value(part, values) for part in parts)
+        return _Traced(after, frozenset(roles - {""}), trace.guards)
+
+
+def _value(hole: Hole, values: Sequence[str]) -> str:
+    return "" if hole.key == TIME else hole.value(values)
+
+
+def _after_turn(parts: Sequence[Part]) -> list[Part]:
+    """What is after the last sentinel of the turn."""
+    texts = [part if isinstance(part, str) else "" for part in parts]
+    word = ASKED if any(ASKED in text for text in texts) else SAID
+    at = max((i for i, text in enumerate(texts) if word in text), default=-1)
+    if at < 0:
+        raise UntraceableError("it drops the turn")
+    return [texts[at].rpartition(word)[2], *parts[at + 1 :]]
+
+
+def _other_texts(guard: Guard, values: Sequence[str]) -> list[Callable[[str], str]]:
+    """Changes of a text after which the question has another answer: at most two, or more if a number is asked for."""
+    words = [word for arg in guard.args for word in ((arg,) if isinstance(arg, str) else _strings(arg)) if word]
+    around: list[Callable[[str], str]] = [
+        change
+        for word in words
+        for change in (
+            lambda text, word=word: f"{text} {word}",
+            lambda text, word=word: f"{word} {text}",
+            lambda text, word=word: f"{word}{text}{word}",
+            lambda text, word=word: word,
+            lambda text, word=word: text.replace(word, ""),
+        )
+    ]
+    plain: list[Callable[[str], str]] = [
+        lambda text: "",
+        lambda text: f"{text} and so on" * 400,
+        lambda text: "7",
+        lambda text: f" {text}\n",
+        str.upper,
+        lambda text: f"{text}?",
+    ]
+    changes = [change for change in (*around, *plain) if _answers_otherwise(guard, values, change)]
+    return changes[: 4 if type(guard.answer) is int else 2]
+
+
+def _strings(arg: Any) -> list[str]:
+    return [item for item in arg if isinstance(item, str)] if isinstance(arg, list | tuple) else []
+
+
+def _answers_otherwise(guard: Guard, values: Sequence[str], change: Callable[[str], str]) -> bool:
+    changed = [change(value) if i == guard.hole.key else value for i, value in enumerate(values)]
+    try:
+        return not guard.holds(changed)
+    except (TypeError, ValueError):
+        return False
+
+
+def dependence_of(turns: Turns, capabilities: Mapping[str, bool]) -> Dependence:
+    """Find out what the text after a turn depends on, and the cheapest context with which bridges are right."""
+    results = capabilities.get("tool_results", False)
+    histories = [
+        _History(letters if capabilities.get("system", False) else letters[1:], turns.template.forms.name_in_id)
+        for letters in (*_CHATS, *(_TOOLS if results else ()))
+    ]
+    on, changing = set[str](), list[tuple[_History, list[str]]]()
+    for history in histories:
+        if history.letters.removeprefix("S") in {letters[1:] for letters in _TRACED}:
+            for search in _searched(turns, history):
+                on |= search.on
+                changing += [(history, values) for values in search.changing]
+        on |= _counted(turns, history)
+        on |= _read_turns(turns, history)
+    if turns.template.tells_time and "clock" not in on and _tells_time(turns, histories[0]):
+        on.add("clock")
+    return Dependence(frozenset(on), _context(turns, on, changing))
+
+
+def _searched(turns: Turns, history: _History) -> Iterator[_Search]:
+    """The search with all texts as symbols. If the template cannot be followed, a search for each role."""
+    roles = frozenset(history.roles) - {""} | {"clock"}
+    search = _Search(turns, history, roles)
+    try:
+        search.run()
+        yield search
+        return
+    except UntraceableError:
+        pass
+    except _REFUSED:
+        return
+    for role in roles:
+        search = _Search(turns, history, frozenset({role}))
+        try:
+            search.run()
+        except UntraceableError:
+            search.on.add(role)
+        except _REFUSED:
+            continue
+        yield search
+
+
+def _tail_of(turns: Turns, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message]) -> Tail | None:
+    try:
+        return turns.tail(before, calls, new, not calls)
+    except TemplateError:
+        return None
+
+
+def _is_right(turns: Turns, history: _History, values: Sequence[str]) -> bool:
+    """Whether the context gives what the whole history gives; also if the template refuses the history."""
+    before, calls, new = history.messages(values)
+    turn = assistant("fine", ["x"] * len(calls), calls)
+    written = _tail_of(turns, whole([*before, turn]), calls, new)
+    return written is None or written == _tail_of(turns, turns.context.before([*before, turn]), calls, new)
+
+
+def _counted(turns: Turns, history: _History) -> set[str]:
+    """What the number of messages decides."""
+    turns = replace(turns, context=Context()) if turns.context.whole else turns
+    if _is_right(turns, history, history.values()):
+        return set()
+    return {"results" if "T" in history.letters else "users"}
+
+
+def _read_turns(turns: Turns, history: _History) -> set[str]:
+    """Whether the text of earlier turns matters."""
+    before, calls, new = history.messages(history.values())
+    usual = _tail_of(turns, [*before], calls, new)
+    for change in _THOUGHTS if any(letter in "AC" for letter in history.letters[:-1]) else ():
+        other = [{**message, **change} if message["role"] == "assistant" else message for message in before]
+        if _tail_of(turns, other, calls, new) not in (usual, None):
+            return {"turns"}
+    return set()
+
+
+def _tells_time(turns: Turns, history: _History) -> bool:
+    """Whether the text after a turn is another one on another day."""
+    before, calls, new = history.messages(history.values())
+    usual = _tail_of(turns, before or [QUESTION], calls, new)
+    with at_moment(ANOTHER_DAY):
+        return usual != _tail_of(turns, before or [QUESTION], calls, new)
+
+
+def _context(turns: Turns, on: set[str], changing: Sequence[tuple[_History, list[str]]]) -> Context:
+    if on & _WHOLE:
+        return Context(whole=True)
+    contexts = (turns.context, replace(turns.context, system=True)) if "system" in on else (turns.context,)
+    for context in contexts:
+        if all(_is_right(replace(turns, context=context), history, values) for history, values in changing):
+            return context
+    return Context(whole=True)
