@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 from agentrl.errors import TemplateError
 from agentrl.render.context import Context, whole
+from agentrl.render.ids import named_id
 from agentrl.render.learn.probe import ASKED, QUESTION, SAID, assistant
 from agentrl.render.moment import ANOTHER_DAY, at_moment
 from agentrl.render.symbols import TIME, Guard, Hole, Part, Trace, UntraceableError, parts_of
 from agentrl.render.tail import Tail, stand_in
-from agentrl.render.template import RENDER_ERRORS, named_id
+from agentrl.render.template import RENDER_ERRORS
 from agentrl.render.turns import Turns
 from agentrl.types import Message, ToolCall
 
