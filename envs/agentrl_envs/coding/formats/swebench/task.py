@@ -81,7 +81,7 @@ class SwebenchGrader:
 
     async def grade(self, box: Sandbox) -> Grade:
         """1 if the instance is resolved, else 0; the parts are the shares of both lists. Raises InfraError if the tests
-        never ran."""
+        never began."""
         place = await settle(box, TESTBED)
         noted = self.instance.style == "pytest"
         under = own_first(place) + _SURROUNDINGS + (NOTED_RESULTS if noted else "")
@@ -94,6 +94,11 @@ class SwebenchGrader:
         )
         if ran.truncated:
             return Grade(0.0, log=f"the tests printed more than {_LOG_BYTES >> 20} MiB")
+        if ran.timed_out and START not in ran.stdout:
+            raise InfraError(
+                f"{self.instance.instance_id}: the evaluation script did not reach its tests within {_TESTS_S:g} s: "
+                f"{' '.join(ran.stdout[-400:].split())}"
+            )
         if ran.timed_out:
             return Grade(0.0, log=f"the tests took longer than {_TESTS_S:g} s")
         report = grade_log(self.instance, ran.stdout, results=await _results(box, place) if noted else None)
