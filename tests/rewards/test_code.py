@@ -433,7 +433,7 @@ async def test_a_module_that_the_image_lacks_is_named(tests, caplog, monkeypatch
     ],
 )
 async def test_tests_that_need_a_missing_module_are_no_zero_of_the_code(tests, label):
-    with pytest.raises(InfraError, match="the tests did not begin.*no_such_lib"):
+    with pytest.raises(InfraError, match=r"the tests did not begin.*no_such_lib"):
         await tests.grade(wrote(ADD, label))
 
 

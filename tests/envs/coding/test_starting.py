@@ -6,12 +6,13 @@ from agentrl_envs.coding.formats.starting import needs_network, obstacle
 
 NEVER_STARTED = [
     "/tests/test.sh: line 8: uvx: command not found",
-    "curl: (6) Could not resolve host: astral.sh\n/tests/test.sh: line 5: /root/.local/bin/env: No such file or directory",
+    "curl: (6) Could not resolve host: astral.sh\n"
+    "/tests/test.sh: line 5: /root/.local/bin/env: No such file or directory",
     "curl: (28) Connection timed out after 300000 milliseconds",
     "/tests/test.sh: 3: pytest: not found",
     "/tests/test.sh: line 3: python3.11: command not found",
     "/usr/bin/python3: No module named pytest",
-    "Traceback (most recent call last):\n  File \"/tests/run.py\", line 1\nModuleNotFoundError: No module named 'pytest'",
+    "Traceback (most recent call last):\nModuleNotFoundError: No module named 'pytest'",
     "bash: /tests/test.sh: /usr/bin/fish: bad interpreter: No such file or directory",
     "/tests/test.sh: line 2: /tests/run.sh: Permission denied",
     "/tests/test.sh: line 2: /usr/bin/python3: Permission denied",

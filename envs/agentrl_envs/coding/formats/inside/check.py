@@ -24,7 +24,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-
 WHOLE = re.compile(r"[+-]?[0-9]+")
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?")
 
@@ -314,7 +313,6 @@ def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
     tally = Tally()
 
     unfinished: set[str] = set()
-    missing: list[str] = []
 
     class Count:
         def pytest_collection_finish(self, session: Any) -> None:
@@ -334,20 +332,23 @@ def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
             if report.failed:
                 tally.total += 1
                 tally.log.append(f"{report.nodeid}: {str(report.longrepr)[-400:]}")
-                if "ModuleNotFoundError" in str(report.longrepr):  # of the tests: the agent's modules are stand-ins
-                    missing.append(tally.log[-1])
+                need_modules(host=candidate.host, error=str(report.longrepr))
 
     run = ["-p", "no:cacheprovider", "-q", "-c", os.devnull, "--rootdir", job["tests"], "--tb=short"]
     code = pytest.main(
         [*run, "--import-mode=importlib", "--continue-on-collection-errors", job["tests"]], plugins=[Count()]
     )
-    if missing:
-        candidate.host.tell("unstarted", missing[0])
-        os._exit(0)
     if unfinished or code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         tally.total += max(len(unfinished), 1)  # it was ended early: what passed until then is not all
         tally.log.append(f"pytest ended with exit code {int(code)} before {len(unfinished)} tests")
     return tally
+
+
+def need_modules(host: Host, error: str) -> None:
+    """End here if tests could not be loaded because they lack a module. The agent's own modules are stand-ins."""
+    if "ModuleNotFoundError" in error:
+        host.tell("unstarted", error[-400:])
+        os._exit(0)
 
 
 def import_beside(job: dict[str, Any]) -> None:
