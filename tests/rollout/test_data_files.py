@@ -255,4 +255,3 @@ def test_chat_teaches_the_same_tokens_from_parquet_and_jsonl(tmp_path, template)
     lines, table = ([reader.read(row).trajectory for _, row in read_rows(file, "")] for file in files)
     assert [one.tokens for one in table] == [one.tokens for one in lines]
     assert [one.loss_mask for one in table] == [one.loss_mask for one in lines]
-    assert not any("null" in reader.renderer.tokenizer.decode(one.tokens) for one in table)
