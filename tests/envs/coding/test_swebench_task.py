@@ -88,6 +88,7 @@ def test_a_row_becomes_a_problem(tmp_path):
     (step,) = problem.steps
     assert problem.image == "swebench/sweb.eval.x86_64.o_1776_r-1:latest"
     assert step.instruction == "value must be 1"
+    assert "source /opt/miniconda3/bin/activate testbed" in problem.activate
     assert step.setup.startswith(HIDE_HISTORY)
     assert step.gold.command.startswith("git apply")
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW))

@@ -31,6 +31,7 @@ _GOLD = "/tmp/.gold.patch"
 _LOG_BYTES = 32 << 20
 _TESTS_S = 1800.0
 _ACTIVATE = "[ -f /opt/miniconda3/bin/activate ] && source /opt/miniconda3/bin/activate testbed"
+"""The images' own interpreter is another one, without the project and what it needs."""
 
 _SURROUNDINGS = NO_USER_SITE + NO_GIT_SETTINGS
 _SETTINGS = (
@@ -70,7 +71,7 @@ def load(task: Task) -> Problem:
         grade_s=_TESTS_S + 60,
     )
     spec = {"workdir": TESTBED, "user": "root", "read_only": False, "memory_mb": 4096, "disk_mb": 4096}
-    return Problem(steps=(step,), image=instance.image_name, spec=spec)
+    return Problem(steps=(step,), image=instance.image_name, spec=spec, activate=_ACTIVATE)
 
 
 @dataclass(frozen=True, slots=True)
