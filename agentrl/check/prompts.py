@@ -110,11 +110,11 @@ def _label_shown(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
     )
     subject.report.checked["label in prompt"] = f"{len(searched)} tasks"
     if len(leaked) >= max(_LEAST, len(searched) / 3) and not foreign:
+        count = "each" if len(leaked) == len(searched) else len(leaked)
         subject.report.warn(
             _CHECK,
             subject.author.of_member("reset"),
-            f"{'each' if len(leaked) == len(searched) else len(leaked)} of {len(searched)} prompts holds its own label, such as "
-            f"{leaked[0]!r:.40}",
+            f"{count} of {len(searched)} prompts holds its own label, such as {leaked[0]!r:.40}",
             "leave it out, unless the task is to find it there",
         )
 

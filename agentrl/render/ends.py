@@ -9,7 +9,8 @@ from agentrl.render.base import Renderer
 from agentrl.render.learn.probe import TOOL
 from agentrl.types import Message
 
-_CALL = {"id": "c00000000", "type": "function", "function": {"name": TOOL["function"]["name"], "arguments": {}}}
+_CALL = {"id": "c00000000", "type": "function", "function": {"name": "lookup", "arguments": {}}}
+"""A call of TOOL."""
 
 
 def turn_ends(renderer: Renderer) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Read the rows of a data file, whose name tells its format: JSONL, a JSON list, CSV or Parquet, packed or not."""
+"""Read the rows of a data file. Its name gives the format: JSONL, a JSON list, CSV or Parquet, packed or not."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def is_text_table(path: Path) -> bool:
 
 
 def plain_name(path: Path) -> str:
-    """A file's name without the endings that tell its format."""
+    """A file's name without the endings that give its format."""
     return Path(path.stem).stem if is_packed(path) else path.stem
 
 
@@ -115,7 +115,7 @@ _OPENERS: Mapping[str, Callable[[Path, str], Any]] = {
 
 
 def _kind(path: Path) -> str:
-    """The ending that tells the format, without that of a packer."""
+    """The ending that gives the format, without that of a packer."""
     return (Path(path.stem) if is_packed(path) else path).suffix.lower()
 
 

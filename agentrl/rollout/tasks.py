@@ -131,7 +131,7 @@ def load_tasks(
 
     A row with a `reward_model`, as Search-R1's and others in verl's format, is read as published: `reward_model` is the
     label, and columns without a meaning here, such as data_source, become metadata. `columns` names those of any other
-    form. `metadata` and `tools` may be JSON text. The file's name tells its format, as `read_rows` explains. Other
+    form. `metadata` and `tools` may be JSON text. The file's name gives its format, as `read_rows` explains. Other
     columns of Parquet and CSV are left out, with a warning.
 
     A row without an id is named by its line. A row without a seed gets its own seed, the same in every run. `check` may

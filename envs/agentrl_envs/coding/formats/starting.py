@@ -61,7 +61,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def obstacle(log: str, script: str = "") -> str:
-    """The line of a log that tells why its tests never started. Empty if they ran, or if no line tells it.
+    """The line of a log that shows why its tests never started. Empty if they ran, or if no line shows it.
 
     `script` is the one that ran the tests: a program is also missed if the script calls it to fetch something.
     """
@@ -86,7 +86,7 @@ def needs_network(log: str) -> list[str]:
 
 
 def _is_missing(line: str, fetching: Collection[str]) -> bool:
-    """Whether a line tells that a runner, or a program that fetches it, is missing."""
+    """Whether a line shows that a runner, or a program that fetches it, is missing."""
     if _UNSTARTED.fullmatch(line):
         return True
     programs = (match["program"] for pattern in _MISSING if (match := pattern.fullmatch(line)))
