@@ -50,12 +50,12 @@ def test_labels_that_are_equal_in_the_first_tasks_are_compared_with_later_ones(r
     assert report.checked["label in prompt"] == "19 tasks"
     assert "label in prompt" not in report.skipped
     [warning] = found(renderer, Leaks, weather()).findings
-    assert warning.what.startswith("each of 19 prompts holds its own label, such as 'sunny'")
+    assert warning.message.startswith("each of 19 prompts holds its own label, such as 'sunny'")
 
 
 def test_a_leak_in_later_tasks_alone_is_found(renderer):
     [warning] = found(renderer, Leaks, weather(leaks=lambda number: number >= 12)).findings
-    assert "of 19 prompts holds its own label" in warning.what
+    assert "of 19 prompts holds its own label" in warning.message
     assert found(renderer, Leaks, weather(leaks=lambda number: number == 39)).findings == []
 
 
@@ -76,7 +76,7 @@ def test_labels_of_published_rows_are_looked_for(renderer):
             return f"{task.prompt} {task.label['ground_truth']['target'][0]}, say I."
 
     [warning] = found(renderer, Tells, tasks).findings
-    assert "'Ada'" in warning.what
+    assert "'Ada'" in warning.message
 
 
 def test_without_different_labels_it_says_so(renderer):
