@@ -203,10 +203,10 @@ class TaskFile(Sequence[Task]):
         if isinstance(row, slice):
             return [self[at] for at in range(*row.indices(len(self)))]
         where = self._rows.where(row)
-        path, given = self._rows.path, self._rows[row]
-        given = _of_cells(given) if is_text_table(path) else given
+        path, values = self._rows.path, self._rows[row]
+        values = _of_cells(values) if is_text_table(path) else values
         name = f"{plain_name(path)}-{where.rpartition(':')[2]}"
-        return _task(given, where, name, self._split, self._check, self._columns)
+        return _task(values, where, name, self._split, self._check, self._columns)
 
     @property
     def fingerprint(self) -> str:
