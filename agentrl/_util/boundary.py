@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from agentrl._util.activity import activity
 from agentrl._util.concurrency import is_cancelled
 from agentrl._util.loading import definition, own_frames
 from agentrl.errors import Boundary, ConfigError, EngineLostError, Failure, LedgerError, ResumeError, TemplateError
@@ -44,16 +45,20 @@ def at_boundary(
 class _Crossing:
     """A class, because a turn has nine of them, and a generator's context manager takes four times as long."""
 
-    __slots__ = ("data", "hook", "name")
+    __slots__ = ("_activity", "_entry", "data", "hook", "name")
 
     def __init__(self, name: Boundary, data: bool, hook: Callable[..., Any] | None) -> None:
         self.name: Boundary = name
         self.data, self.hook = data, hook
 
     def __enter__(self) -> None:
-        pass
+        self._activity = activity.get()
+        if self._activity is not None:
+            self._entry = self._activity.begin(self.name)
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
+        if self._activity is not None:
+            self._activity.end(self._entry)
         if isinstance(exc, Exception | asyncio.CancelledError) and not self._passes(exc):
             failure = Failure.of(exc, self.name)
             own = isinstance(exc, TemplateError | asyncio.CancelledError)

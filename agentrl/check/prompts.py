@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.check.playing import EnvUnderTest, PlayedEpisode
@@ -11,6 +11,9 @@ from agentrl.env.env import Env, runtime
 from agentrl.types import Task
 
 _CHECK = "prompt"
+_LEAST = 2
+_ANSWERS = ("ground_truth", "target", "targets", "answer", "answers", "label")
+"""Keys of a label that is an object: what lies under other keys may be in a prompt."""
 _READ: dict[int, set[str]] = {}
 
 
@@ -53,11 +56,26 @@ class ResetReads:
         env_runtime.hook = watching  # type: ignore[method-assign, assignment]
 
 
-def prompts(subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: ResetReads) -> None:
-    """Findings about the first observations of several tasks."""
+def prompts(
+    subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: ResetReads, others: Sequence[PlayedEpisode] = ()
+) -> None:
+    """Findings about the first observations of several tasks. `others` are plays in which only the label is sought."""
     if not subject.is_agent:
         _ignored(subject, plays, reads)
-    _label_shown(subject, plays)
+    _label_shown(subject, [*plays, *others])
+
+
+def for_labels(tasks: Sequence[Task], most: int = 16) -> list[Task]:
+    """Tasks whose prompts are searched for their labels: from all parts of the data, those of a new label first."""
+    spread = tasks[:: max(1, len(tasks) // (4 * most))]
+    first: dict[tuple[str, ...], Task] = {}
+    for task in spread:
+        if labels := tuple(_labels(task.label)):
+            first.setdefault(labels, task)
+    new = [*first.values()]
+    rest = [task for task in spread if all(task is not other for other in new)]
+    chosen = new[:: max(1, len(new) // most)][:most]
+    return [*chosen, *rest[: most - len(chosen)]]
 
 
 def _ignored(subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: ResetReads) -> None:
@@ -74,28 +92,29 @@ def _ignored(subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: Reset
 
 
 def _label_shown(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
-    """Report if each prompt contains its own label, and not those of the other tasks."""
-    prompts_and_labels = [(_prompt(episode), _labels(episode.trajectory.task.label)) for episode in plays]
-    if (
-        len(prompts_and_labels) < 2
-        or not all(labels for _, labels in prompts_and_labels)
-        or len({tuple(labels) for _, labels in prompts_and_labels}) < 2
-    ):
+    """Report if a third of the prompts or more contain their own label, and none that of another task."""
+    searched = [(_prompt(episode), _labels(episode.trajectory.task.label)) for episode in plays]
+    searched = [(prompt, labels) for prompt, labels in searched if labels]
+    if len({tuple(labels) for _, labels in searched}) < 2:
         subject.report.skipped.setdefault("label in prompt", "it needs two tasks with different labels that are text")
         return
-    holds_own = all(any(_holds(prompt, label) for label in labels) for prompt, labels in prompts_and_labels)
+    leaked = [
+        label for prompt, labels in searched if (label := next((text for text in labels if _holds(prompt, text)), None))
+    ]
     foreign = any(
         _holds(prompt, label)
-        for i, (prompt, mine) in enumerate(prompts_and_labels)
-        for j, (_, labels) in enumerate(prompts_and_labels)
+        for i, (prompt, mine) in enumerate(searched)
+        for j, (_, labels) in enumerate(searched)
         for label in labels
         if i != j and label not in mine
     )
-    if holds_own and not foreign:
+    subject.report.checked["label in prompt"] = f"{len(searched)} tasks"
+    if len(leaked) >= max(_LEAST, len(searched) / 3) and not foreign:
+        count = "each" if len(leaked) == len(searched) else len(leaked)
         subject.report.warn(
             _CHECK,
             subject.author.of_member("reset"),
-            f"each of {len(plays)} prompts holds its own label, such as {prompts_and_labels[0][1][0]!r:.40}",
+            f"{count} of {len(searched)} prompts holds its own label, such as {leaked[0]!r:.40}",
             "leave it out, unless the task is to find it there",
         )
 
@@ -105,6 +124,8 @@ def _labels(label: Any) -> list[str]:
         return []
     if isinstance(label, str | int | float):
         return [str(label).strip()] if str(label).strip() else []
+    if isinstance(label, Mapping):
+        label = [label[key] for key in _ANSWERS if key in label]
     return [text for item in label for text in _labels(item)] if isinstance(label, list | tuple) else []
 
 

@@ -23,7 +23,7 @@ from agentrl.check.own_tasks import own_tasks
 from agentrl.check.places import AuthorCode
 from agentrl.check.players import failed, players
 from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Player, by, play, recording, saying
-from agentrl.check.prompts import ResetReads, prompts, watched
+from agentrl.check.prompts import ResetReads, for_labels, prompts, watched
 from agentrl.check.repeating import repeat
 from agentrl.check.resuming import resuming
 from agentrl.check.schemas import schemas
@@ -54,6 +54,8 @@ CHECKS = (
 )
 _TURNS = 12
 _SHARE_OF_EPISODE = 20
+_SHARE_OF_OTHERS = 0.25
+"""The part of `seconds` in which the beginnings of further tasks are played."""
 """An Env whose episodes take more than 1/20 of the time is checked with one task and one script."""
 
 
@@ -74,6 +76,8 @@ class CheckInputs:
     """Also play in a separate process."""
     seconds: float = 20.0
     """How long the cancellations of one script may take. Other time limits scale with it."""
+    others: Sequence[Task] = ()
+    """Further tasks, of which only the first prompt is read."""
     of: str = ""
     """All tasks, from which `tasks` were chosen, in words: "6 held-out and 18 training tasks"."""
     begins: Callable[[str], object] = lambda name: None
@@ -189,9 +193,21 @@ class _Suite:
             subject.report.skipped["everything else"] = "no task can be played"
             return None
         if self._wants("prompt"):
-            prompts(subject, [episode for episode in plays if episode not in broken], reads)
+            whole = [episode for episode in plays if episode not in broken]
+            prompts(subject, whole, reads, await self._other_prompts())
             subject.report.checked["prompt"] = f"{len(plays)} tasks"
         return [episode for episode in plays if episode not in broken]
+
+    async def _other_prompts(self) -> list[PlayedEpisode]:
+        """The beginnings of further tasks, as many as fit into a part of the time. Broken ones are left out."""
+        subject, plays = self.subject, list[PlayedEpisode]()
+        until = time.monotonic() + self.inputs.seconds * _SHARE_OF_OTHERS
+        for task in for_labels(self.inputs.others):
+            if time.monotonic() > until:
+                break
+            played = await play(subject, task, saying(()), turns=1)
+            plays += [played] if played.failure is None else []
+        return plays
 
     async def _of_scripts(self, task: Task, scripts: Sequence[Sequence[Turn]]) -> None:
         subject, speak = self.subject, saying(scripts[0])

@@ -87,13 +87,14 @@ def _checked(
     from agentrl.check import CheckInputs
     from agentrl.check import check as check_env
 
-    tasks, of = _tasks(EnvFactory(env, config.env_config), data, limit)
+    tasks, of = _tasks(EnvFactory(env, config.env_config), data)
     knows, does_nothing = _player(gold), _player(noop)
     renderer, _ = open_renderer(model)
     limits = replace(config.limits, close_s=min(config.limits.close_s, _CLOSE_S))
     inputs = CheckInputs(
         env=env,
-        tasks=tasks,
+        tasks=tasks[:limit],
+        others=tasks[limit:],
         renderer=renderer,
         config=config.env_config,
         gold=knows,
@@ -135,14 +136,14 @@ def _player(path: str | None) -> Player | None:
     return update_wrapper(load_player(path), load_object(path)) if path else None
 
 
-def _tasks(envs: EnvFactory, data: Path | None, limit: int) -> tuple[list[Task], str]:
-    """The tasks to check with, and how many there are in all, in words."""
+def _tasks(envs: EnvFactory, data: Path | None) -> tuple[list[Task], str]:
+    """All tasks, those to check with first, and how many they are in words."""
     from agentrl.rollout.own_tasks import makes_tasks, own_tasks
     from agentrl.rollout.tasks import load_tasks
 
     if data is not None:
         read = load_tasks(data, split="eval", check=envs.check)
-        return read[:limit], f"{len(read)} tasks"
+        return read, f"{len(read)} tasks"
     if not makes_tasks(envs.cls):
         name = envs.cls.__name__
         raise ConfigError(f"{name} makes no tasks; name a file of tasks with --data, or write {name}.tasks")
@@ -153,7 +154,7 @@ def _tasks(envs: EnvFactory, data: Path | None, limit: int) -> tuple[list[Task],
         if task is not None:
             chosen.setdefault(task.id, task)
     of = f"{_count(held_out, 'eval')} held-out and {_count(train, 'train')} training tasks"
-    return list(chosen.values())[:limit], of
+    return list(chosen.values()), of
 
 
 def _count(tasks: list[Task], split: str) -> str:

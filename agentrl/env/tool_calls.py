@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, Protocol
 from zlib import crc32
 
+from agentrl._util.activity import doing
 from agentrl._util.concurrency import Deadline, gather
 from agentrl.env.runtime import Runtime
 from agentrl.env.tools import Tool, normal_spec, tool_name
@@ -80,7 +81,8 @@ async def _answer(env: ToolOwner, call: ToolCall) -> tuple[Message, ToolResult]:
     deadline = Deadline((own and own.timeout) or runtime.limits.tool_s)
     try:
         async with deadline:
-            result = await runtime.call(env.exec_tool, call)
+            with doing(f"tool {call.name}"):
+                result = await runtime.call(env.exec_tool, call)
         result = result if isinstance(result, ToolResult) else ToolResult(result)
         return _message(call, result.content), result
     except ToolError as exc:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from agentrl._util.activity import doing
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.texts import texts_in
 from agentrl.chat.request import RefusedError
@@ -64,7 +65,8 @@ class AgentRun:
         Raises FailedError. Raises ResumeError if the agent did not survive a pause.
         """
         running, trajectory = self._start_or_resume(episode), episode.state.trajectory
-        stop = await self._wait(running, episode.hooks.aborted, left)
+        with doing("run"):
+            stop = await self._wait(running, episode.hooks.aborted, left)
         if stop is StopReason.ABORTED:
             self._paused = True
             self._session.hold()

@@ -9,6 +9,7 @@ from agentrl.errors import ConfigError
 from agentrl.models.adapter import base_of, has_adapter, is_adapter, load_adapter, merge_adapter, save_adapter
 from agentrl.models.folder import load_folder, quiet_transformers, read_weights
 from agentrl.models.hub import NAMES, SEEDED, check_name, folder_of
+from agentrl.models.portable import rewrite_config, save_tokenizer, set_ends
 from agentrl.models.tiny import tiny_model, tiny_tokenizer
 from agentrl.models.tiny_vl import tiny_vl_config, tiny_vl_model, tiny_vl_tokenizer
 from agentrl.models.tokenizer import load_tokenizer
@@ -29,6 +30,7 @@ __all__ = [
     "read_weights",
     "save_adapter",
     "save_model",
+    "set_ends",
     "tiny_model",
     "tiny_tokenizer",
     "tiny_vl_model",
@@ -87,8 +89,8 @@ def load_config(model: str) -> Any:
 
 
 def save_model(model: Any, tokenizer: Any, folder: str | Path, vision: Vision | None = None) -> None:
-    """Write a folder that `load_model`, SGLang and slime read: safetensors, config, tokenizer, chat template, and the
-    configuration of the image processor if the model reads images.
+    """Write a folder that `load_model`, SGLang, vLLM and slime read: safetensors, config, tokenizer, chat template, and
+    the configuration of the image processor if the model reads images. Transformers 4.57 reads it, too.
 
     Of a peft model, the adapter is written as peft does, without the base model.
     """
@@ -97,7 +99,8 @@ def save_model(model: Any, tokenizer: Any, folder: str | Path, vision: Vision | 
     else:
         with quiet_transformers():
             model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        rewrite_config(Path(folder), Path(model.config.name_or_path or ""))
+    save_tokenizer(tokenizer, Path(folder))
     if vision is not None:
         vision.save(Path(folder))
 

@@ -28,7 +28,7 @@ def load_tokenizer(model: str, *, chat_template: str | None = None, trust_remote
     downloaded, for a folder without a tokenizer, and if there is no chat template.
     """
     folder = None if model in _SEEDED else _folder(model)
-    tokenizer = _SEEDED[model]() if folder is None else _read(folder, trust_remote_code)
+    tokenizer = _SEEDED[model]() if folder is None else read_tokenizer(folder, trust_remote_code)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     if tokenizer.chat_template is None:
@@ -39,7 +39,8 @@ def load_tokenizer(model: str, *, chat_template: str | None = None, trust_remote
     return tokenizer
 
 
-def _read(folder: Path, trust_remote_code: bool) -> Any:
+def read_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
+    """The tokenizer of a folder. Raises ConfigError."""
     kind = _tokenizer_class(folder)
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)

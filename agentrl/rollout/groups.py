@@ -30,6 +30,7 @@ from agentrl.rollout.failures import RETRY, FailurePolicy, with_retries
 from agentrl.rollout.in_flight import AGAIN, flying, note_turn
 from agentrl.rollout.opponents import Opponents, Seating
 from agentrl.rollout.seats import play_seats
+from agentrl.rollout.waiting import waiting_for
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Reward, SamplingParams, StopReason, Task
 
@@ -169,7 +170,7 @@ async def run_groups(
         }
         async with slots if rollout.slot is None else rollout.slot():
             session_id = f"{name}-{step:06d}-{first + group:04d}-{member:03d}"
-            with lockstep.episode(), flying(session_id, tasks[group].id):
+            with lockstep.episode(), flying(session_id, tasks[group].id, name):
                 played = await _play_all_seats(rollout, tasks[group], params, session_id, lockstep, seatings[group])
         for place, trajectory in zip(_places(episode, seatings), played, strict=True):
             if keep is not None:
@@ -181,7 +182,8 @@ async def run_groups(
     everything = [(group, member) for group in range(len(tasks)) for member in range(group_size)]
     found = {place: one for place, one in (known or {}).items() if _fits(one, seatings[place[0]], place[1])}
     missing = [episode for episode in everything if not all(place in found for place in _places(episode, seatings))]
-    played = await _play_in_waves(rollout, missing, play)
+    with waiting_for(f"step {step}" if step else "the evaluation", name):
+        played = await _play_in_waves(rollout, missing, play)
     for episode, trajectories in zip(missing, played, strict=True):
         found.update(zip(_places(episode, seatings), trajectories, strict=True))
     groups = [
@@ -189,7 +191,8 @@ async def run_groups(
         for of_group in batched(everything, group_size)
     ]
     if isinstance(rollout.reward, GroupReward):
-        await _score_groups(rollout, rollout.reward, [each for group in groups for each in by_seat(group)])
+        with waiting_for("the comparison of groups", name):
+            await _score_groups(rollout, rollout.reward, [each for group in groups for each in by_seat(group)], name)
     unscored = settle_rewards(rollout.envs, rollout.scored, [trajectory for group in groups for trajectory in group])
     if unscored and not keep_unscored:
         refuse_unscored(rollout.envs, unscored[0].task)
@@ -236,13 +239,16 @@ def by_seat(group: Sequence[Trajectory]) -> list[list[Trajectory]]:
     return [[trajectory for trajectory in group if trajectory.seat == seat] for seat in seats]
 
 
-async def _score_groups(rollout: Rollout, reward: GroupReward, groups: Sequence[Sequence[Trajectory]]) -> None:
+async def _score_groups(
+    rollout: Rollout, reward: GroupReward, groups: Sequence[Sequence[Trajectory]], name: str
+) -> None:
     """Score groups at once. A reward function that asks the policy does so in the engine's lockstep."""
     policy = EngineSpeaker(rollout.engine, rollout.renderer)
 
     async def score(place: Place, lockstep: LockstepProtocol) -> None:
-        with lockstep.episode():
-            await score_group(reward, groups[place[0]], policy)
+        group = groups[place[0]]
+        with lockstep.episode(), flying(f"{name}-group-{place[0]:04d}", group[0].task.id, name, episode=False):
+            await score_group(reward, group, policy)
 
     await _play_in_waves(rollout, [(number, 0) for number in range(len(groups))], score)
 

@@ -3,52 +3,59 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 
+from agentrl._util.activity import Activity, activity
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
 AGAIN = "-again"
 """In the session id of an episode that is played once more, after its environment failed."""
+_LATE = 5
+_LATE_S = 300.0
+"""An episode is late after so many times the median of its kind, and not before so many seconds."""
+_REMEMBERED = 256
 
 
 @dataclass(slots=True)
 class Flight:
-    """One episode in flight."""
+    """One episode in flight, or the scoring of a group."""
 
     name: str
     task: str
+    kind: str = "train"
+    """What it belongs to: "train", or the name of an evaluation."""
+    episode: bool = True
     started: float = field(default_factory=time.time)
     """Seconds since 1970."""
-    since: float = field(default_factory=time.time)
-    """When it last ended a turn, or a watcher saw that it waits for something else."""
-    waiting: str = "reset or first turn"
+    activity: Activity = field(default_factory=Activity)
     trajectory: Trajectory | None = None
     """As soon as a turn has ended."""
     reported: Mapping[str, JSON] = field(default_factory=dict)
     """The last report of the worker that plays it."""
 
     def to_json(self) -> dict[str, JSON]:
-        """Its state. Called now and then, it notices a change of what the episode waits for."""
+        """Its state: what it waits for now, and since when."""
         if self.reported:
             return {**self.reported, "started": self.started}
-        if (waiting := self._waiting()) != self.waiting:
-            self.waiting, self.since = waiting, time.time()
-        turns = len(self.trajectory.turns) if self.trajectory is not None else 0
+        name, since = self.activity.now
         return {
             "name": self.name,
             "task": self.task,
             "started": self.started,
-            "turn": turns,
-            "waiting": self.waiting,
-            "since": self.since,
+            "turn": len(self.trajectory.turns) if self.trajectory is not None else 0,
+            "waiting": name or self._between(),
+            "since": since,
         }
 
-    def _waiting(self) -> str:
+    def _between(self) -> str:
+        """What comes next, where nothing is noted."""
         if self.trajectory is None:
-            return self.waiting
+            return "reset or first turn" if self.episode else "score"
         spans = self.trajectory.segment.spans
         return "env" if spans and spans[-1].kind == "sampled" else "engine"
 
@@ -56,23 +63,44 @@ class Flight:
 _FLYING: dict[str, Flight] = {}
 _STARTED: dict[str, float] = {}
 """When episodes began, by session id, until `take_started`. Evaluations use the same ids each time."""
+_TOOK: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+"""Seconds that the last episodes of each kind took."""
 
 
 @contextmanager
-def flying(session_id: str, task: str) -> Iterator[None]:
+def flying(session_id: str, task: str, kind: str = "train", *, episode: bool = True) -> Iterator[None]:
     """List an episode while the block plays it."""
-    flight = _FLYING[session_id] = Flight(session_id, task)
-    _STARTED[session_id] = flight.started
+    flight = _FLYING[session_id] = Flight(session_id, task, kind, episode)
+    if episode:
+        _STARTED[session_id] = flight.started
+    token = activity.set(flight.activity)
     try:
         yield
     finally:
+        activity.reset(token)
         _FLYING.pop(session_id, None)
+        if episode:
+            _TOOK[kind].append(time.time() - flight.started)
+
+
+def late(kind: str) -> Sequence[Flight]:
+    """The episodes of a kind that have been in flight for many times as long as those that have ended."""
+    took = _TOOK[kind]
+    if not took:
+        return []
+    limit = max(_LATE_S, _LATE * median(took))
+    return [flight for flight in of_kind(kind) if flight.episode and time.time() - flight.started > limit]
+
+
+def of_kind(kind: str) -> Sequence[Flight]:
+    """The flights of a kind, groups that are scored included, in the order in which they began."""
+    return [flight for flight in list(_FLYING.values()) if flight.kind == kind]
 
 
 def note_turn(trajectory: Trajectory, session_id: str = "") -> None:
     """An episode has ended a turn; for `EpisodeHooks.on_turn`. `session_id` is that of an episode with seats."""
     if (flight := _FLYING.get((session_id or trajectory.session_id).partition(AGAIN)[0])) is not None:
-        flight.trajectory, flight.since = trajectory, time.time()
+        flight.trajectory = trajectory
 
 
 def note_remote(status: Mapping[str, Mapping[str, JSON]]) -> None:
@@ -84,7 +112,7 @@ def note_remote(status: Mapping[str, Mapping[str, JSON]]) -> None:
 
 def in_flight() -> Mapping[str, Flight]:
     """The episodes by session id; a copy."""
-    return dict(_FLYING)
+    return {name: flight for name, flight in list(_FLYING.items()) if flight.episode}
 
 
 def take_started(session_id: str) -> float | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agentrl._util.config_errors import check_file
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
@@ -16,16 +15,14 @@ _DEEPEST = 100
 """Levels of nesting. Python's own parser fails at a depth of some hundreds that depends on the caller."""
 
 
-def read_jsonl(path: Path, remedy: str) -> Iterator[tuple[int, JSON]]:
-    """Each line's number and value; empty lines are left out. Raises ConfigError (`file:line: what and remedy`)."""
-    try:
-        with path.open("rb") as lines:
-            for number, raw in enumerate(lines, 1):
-                if line := _text(raw, f"{path}:{number}", first=number == 1):
-                    yield number, _value(line, f"{path}:{number}")
-    except OSError as exc:
-        check_file(path, remedy)
-        raise ConfigError(f"{path}: {exc.strerror}; {remedy}") from exc
+def read_lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, JSON]]:
+    """The number and value of each line of a file; empty lines are left out.
+
+    Raises ConfigError (`file:line: what and remedy`).
+    """
+    for number, raw in enumerate(lines, 1):
+        if line := _text(raw, f"{path}:{number}", first=number == 1):
+            yield number, _value(line, f"{path}:{number}")
 
 
 def parse_line(raw: bytes, where: str, *, first: bool) -> JSON:

@@ -5,19 +5,27 @@
        └──── put_back ──┴── stale ──┘
 
 It is one implementation for every host: a host gives it a source of groups and a way to play one. Everything happens
-when something has happened: an episode or a group has ended, the trainer took groups, the weights changed. Nothing is
-polled. Fully-async is the rollout of AReaL (arXiv 2505.24298); sync with over-sampling and an abort of the rest is
-that of slime, with the dynamic sampling of DAPO (arXiv 2503.14476).
+when something has happened: an episode or a group has ended, the trainer took groups, the weights changed. Only for
+episodes that may never end does it look now and then. Fully-async is the rollout of AReaL (arXiv 2505.24298); sync with
+over-sampling and an abort of the rest is that of slime, with the dynamic sampling of DAPO (arXiv 2503.14476).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Sequence, Set
+from contextlib import suppress
 from functools import partial
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from agentrl.errors import ConfigError
+from agentrl.rollout.waiting import waiting_for
+
+log = logging.getLogger("agentrl")
+
+LOOK_S = 10.0
+"""Seconds between two looks at groups that may never end."""
 
 Stale: TypeAlias = Literal["drop", "retry", "mask"]
 """What becomes of a group that was begun with weights that are too old: it is dropped, played again from the beginning
@@ -76,13 +84,16 @@ class GroupLoop(Generic[G]):
         staleness: int = 0,
         stale: Stale = "drop",
         hungry: Callable[[], bool] = lambda: True,
+        late: Callable[[Sequence[G]], Set[int]] = lambda groups: frozenset(),
         wanted: Callable[[G], str | None] = lambda group: None,
         steps: int | None = None,
     ) -> None:
-        """`groups` is what the trainer takes in a step. `wanted` returns the reason to drop a group that has ended.
+        """`groups` is what the trainer takes in a step. `late` returns the numbers of groups that may never end: while
+        the trainer waits, others may begin in their place. `wanted` returns the reason to drop a group that has ended.
         No group is begun for a step after `steps`."""
         self.source, self.groups, self.staleness, self.stale = source, groups, staleness, stale
         self._play, self._hungry, self._wanted, self.steps = play, hungry, wanted, steps
+        self._late = late
         self.version = 0
         """That of the weights which sample."""
         self.step = 0
@@ -93,6 +104,8 @@ class GroupLoop(Generic[G]):
         self._left: set[asyncio.Task[str | None]] = set()
         """Groups that were dropped while they were played, until they have ended."""
         self._ready: dict[int, G] = {}
+        self._replaced: set[int] = set()
+        """Late groups that are played and keep no other group out."""
         self._retried: set[int] = set()
         """Groups that were too old once."""
         self._running, self._most = False, 0
@@ -143,13 +156,15 @@ class GroupLoop(Generic[G]):
         """
         self.step = step - 1
         self.fill()
-        while True:
-            self._check()
-            if len(self._ready) >= self.groups:
-                break
-            if self._at_end and not self._tasks:
-                raise ConfigError(f"step {step}: the data has ended; give more epochs, or fewer steps")
-            await self._wait()
+        with waiting_for(f"step {step}"):
+            while True:
+                self._check()
+                if len(self._ready) >= self.groups:
+                    break
+                if self._at_end and not self._tasks:
+                    raise ConfigError(f"step {step}: the data has ended; give more epochs, or fewer steps")
+                if not await self._wait(LOOK_S):
+                    self._replace_late()
         oldest = sorted(self._ready.values(), key=lambda group: (group.born, group.number))[: self.groups]
         for group in oldest:
             del self._ready[group.number]
@@ -168,12 +183,14 @@ class GroupLoop(Generic[G]):
         self.version, self.stopping = version, False
         self._running, self._at_end, self._most = True, False, at_once
         try:
-            while len(self._ready) < self.groups:
-                self._check()
-                self.fill()
-                if not self._tasks:
-                    raise ConfigError("the data has ended before the step had its groups; give more epochs")
-                await self._wait()
+            with waiting_for("the rollout"):
+                while len(self._ready) < self.groups:
+                    self._check()
+                    self.fill()
+                    if not self._tasks:
+                        raise ConfigError("the data has ended before the step had its groups; give more epochs")
+                    if not await self._wait(LOOK_S):
+                        self._replace_late()
         finally:
             self._running, self._most = False, 0
         kept = sorted(self._ready.values(), key=lambda group: group.number)[: self.groups]
@@ -214,9 +231,19 @@ class GroupLoop(Generic[G]):
         await self._until_empty()
 
     async def _until_empty(self) -> None:
-        while tasks := [*(task for _, task in self._tasks.values()), *self._left]:
-            await asyncio.wait(tasks)
-            await asyncio.sleep(0)  # their callbacks run now
+        with waiting_for("the end of the rollout"):
+            while tasks := [*(task for _, task in self._tasks.values()), *self._left]:
+                await asyncio.wait(tasks)
+                await asyncio.sleep(0)  # their callbacks run now
+
+    def _replace_late(self) -> None:
+        """Let other groups begin in place of those that may never end. A late group is still taken once it ends."""
+        late = self._late([group for group, _ in self._tasks.values()]) - self._replaced
+        if late:
+            self._replaced |= late
+            numbers = ", ".join(map(str, sorted(late)))
+            log.warning("group %s takes many times as long as others: another may begin in its place", numbers)
+            self.fill()
 
     def _bound(self) -> int:
         """How many groups may be played or ready."""
@@ -227,9 +254,10 @@ class GroupLoop(Generic[G]):
 
     def _alive(self) -> int:
         """The groups that count: those that are too old already, and are kept for `mask`, keep no other group out."""
+        playing = [group for number, (group, _) in self._tasks.items() if number not in self._replaced]
         if self.stale != "mask" or self._most:
-            return len(self._tasks) + len(self._ready)
-        groups = [*self._ready.values(), *(group for group, _ in self._tasks.values())]
+            return len(playing) + len(self._ready)
+        groups = [*self._ready.values(), *playing]
         return sum(self.step - group.born <= self.staleness for group in groups)
 
     async def _started(self, group: G) -> str | None:
@@ -244,6 +272,7 @@ class GroupLoop(Generic[G]):
         try:
             if present is task:  # else it was dropped while it was played, and may be played again
                 del self._tasks[group.number]
+                self._replaced.discard(group.number)
                 self._settle(group, ABORTED if task.cancelled() or exc is not None else task.result())
             self.fill()
         except Exception as raised:  # noqa: BLE001 - whatever the source or a filter raises, the trainer's call raises it
@@ -275,6 +304,7 @@ class GroupLoop(Generic[G]):
             if self.step - group.born > self.staleness:
                 self._ready.pop(group.number, None)
                 if (playing := self._tasks.pop(group.number, None)) is not None:
+                    self._replaced.discard(group.number)
                     self._leave(playing[1])
                 if self.stale == "retry" and group.number not in self._retried:
                     self._retried.add(group.number)
@@ -294,6 +324,10 @@ class GroupLoop(Generic[G]):
             failed, self._failed = self._failed, None
             raise failed
 
-    async def _wait(self) -> None:
+    async def _wait(self, timeout: float | None = None) -> bool:
+        """Wait until something has happened. False if nothing has in this time."""
         self._changed.clear()
-        await self._changed.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                return await self._changed.wait()
+        return False

@@ -66,6 +66,7 @@ class LoopDrawer:
             staleness=settings.staleness,
             stale=settings.stale,
             hungry=self.player.hungry,
+            late=self.player.late,
             wanted=self._unwanted,
             steps=settings.steps,
         )

@@ -1,26 +1,54 @@
-"""Read the rows of a Parquet file, or of a file by its name, as plain JSON values."""
+"""Read the rows of a Parquet file as plain JSON values, as they would be in JSON Lines."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 from agentrl.errors import ConfigError
 from agentrl.plain import to_json
-from agentrl.rollout.jsonl import read_jsonl
 from agentrl.types import JSON
 
 
-def read_rows(path: Path, remedy: str, columns: Sequence[str] | None = None) -> Iterator[tuple[int, JSON]]:
-    """The number and content of each row of a file named .parquet, or else of a JSONL file. Raises ConfigError.
+def read_parquet(path: Path, remedy: str, columns: Sequence[str] | None = None) -> Iterator[tuple[int, JSON]]:
+    """Each row's number, from 1, and its columns, or those of `columns` that the file has.
 
-    Of a Parquet file, only `columns` are read, as far as it has them.
+    Arrow gives every struct of a column the keys of all of them, and null to those that a row did not have. So a key
+    without a value is left out: of a row, and of any object in it. A null in a list is kept.
+
+    Dates and times become ISO text, durations seconds, and decimals numbers. Raises ConfigError (`file:row: what and
+    remedy`).
     """
-    return _read_parquet(path, remedy, columns) if path.suffix == ".parquet" else read_jsonl(path, remedy)
+    with _opened(path, remedy) as file:
+        names = file.schema_arrow.names
+        wanted = [name for name in names if columns is None or name in columns]
+        number = 0
+        for batch in file.iter_batches(columns=wanted):
+            for row in batch.to_pylist(maps_as_pydicts="lossy"):
+                number += 1
+                yield number, _plain(row, f"{path}:{number}")
 
 
-def _read_parquet(path: Path, remedy: str, columns: Sequence[str] | None) -> Iterator[tuple[int, JSON]]:
-    """Each row's number, from 1, and its columns. Raises ConfigError (`file:row: what and remedy`)."""
+def parquet_columns(path: Path, remedy: str) -> list[str]:
+    """The names of a Parquet file's columns. Raises ConfigError."""
+    with _opened(path, remedy) as file:
+        return list(file.schema_arrow.names)
+
+
+def count_parquet(path: Path, remedy: str) -> int:
+    """How many rows a Parquet file has. Raises ConfigError."""
+    with _opened(path, remedy) as file:
+        return int(file.metadata.num_rows)
+
+
+@contextmanager
+def _opened(path: Path, remedy: str) -> Iterator[Any]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -28,18 +56,37 @@ def _read_parquet(path: Path, remedy: str, columns: Sequence[str] | None) -> Ite
         raise ConfigError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow, or {remedy}") from exc
     try:
         with ParquetFile(path) as file:
-            number = 0
-            known = [name for name in file.schema_arrow.names if columns is None or name in columns]
-            for batch in file.iter_batches(columns=known or None):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, _plain(row, f"{path}:{number}")
+            yield file
     except (ArrowException, OSError) as exc:
         raise ConfigError(f"{path}: not a readable Parquet file ({' '.join(str(exc).split())}); {remedy}") from exc
 
 
-def _plain(row: JSON, where: str) -> JSON:
+def _plain(row: Any, where: str) -> JSON:
     try:
-        return to_json(row, "the row")
+        return to_json(_without_nulls(row), "the row")
     except (TypeError, ValueError) as exc:
         raise ConfigError(f"{where}: {exc}") from exc
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if not _is_missing(item)}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return _scalar(value)
+
+
+def _is_missing(value: Any) -> bool:
+    """Null, or a float that pandas writes in its place."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _scalar(value: Any) -> Any:
+    """A scalar of Arrow as JSON has it. Other scalars are returned as they are."""
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return str(value) if isinstance(value, UUID) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from agentrl.rollout.groups import (
     score_group,
     settle_rewards,
 )
-from agentrl.rollout.in_flight import flying, note_turn
+from agentrl.rollout.in_flight import flying, late, note_turn
 from agentrl.rollout.loop import ABORTED
 from agentrl.rollout.pass_rates import pass_rate
 from agentrl.rollout.slots import EpisodeSlots
@@ -70,6 +70,11 @@ class GroupPlayer:
             self._waiting_for_slot[group.number] = sum(not isinstance(member, Trajectory) for member in group.members)
         return group
 
+    def late(self, groups: Sequence[PendingGroup]) -> Set[int]:
+        """The numbers of the groups with an episode that takes many times as long as others."""
+        names = {flight.name.rpartition("-")[0] for flight in late(self.name)}
+        return {group.number for group in groups if f"{self.name}-{group.number:06d}" in names}
+
     def put_back(self, group: PendingGroup, *, anew: bool) -> None:
         self._waiting_for_slot.pop(group.number, None)
         if anew:
@@ -93,7 +98,8 @@ class GroupPlayer:
             return ABORTED
         if too_few(self.rollout.failures, ended):
             return "env_failure"
-        await self._score(ended)
+        with flying(f"{self.name}-{group.number:06d}-score", group.task.id, self.name, episode=False):
+            await self._score(ended)
         self.buffer.finished(group, ended)
         if (rate := pass_rate(ended)) is not None:
             self.buffer.source.record(group.row, rate)
@@ -116,7 +122,7 @@ class GroupPlayer:
             await admission()  # thousands that begin at once do not hold the loop up
             session_id = f"{self.name}-{group.number:06d}-{index:03d}"
             parked = group.members[index]
-            with flying(session_id, group.task.id), self.flow.episode(session_id):
+            with flying(session_id, group.task.id, self.name), self.flow.episode(session_id):
                 await self._play_episode(group, index, session_id, parked if isinstance(parked, Parked) else None)
 
     async def _play_episode(self, group: PendingGroup, index: int, session_id: str, parked: Parked | None) -> None:

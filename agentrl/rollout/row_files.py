@@ -7,7 +7,7 @@ import json
 import tempfile
 import weakref
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -15,19 +15,19 @@ from typing import IO, overload
 
 from agentrl._util.config_errors import check_file
 from agentrl.errors import ConfigError
+from agentrl.rollout.data_files import is_jsonl, is_packed, read_rows, unpacked
 from agentrl.rollout.jsonl import parse_line
-from agentrl.rollout.parquet import read_rows
 from agentrl.types import JSON
 
 _BLOCK = 1 << 20
 
 
 class RowFile(Sequence[JSON]):
-    """The rows of a JSONL or Parquet file, each read from disk when it is asked for. Eight bytes a row are in memory.
+    """The rows that `read_rows` reads, each read from disk when it is asked for. Eight bytes a row are in memory.
 
-    `part` takes a range of the rows. Parquet, which cannot be read by row, is first written as JSONL to a temporary
-    file. It has no name and goes with this object. Of Parquet, only `columns` are taken. Raises ConfigError for a file
-    that cannot be read, and where a row is read that is not JSON.
+    `part` takes a range of the rows. What cannot be read by row (Parquet, CSV, a list, packed files) is first written
+    as JSONL to a temporary file. It has no name and goes with this object. Of Parquet and CSV, only `columns` are
+    taken. Raises ConfigError for a file that cannot be read, and where a row is read that is not JSON.
     """
 
     def __init__(
@@ -35,7 +35,8 @@ class RowFile(Sequence[JSON]):
     ) -> None:
         check_file(path, remedy, "data file")
         self.path = path
-        self._file: IO[bytes] = path.open("rb") if path.suffix != ".parquet" else _unpacked(path, remedy, columns)
+        direct = is_jsonl(path, remedy) and not is_packed(path)
+        self._file: IO[bytes] = path.open("rb") if direct else _as_lines(path, remedy, columns)
         weakref.finalize(self, self._file.close)
         self._places, self._lines = array("Q"), array("Q")
         place = 0
@@ -78,18 +79,32 @@ class RowFile(Sequence[JSON]):
         return found.hexdigest()[:16]
 
 
-def _unpacked(path: Path, remedy: str, columns: Sequence[str] | None) -> IO[bytes]:
-    unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the RowFile
-    rows = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for _, row in read_rows(path, remedy, columns))
+def _as_lines(path: Path, remedy: str, columns: Sequence[str] | None) -> IO[bytes]:
+    """A file's rows as JSONL without a name. Packed JSONL keeps its lines, and so their numbers."""
+    made = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the RowFile
     try:
-        while some := list(islice(rows, 1000)):
-            unpacked.writelines(some)
-    except OSError as exc:
-        raise ConfigError(
-            f"{path}: cannot be unpacked into {tempfile.gettempdir()} ({exc.strerror}); set TMPDIR to a larger disk"
-        ) from exc
-    unpacked.seek(0)
-    return unpacked
+        if is_jsonl(path, remedy):
+            with unpacked(path, remedy) as file:
+                _write(made, file, path)
+        else:
+            rows = read_rows(path, remedy, columns)
+            _write(made, (json.dumps(row, ensure_ascii=False).encode() + b"\n" for _, row in rows), path)
+        made.seek(0)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _write(file: IO[bytes], lines: Iterable[bytes], path: Path) -> None:
+    rest = iter(lines)
+    while some := list(islice(rest, 1000)):
+        try:
+            file.writelines(some)
+        except OSError as exc:
+            raise ConfigError(
+                f"{path}: cannot be unpacked into {tempfile.gettempdir()} ({exc.strerror}); set TMPDIR to a larger disk"
+            ) from exc
 
 
 class Permutation(Sequence[int]):

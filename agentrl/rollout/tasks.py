@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,10 +15,12 @@ from agentrl._util.config_errors import check_file
 from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import normal_spec
 from agentrl.errors import ConfigError, did_you_mean
+from agentrl.rollout.data_files import column_names, is_text_table, plain_name, read_rows
 from agentrl.rollout.own_tasks import Check, Split, makes_tasks, own_tasks
-from agentrl.rollout.parquet import read_rows
 from agentrl.rollout.row_files import RowFile
 from agentrl.types import JSON, Task
+
+log = logging.getLogger("agentrl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +131,8 @@ def load_tasks(
 
     A row with a `reward_model`, as Search-R1's and others in verl's format, is read as published: `reward_model` is the
     label, and columns without a meaning here, such as data_source, become metadata. `columns` names those of any other
-    form. `metadata` and `tools` may be JSON text. A file named .parquet is read with pyarrow.
+    form. `metadata` and `tools` may be JSON text. The file's name gives its format, as `read_rows` explains. Other
+    columns of Parquet and CSV are left out, with a warning.
 
     A row without an id is named by its line. A row without a seed gets its own seed, the same in every run. `check` may
     raise ConfigError to refuse a task.
@@ -140,8 +144,9 @@ def load_tasks(
     check_file(path, _REMEDY, "data file")
     tasks: list[Task] = []
     refusals: dict[int, ConfigError] = {}
-    for number, row in read_rows(path, _REMEDY, columns.names() if columns is not None else None):
-        tasks.append(_task(row, f"{path}:{number}", f"{path.stem}-{number}", split, None, columns))
+    for number, row in read_rows(path, _REMEDY, _columns_to_read(path, columns)):
+        values = _of_cells(row) if is_text_table(path) else row
+        tasks.append(_task(values, f"{path}:{number}", f"{plain_name(path)}-{number}", split, None, columns))
         try:
             if check is not None:
                 check(tasks[-1])
@@ -179,7 +184,8 @@ class TaskFile(Sequence[Task]):
         columns: Columns | None = None,
         part: slice = slice(None),
     ) -> None:
-        self._rows = RowFile(path, _REMEDY, columns.names() if columns is not None else None, part)
+        check_file(path, _REMEDY, "data file")
+        self._rows = RowFile(path, _REMEDY, _columns_to_read(path, columns), part)
         if not self._rows:
             raise ConfigError(f'{path}: no task in it; write one JSON object a line, such as {{"prompt": "..."}}')
         self._split, self._check, self._columns = split, check, columns
@@ -197,13 +203,45 @@ class TaskFile(Sequence[Task]):
         if isinstance(row, slice):
             return [self[at] for at in range(*row.indices(len(self)))]
         where = self._rows.where(row)
-        name = f"{self._rows.path.stem}-{where.rpartition(':')[2]}"
-        return _task(self._rows[row], where, name, self._split, self._check, self._columns)
+        path, values = self._rows.path, self._rows[row]
+        values = _of_cells(values) if is_text_table(path) else values
+        name = f"{plain_name(path)}-{where.rpartition(':')[2]}"
+        return _task(values, where, name, self._split, self._check, self._columns)
 
     @property
     def fingerprint(self) -> str:
         """Changes with the file's content."""
         return self._rows.fingerprint
+
+
+def _columns_to_read(path: Path, columns: Columns | None) -> list[str] | None:
+    """The columns of a table that have a meaning here; None for all. A warning names those that are left out."""
+    if columns is not None:
+        return columns.names()
+    names = column_names(path, _REMEDY)
+    if names is None or _PUBLISHED in names:
+        return None
+    if others := [name for name in names if name not in _KEYS]:
+        meant = did_you_mean(others[0], _KEYS) if len(others) == 1 else ""
+        log.warning("%s: columns without a meaning here are left out: %s%s", path, ", ".join(others), meant)
+    return [name for name in names if name in _KEYS]
+
+
+def _of_cells(row: JSON) -> JSON:
+    """A row of a table of text, with messages and a seed read from their text."""
+    if not isinstance(row, dict):
+        return row
+    values = dict(row)
+    prompt, seed = values.get("prompt"), values.get("seed")
+    if isinstance(prompt, str) and prompt.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            messages = json.loads(prompt)
+            if messages and all(isinstance(message, dict) and "role" in message for message in messages):
+                values["prompt"] = messages
+    if isinstance(seed, str):
+        with suppress(ValueError):
+            values["seed"] = int(seed)
+    return values
 
 
 def _task(

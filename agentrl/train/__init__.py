@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentrl._util.torch_threads import wait_passively
 from agentrl.train.config import TrainConfig, WarmStartConfig
 from agentrl.train.run_folder import model_folder
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from agentrl.train.whole_run import train
 
 __all__ = ["DivergedError", "Summary", "TrainConfig", "Trainer", "WarmStartConfig", "model_folder", "train"]
+
+wait_passively()
 
 # torch takes more than a second to import. Reading a configuration does not need it.
 _LAZY = {

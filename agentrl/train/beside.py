@@ -10,18 +10,24 @@ next one up.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from agentrl.errors import EngineError
+from agentrl.rollout.in_flight import late, of_kind
+from agentrl.rollout.loop import LOOK_S
 from agentrl.rollout.loop_drawer import LoopDrawer
+from agentrl.rollout.waiting import waiting_for
 from agentrl.train.handover import HandOver
 from agentrl.train.order import Collect, Played, PlayEvaluation, Update
 from agentrl.train.overlap import LearnerThread, TokenAges
 from agentrl.train.report import OverlapReport
 from agentrl.types import JSON
+
+log = logging.getLogger("agentrl")
 
 
 class FullyAsync:
@@ -77,16 +83,36 @@ class FullyAsync:
 
     async def evaluate(self, step: int, evaluate: PlayEvaluation | None, *, last: bool) -> Mapping[str, JSON]:
         """Begin the evaluation of a step beside the episodes, and return the metrics of one that has ended meanwhile,
-        with its step as `eval_step`. The last step waits for it, and so does the next evaluation."""
+        with its step as `eval_step`. The last step waits for it, and so does the next evaluation, but not for ever."""
         metrics: Mapping[str, JSON] = {}
         if self._evaluating is not None and (last or evaluate is not None or self._evaluating[1].done()):
             of, task = self._evaluating
-            await asyncio.wait([task])  # unlike `await task`, this does not cancel it with its waiter
+            ended = await self._has_ended(task)
             self._evaluating = None
-            metrics = {**task.result(), "eval_step": of}
+            if ended:
+                metrics = {**task.result(), "eval_step": of}
+            else:
+                log.warning("the evaluation of step %d is given up, and so are its metrics: see the lines above", of)
         if evaluate is not None:
             self._evaluating = step, asyncio.create_task(self._evaluate(evaluate))
         return metrics
+
+    async def _has_ended(self, task: asyncio.Task[Mapping[str, JSON]]) -> bool:
+        """Wait for an evaluation. False if all that is left of it takes many times as long as others: it is cancelled,
+        because the run's own steps and checkpoints wait for it."""
+        while not task.done():
+            await asyncio.wait([task], timeout=LOOK_S)  # unlike `await task`, this does not cancel it with its waiter
+            if not task.done() and (rest := of_kind("eval")) and len(late("eval")) == len(rest):
+                await self._end(task)
+                return False
+        return True
+
+    async def _end(self, task: asyncio.Task[Any]) -> None:
+        with waiting_for("the end of the evaluation", "eval"):
+            task.cancel()
+            await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # it has been seen
 
     async def _evaluate(self, evaluate: PlayEvaluation) -> Mapping[str, JSON]:
         slots = self._drawer.slots
@@ -115,9 +141,6 @@ class FullyAsync:
         if self._evaluating is not None:
             _, task = self._evaluating
             self._evaluating = None
-            task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()  # it has been seen
+            await self._end(task)
         await self._drawer.stop()
         self._thread.close()

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl._util.config_errors import check_file
 from agentrl.env.env import Env
 from agentrl.errors import ConfigError
-from agentrl.rollout.parquet import read_rows
+from agentrl.rollout.data_files import count_rows
 from agentrl.train.config import TrainConfig, WarmStartConfig
 from agentrl.types import Action, StepResult, Task
 
@@ -33,7 +32,7 @@ def sft_config(demonstrations: Path, epochs: float | None, values: Mapping[str, 
 
     `epochs` is 3 where neither it nor `warm_start.steps` is given. Raises ConfigError, also where both are.
     """
-    rows = _count(demonstrations)
+    rows = count_rows(demonstrations, 'give chat as JSONL: {"messages": [...]}')
     taught = values.get("warm_start") or {}
     if not isinstance(taught, Mapping):
         raise ConfigError(f"warm_start={taught}: name a key of it, as in --set warm_start.batch_size=8")
@@ -46,12 +45,3 @@ def sft_config(demonstrations: Path, epochs: float | None, values: Mapping[str, 
         warm_start = {"steps": max(1, math.ceil(epochs * rows / batch)), **warm_start}
     env = f"{NoEnv.__module__}:{NoEnv.__qualname__}"
     return TrainConfig.make(**{"env": env, **values, "steps": 0, "warm_start": warm_start})
-
-
-def _count(path: Path) -> int:
-    remedy = 'give chat as JSONL: {"messages": [...]}'
-    check_file(path, remedy)
-    if path.suffix == ".parquet":
-        return sum(1 for _ in read_rows(path, remedy, columns=()))
-    with path.open("rb") as lines:
-        return sum(1 for line in lines if line.strip())

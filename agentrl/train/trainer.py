@@ -24,11 +24,12 @@ from agentrl.engine.pausable import PausableEngine
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine
 from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError, EngineError
-from agentrl.models import SEEDED, load_model, load_tokenizer, save_model
+from agentrl.models import SEEDED, load_model, load_tokenizer, save_model, set_ends
 from agentrl.models.vision import vision_of
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.render import load_renderer
 from agentrl.render.base import Renderer
+from agentrl.render.ends import turn_ends
 from agentrl.rollout.drawing import Drawn
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout
@@ -154,6 +155,7 @@ class Trainer:
             self.warm_optimizers = make_optimizers(
                 self.learner.model, self.learner.masters, config.warm_start, config.optimizer
             )
+        set_ends(self.learner.model, turn_ends(renderer))
         limit_prompts(config, source, renderer, self._warn)
         envs.prove(renderer)
         self.engine = self._open_engine(renderer)
@@ -437,13 +439,8 @@ class Trainer:
 
     def _open_engine(self, renderer: Renderer) -> TrainedEngine:
         config = self.config
-        training = TrainingParts(
-            self.folder.path.absolute(),
-            self.learner.device.type,
-            config.dtype,
-            self._say,
-            overlap=config.staleness > 0,
-        )
+        run, device = self.folder.path.absolute(), self.learner.device.type
+        training = TrainingParts(run, device, config.dtype, self._say, overlap=config.staleness > 0)
         parts = EngineParts(self.tokenizer, renderer, lambda: self.learner.model, config.concurrency, training)
         engine = open_engine(config.engine, parts, config.engine_config)
         self._stack.push_async_callback(engine.close)

@@ -14,7 +14,9 @@ from agentrl import ConfigError, InfraError, Reward, SandboxError
 from agentrl.rewards import ModelOutput, UnitTests
 from agentrl.sandbox import ExecResult, SandboxKilledError
 from agentrl_envs.coding.attacks import ON_THE_VERDICT
+from agentrl_envs.coding.formats import functions
 from agentrl_envs.coding.formats.functions import human_eval
+from agentrl_envs.coding.formats.inside.check import says_the_same
 from agentrl_envs.coding.suites import code_block, suite
 from agentrl_sandbox.fake.backend import FakeBackend
 from tests.sandbox.engine import REQUIRED, entered
@@ -132,7 +134,7 @@ async def test_programs_read_stdin_and_write_stdout(tests):
         (f"{SUM_OF_LINES}sys.exit(1)", STREAMS, 0.0),
         ("print(1, 1/3)", floats, 1.0),
         ("print(1, 0.3334)", floats, 0.0),
-        ("print(1.0, 1/3)", floats, 0.0),
+        ("print(1.0, 1/3)", floats, 1.0),
         ("print(1)\nprint(1/3)", floats, 0.0),
     ]
     found = await asyncio.gather(*[tests.grade(wrote(code, label)) for code, label, _ in cases])
@@ -385,6 +387,63 @@ async def test_without_a_block_there_is_nothing_to_run_and_no_sandbox_is_made():
 
 
 @pytest.mark.parametrize(
+    ("word", "wanted", "same"),
+    [
+        ("3.0", "3", True),
+        ("3.", "3", True),
+        ("-0.0", "0", True),
+        ("1e+20", "100000000000000000000", True),
+        ("3", "3.0", True),
+        ("3.0000001", "3.0", True),
+        ("3.0000001", "3", False),
+        ("3.5", "3", False),
+        ("007", "7", False),
+        ("1e999999999", "7", False),
+        ("nan", "3", False),
+        ("3.0", "three", False),
+        ("1_0.0", "10", False),
+        ("True", "1", False),
+    ],
+)
+def test_a_whole_number_may_be_printed_as_a_fraction(word, wanted, same):
+    assert says_the_same(f"x {word}\n", f"x {wanted}") is same
+
+
+@pytest.mark.thorough
+async def test_a_module_that_the_image_lacks_is_named(tests, caplog, monkeypatch):
+    monkeypatch.setattr(functions, "_warned", set())
+    for label in (ASSERTS, STREAMS, LABELS["pytest"]):
+        answer = wrote(f"import no_such_lib.linalg as la\nimport json, collections.abc\n{ADD}", label)
+        assert await tests.grade(answer) == WRONG
+    assert await tests.grade(wrote("def add(a, b): pass", ASSERTS)) == WRONG
+    said = [record.message for record in caplog.records if "lacks" in record.message]
+    assert said == [
+        "the work imports no_such_lib, which the sandbox's image lacks; use an image that has it "
+        "(code that needs it gets 0)"
+    ]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "label",
+    [
+        "import no_such_lib\nassert add(1, 2) == 3",
+        "def test():\n    import no_such_lib\n    assert add(1, 2) == 3",
+        "import pytest\nimport no_such_lib\ndef test_it(tmp_path):\n    assert add(1, 2) == 3",
+    ],
+)
+async def test_tests_that_need_a_missing_module_are_no_zero_of_the_code(tests, label):
+    with pytest.raises(InfraError, match=r"the tests did not begin.*no_such_lib"):
+        await tests.grade(wrote(ADD, label))
+
+
+@pytest.mark.thorough
+async def test_tests_may_try_an_import(tests):
+    label = "try:\n    import no_such_lib\nexcept ImportError:\n    pass\nassert add(1, 2) == 3"
+    assert await tests.grade(wrote(ADD, label)) == RIGHT
+
+
+@pytest.mark.parametrize(
     ("text", "code"),
     [
         ("```\na\n```\n```py\nb\n```", "b\n"),
@@ -392,6 +451,22 @@ async def test_without_a_block_there_is_nothing_to_run_and_no_sandbox_is_made():
         ("~~~~ Python3 title\n```\n~~~\n~~~~", "```\n~~~\n"),
         ("1. so:\n   ```python\n   def f():\n       pass\n   ```", "def f():\n    pass\n"),
         ("```python\r\na\r\n```", "a\n"),
+        ("```python\nprint(3)\n```\nIt prints:\n```\n3\n```", "print(3)\n"),
+        ("```python\na\n```\n```\n>>> f(1)\n2\n```", "a\n"),
+        ("```python\na\n```\nBetter:\n```\ndef f():\n    pass\n```", "def f():\n    pass\n"),
+        ("```\na\n```\n```\nb\n```", "b\n"),
+        ("1. so:\n\n    ```python\n    def f():\n        pass\n    ```", "def f():\n    pass\n"),
+        ("- so:\n\t```python\n\tdef f():\n\t    pass\n\t```", "def f():\n    pass\n"),
+        ("- ```python\n  def f():\n      pass\n  ```", "def f():\n    pass\n"),
+        ("10. ```python\n    a\n    ```", "a\n"),
+        ('      ```python\n      s = """\nx\n"""\n      ```', 's = """\nx\n"""\n'),
+        (
+            '```python\ndef f():\n    """\n    ```\n    x\n    ```\n    """\n```',
+            'def f():\n    """\n    ```\n    x\n    ```\n    """\n',
+        ),
+        ("```python\nif x:\n\ta\n```", "if x:\n\ta\n"),
+        ("```python:solution.py\na\n```\n```\n3\n```", "a\n"),
+        ("```{.python}\na\n```", "a\n"),
         ("```python\n```", ""),
         ("```python\na\n```\n```python\nb", None),
         ("`a`", None),

@@ -26,6 +26,7 @@ class Source:
 
     def __init__(self, most=10**6):
         self.groups, self.waiting, self.gone, self.most = [], [], Counter(), most
+        self.second = asyncio.Event()
 
     def take(self, version):
         if self.waiting:
@@ -36,6 +37,8 @@ class Source:
         if len(self.groups) == self.most:
             return None
         self.groups.append(Group(len(self.groups), version))
+        if len(self.groups) == 2:
+            self.second.set()
         return self.groups[-1]
 
     def put_back(self, group, *, anew):
@@ -114,6 +117,34 @@ async def test_only_as_many_begin_as_are_wanted(make):
     room[0] = None
     loop.fill()
     assert len(source.groups) == 20
+
+
+async def test_a_group_that_never_ends_keeps_no_other_out_while_a_step_waits(make, monkeypatch):
+    monkeypatch.setattr("agentrl.rollout.loop.LOOK_S", 0.01)
+    source, stuck = Source(), set()
+    loop = make(source, groups=1, staleness=0, steps=1, late=lambda groups: stuck & {group.number for group in groups})
+    loop.begin(0, 0)
+    step = asyncio.create_task(loop.take(1))
+    await settled()
+    assert len(source.groups) == 1
+    stuck.add(0)
+    async with asyncio.timeout(30):
+        await source.second.wait()
+        end(source, 1)
+        assert numbers(await step) == [1]
+    assert len(source.groups) == 2, "another begins once, and none when the step has its groups"
+
+
+async def test_a_late_group_is_trained_if_it_ends_first(make, monkeypatch):
+    monkeypatch.setattr("agentrl.rollout.loop.LOOK_S", 0.01)
+    source = Source()
+    loop = make(source, groups=1, staleness=0, steps=2, late=lambda groups: {group.number for group in groups} & {0})
+    loop.begin(0, 0)
+    step = asyncio.create_task(loop.take(1))
+    async with asyncio.timeout(30):
+        await source.second.wait()
+        end(source, 0)
+        assert numbers(await step) == [0]
 
 
 async def late(loop, source):

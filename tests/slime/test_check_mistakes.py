@@ -190,6 +190,13 @@ MISTAKES = [
         "error",
         "two give the reward: Lookup.score and rm_type",
     ),
+    (
+        "eval.yaml",
+        "defaults: {",
+        "defaults: {multimodal_keys: {video: films}, ",
+        "error",
+        "data set held_out: remove video from multimodal_keys: agentrl shows text and images only",
+    ),
     ("eval.yaml", "datasets:", "dataset:", "error", "no data sets under eval.datasets"),
     ("eval.yaml", "{name: other, ", "{", "error", "data set 2 needs a name and a path"),
     (

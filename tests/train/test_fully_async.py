@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections import defaultdict, deque
 
 import pytest
 from rich.console import Console
@@ -267,3 +268,40 @@ def test_over_sampled_rollouts_beside_updates_go_on_where_they_stopped(flowing, 
 def test_settings_that_contradict_each_other(tmp_path, values, said):
     with pytest.raises(ConfigError, match=said):
         TrainConfig.make(env="x.py:X", out=tmp_path, **values)
+
+
+class OnlyBeside(Trainer):
+    """Evaluates between steps only: an evaluation before or after them has nobody to give it up."""
+
+    async def _evaluate_and_keep(self, name):
+        pass
+
+
+@pytest.mark.thorough
+async def test_no_step_and_no_checkpoint_waits_for_ever_for_what_hangs(flowing, tmp_path, monkeypatch, caplog):
+    for name, seconds in (
+        ("rollout.in_flight._LATE_S", 0.5),
+        ("rollout.loop.LOOK_S", 0.1),
+        ("train.beside.LOOK_S", 0.1),
+        ("rollout.waiting.EVERY_S", 0.2),
+    ):
+        monkeypatch.setattr(f"agentrl.{name}", seconds)
+    monkeypatch.setattr("agentrl.rollout.in_flight._TOOK", defaultdict(deque))
+    config = flowing(
+        env=f"{TOY}:Hanging",
+        steps=3,
+        staleness=1,
+        prompts_per_step=1,
+        eval_data=tmp_path / "tasks.jsonl",
+        eval_every=1,
+        eval_tasks=4,
+    )
+    async with OnlyBeside(config, console=quiet()) as trainer, asyncio.timeout(120):
+        summary = await trainer.run()
+    assert summary.steps == 3
+    assert len(metrics(tmp_path / "run")) == 3
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("step 3 waits for" in line and "(reset for" in line for line in lines)
+    assert any("the evaluation waits for" in line and "of task '1'" in line for line in lines)
+    assert any("another may begin in its place" in line for line in lines)
+    assert "the evaluation of step 1 is given up" in caplog.text

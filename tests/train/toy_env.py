@@ -1,6 +1,7 @@
 """Worlds for the trainer's tests: a random model earns something in them, so rewards differ from the first step."""
 
 import random
+from asyncio import Event
 from itertools import count
 
 from agentrl import Env, Image, InfraError, StepResult, Task, TurnOptions, tool
@@ -130,3 +131,15 @@ class Pair(Toy):
 
     def score(self, trajectory):
         return super().score(trajectory) if trajectory.turns else 0.0
+
+
+class Hanging(Toy):
+    """The tenth episode of a training run hangs, and in an evaluation the task 1."""
+
+    begun = count()
+
+    async def reset(self, task):
+        stuck = task.id == "1" if task.split == "eval" else next(self.begun) == 9
+        if stuck:
+            await Event().wait()
+        return task.prompt

@@ -10,6 +10,7 @@ from agentrl._util.yaml_files import read_yaml
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.finding import LaunchFinding, error, warning
+from agentrl.slime.check.media import media
 from agentrl.slime.check.setup import GENERATE, Setup
 
 _FALLBACKS: Mapping[str, tuple[str, ...]] = {
@@ -87,7 +88,7 @@ def _added(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[LaunchF
     if row.get("apply_chat_template") and not args.apply_chat_template and setup.has_tools and setup.env:
         yield error(f"{where}: remove apply_chat_template: the model would never see the tools of {setup.env.__name__}")
     if row.get("multimodal_keys") and not args.multimodal_keys:
-        yield error(f"{where}: remove multimodal_keys: agentrl plays text only")
+        yield from media(setup, row["multimodal_keys"], where)
 
 
 def _reward(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[LaunchFinding]:

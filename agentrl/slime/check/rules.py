@@ -8,20 +8,17 @@ utils/dp_schedule.py at 624b824a8.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 
 from agentrl.episode.parking import resume_method
-from agentrl.errors import ConfigError
-from agentrl.models.vision import load_vision
 from agentrl.slime.check.evaluation import evaluation
 from agentrl.slime.check.finding import LaunchFinding, error, note, unchecked, warning
 from agentrl.slime.check.functions import functions
+from agentrl.slime.check.media import media
 from agentrl.slime.check.setup import GENERATE, Setup
 from agentrl.slime.config import fan_out_problems, is_loopback
 from agentrl.slime.host import BATCH_CENTRED, CENTRED, ESTIMATORS, is_fully_async
-from agentrl.slime.images import NOT_KNOWN
 from agentrl.slime.seats import NOT_IN_WORKERS
 
 POST_PROCESS = "agentrl.slime.post_process_rewards"
@@ -43,19 +40,6 @@ def generate_function(setup: Setup) -> Iterator[LaunchFinding]:
         yield warning(f"{flag} {path} is not {GENERATE}: findings about episodes are valid only if it calls {GENERATE}")
 
 
-def _media(setup: Setup) -> Iterator[LaunchFinding]:
-    args = setup.args
-    given = json.loads(args.multimodal_keys) if isinstance(args.multimodal_keys, str) else args.multimodal_keys
-    if other := sorted(set(given) - {"image"}):
-        yield error(f"remove {', '.join(other)} from --multimodal-keys: agentrl shows text and images only")
-    try:
-        known = args.hf_checkpoint is not None and load_vision(args.hf_checkpoint) is not None
-    except ConfigError:
-        return  # that the checkpoint cannot be found is reported elsewhere
-    if not known:
-        yield error(NOT_KNOWN)
-
-
 def prompts(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
     if args.apply_chat_template and setup.has_tools and setup.env:
@@ -66,7 +50,7 @@ def prompts(setup: Setup) -> Iterator[LaunchFinding]:
     elif args.apply_chat_template:
         yield note("--apply-chat-template is not needed: agentrl renders prompts itself")
     if args.multimodal_keys:
-        yield from _media(setup)
+        yield from media(setup, args.multimodal_keys)
     for parser in ("tool-call", "reasoning"):
         if getattr(args, f"sglang_{parser.replace('-', '_')}_parser"):
             yield warning(

@@ -61,7 +61,8 @@ class CodingAgent(GradedWork, AgentEnv):
             await prepare(self.box, step)
             try:
                 seconds = max(until - time.monotonic(), 1.0)
-                ended = await self.start(inner_endpoint, step.instruction).run(self.box, timeout=seconds)
+                start = self.start(inner_endpoint, step.instruction)
+                ended = await start.run(self.box, timeout=seconds, activate=self.problem.activate)
             except SandboxKilledError as exc:
                 self.killed = str(exc)
                 return {"killed": self.killed}

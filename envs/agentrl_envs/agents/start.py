@@ -21,7 +21,14 @@ class Start:
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
 
-    async def run(self, box: Sandbox, *, timeout: float) -> ExecResult:
-        """Run it in a sandbox's work folder, with a new home folder unless `env` names one."""
+    async def run(self, box: Sandbox, *, timeout: float, activate: str = "") -> ExecResult:
+        """Run it in a sandbox's work folder, with a new home folder unless `env` names one.
+
+        `activate` are commands of bash that run first and may change its environment.
+        """
         home = "" if "HOME" in self.env else 'export HOME="$(mktemp -d)"; '
-        return await box.exec(f"{home}exec {join(self.argv)}", env=self.env, timeout=timeout, max_output=_OUTPUT)
+        argv = list(self.argv)
+        if activate:
+            entered = f'{{ {activate}; }} > /dev/null 2>&1; exec "$0" "$@"'
+            argv = ["bash", "--norc", "--noprofile", "-c", entered, *argv]
+        return await box.exec(f"{home}exec {join(argv)}", env=self.env, timeout=timeout, max_output=_OUTPUT)

@@ -54,6 +54,8 @@ class CodingEnv(GradedWork):
         self._begin(ShellState())
         with self.timed():
             await prepare(self.box, self.problem.steps[0])
+            if self.problem.activate:
+                await self.shell.run(self.problem.activate)
         return self.problem.steps[0].instruction
 
     async def exec_tool(self, call: ToolCall) -> ToolResult | JSON:

@@ -121,6 +121,9 @@ class Problem:
     """How the scores of several steps make the reward."""
     agent_s: float | None = None
     """Seconds that the agent has in all. None: as in the environment's configuration."""
+    activate: str = ""
+    """Commands of bash that enter the environment in which the tests run, such as conda's. The agent's shell, or the
+    program that is the agent, begins with them. Their output and their exit code are ignored."""
 
     def __post_init__(self) -> None:
         if not self.steps:

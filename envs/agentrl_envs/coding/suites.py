@@ -8,12 +8,13 @@ import json
 import re
 import symtable
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
+from agentrl_envs.coding.imports import imported
 
 MODULE = "solution"
 """The module in which tests find the answer: `from solution import add`."""
@@ -23,8 +24,11 @@ _TESTS = ".agentrl_tests"
 _BEFORE = ("test_imports", "test_setup_code")
 """The keys of MBPP's rows with code to run before their asserts."""
 _BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__"}
-_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
-_PYTHON = re.compile(r"(?:py(?:thon)?[\d.]*)?", re.IGNORECASE)
+_FENCE = re.compile(r"^([ \t]*)(?:(?:[-*+]|\d+[.)])([ \t]+))?(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+"""Its indentation, the blanks after the mark of a list's item that begins with it, the fence, and what follows."""
+_PYTHON = re.compile(r"\{?\.?py(?:thon)?[\d.]*(?:[:,}].*)?", re.IGNORECASE)
+_DEEPER = 3
+"""Blanks by which the end of a block may be indented more than its beginning."""
 
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -39,18 +43,47 @@ class Suite:
 
 
 def code_block(text: str) -> str | None:
-    """The last fenced block of Python, or of no named language. None if there is none, or the last fence stays open."""
-    found = opened = None
+    """The last fenced block of Python. None if there is none, or if the last fence stays open.
+
+    A block of no named language counts if no block before it names Python, or if it defines a function or a class.
+    Otherwise it is sample output.
+    """
+    block, named = None, False
+    opened: re.Match[str] | None = None
     text = text.replace("\r\n", "\n")
     for fence in _FENCE.finditer(text):
         if opened is None:
             opened = fence
-        elif fence[1].startswith(opened[1]) and not fence[2].strip():
-            language = opened[2].split()[:1] or [""]
-            if _PYTHON.fullmatch(language[0]):
-                found = textwrap.dedent(text[opened.end() + 1 : fence.start()])
+        elif _closes(fence, opened):
+            language = (opened[4].split() or [""])[0]
+            code = _dedented(text[opened.end() + 1 : fence.start()], len(opened[1].expandtabs()))
+            if _PYTHON.fullmatch(language):
+                block, named = code, True
+            elif not language and (not named or _defines(code)):
+                block = code
             opened = None
-    return None if opened else found
+    return None if opened else block
+
+
+def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
+    """Whether a fence ends the block. A deeper one is text of the block, in a docstring for example."""
+    before = opened.string[opened.start() : opened.start(3)]
+    near = len(fence[1].expandtabs()) <= len(before.expandtabs()) + _DEEPER
+    return near and fence[2] is None and fence[3].startswith(opened[3]) and not fence[4].strip()
+
+
+def _dedented(code: str, indent: int) -> str:
+    """A block's code without the indentation of its fence, and then without what its lines share."""
+    lines = (line.expandtabs() if indent else line for line in code.splitlines(keepends=True))
+    return textwrap.dedent("".join(line[min(indent, len(line) - len(line.lstrip(" "))) :] for line in lines))
+
+
+def _defines(code: str) -> bool:
+    """Whether a text is Python that defines a function or a class."""
+    try:
+        return any(isinstance(node, _Function | ast.ClassDef) for node in ast.parse(code).body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
 
 
 def suite(label: JSON) -> Suite:
@@ -139,7 +172,7 @@ def _of_function(text: str, name: str, prompt: JSON) -> Suite:
 def _of_text(text: str) -> Suite:
     tests = _parsed(text)
     names = sorted(_unknown(text))
-    if not names and not any(MODULE in _imported(node) for node in ast.walk(tests)):
+    if not names and not any(MODULE in imported(node) for node in ast.walk(tests)):
         names = sorted({_called(node) for node in ast.walk(tests)} & _BUILTIN)
         if len(names) != 1:
             raise _NoTestsError("it does not name the function that it tests; call one, or name it as entry_point")
@@ -169,7 +202,7 @@ def _of_pytest(tests: ast.Module, text: str, names: list[str]) -> Suite:
         raise _NoTestsError("it has an async function, which pytest alone does not run")
     lines = text.splitlines()
     if names:
-        behind = [node.end_lineno or 0 for node in tests.body if "__future__" in _imported(node)]
+        behind = [node.end_lineno or 0 for node in tests.body if "__future__" in imported(node)]
         lines.insert(max(behind, default=0), f"from {MODULE} import {', '.join(names)}")
     return Suite({"folder": ".", "tests": _TESTS, "modules": [MODULE]}, {f"{_TESTS}/test_it.py": "\n".join(lines)})
 
@@ -183,7 +216,7 @@ def _needs_pytest(node: ast.stmt) -> bool:
         return bool(node.decorator_list or arguments.args or arguments.kwonlyargs) or not isinstance(
             node, ast.FunctionDef
         )
-    return bool({"pytest", "unittest"} & _imported(node))
+    return bool({"pytest", "unittest"} & imported(node))
 
 
 def _need_asserts(tests: ast.Module) -> None:
@@ -224,16 +257,6 @@ def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
     yield table
     for child in table.get_children():
         yield from _tables(child)
-
-
-def _imported(node: ast.AST) -> set[str]:
-    """The modules that a statement imports, by their first names."""
-    names: Iterable[str] = ()
-    if isinstance(node, ast.Import):
-        names = (one.name for one in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        names = (node.module or "",)
-    return {name.partition(".")[0] for name in names}
 
 
 def _has_star(tests: ast.Module) -> bool:

@@ -22,6 +22,7 @@ from agentrl.rollout.tasks import load_tasks
 from agentrl.sandbox import Sandbox, SandboxKilledError
 from agentrl.types import JSON
 from agentrl_envs.coding.formats import harbor
+from agentrl_envs.coding.formats.starting import needs_network
 from agentrl_envs.coding.grading import grade
 from agentrl_envs.coding.images import images_of, missing_lines
 from agentrl_envs.coding.problem import Grade, Problem, Step, load_problem
@@ -184,14 +185,14 @@ class _Validation:
         failed = [play for play in plays if play.score != 1.0]
         if self.spec.network == "open" or not failed:
             return []
-        return harbor.needs_network(f"{failed[0].error}\n{failed[0].log}")
+        return needs_network(f"{failed[0].error}\n{failed[0].log}")
 
 
 def _unbuilt(said: str) -> tuple[Verdict, str]:
     """The verdict for a missing image: the task is wrong, or this machine has no network, for example."""
     if "COPY failed" in said or "ADD failed" in said:
         return "error", said
-    fetched = harbor.needs_network(said)
+    fetched = needs_network(said)
     return "cannot run here", f"its image needs a network ({', '.join(fetched)}); {said}" if fetched else said
 
 

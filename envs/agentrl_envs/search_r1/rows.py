@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.jsonl import read_jsonl
+from agentrl.rollout.data_files import read_rows
 from agentrl.types import JSON
 from agentrl_envs.search_r1.prompts import Form, prompt_of
 
@@ -49,7 +49,7 @@ def write_rows(
 
     Raises ConfigError (`file:line: what and remedy`) for a row that is not a question with answers.
     """
-    rows = [_checked(row, f"{qa}:{number}") for number, row in read_jsonl(qa, f"write {_EXAMPLE}")]
+    rows = [_checked(row, f"{qa}:{number}") for number, row in read_rows(qa, f"write {_EXAMPLE}")]
     if not rows:
         raise ConfigError(f"{qa}: no question in it; write {_EXAMPLE}")
     held_out = _held_out(rows, test_share, seed)

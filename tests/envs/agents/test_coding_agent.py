@@ -14,6 +14,7 @@ from agentrl_envs.agents.coding import CodingAgent
 from agentrl_envs.agents.start import Start
 from agentrl_envs.agents.versions import CLIENTS
 from agentrl_envs.coding.problem import Grade, Problem, Step
+from agentrl_sandbox import LocalSandbox
 
 PROGRAM = Path(__file__).with_name("small_agent.py")
 
@@ -110,3 +111,14 @@ def test_the_guide_names_the_versions_that_are_pinned():
     assert [name for name in harnesses if CLIENTS[name].version not in guide] == []
     npm = [package for client in ("claude-code", "codex", "gemini-cli") for package in CLIENTS[client].packages]
     assert [package for package in npm if package not in guide] == []
+
+
+@pytest.mark.thorough
+async def test_the_program_is_in_the_environment_of_the_tests(tmp_path):
+    (tmp_path / "activate").write_text('export SUITE=$1 PATH="/opt/suite/bin:$PATH"\n')
+    activate = f"[ -f {tmp_path}/activate ] && source {tmp_path}/activate testbed; echo loud; false"
+    start = Start(["sh", "-c", 'echo "$SUITE $OWN $1"; echo "$PATH" | cut -d: -f1; exit 3', "sh", "it's"], {"OWN": "x"})
+    async with LocalSandbox(trusted=True) as box:
+        ended = await start.run(box, timeout=20, activate=activate)
+        assert (ended.exit_code, ended.stdout) == (3, "testbed x it's\n/opt/suite/bin\n")
+        assert (await start.run(box, timeout=20)).stdout.startswith(" x it's\n")

@@ -190,3 +190,28 @@ async def test_whatever_lies_where_the_work_should_be_scores_zero(name):
 def test_a_wrong_configuration_is_refused_before_anything_runs():
     with pytest.raises(ConfigError, match="command_s"):
         EnvFactory(CodingEnv, {"command_s": 1000})
+
+
+def in_conda(task):
+    """The tests' environment is entered by a script, as conda's is."""
+    path = task.metadata["path"]
+    return Problem(
+        (Step("Write yes.", Contains("yes")),), activate=f"echo loud; [ -f {path} ] && source {path} testbed; false"
+    )
+
+
+@pytest.mark.thorough
+async def test_the_agents_shell_is_in_the_environment_of_the_tests(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "of-the-tests").write_text("#!/bin/sh\necho yes\n")
+    (tmp_path / "bin" / "of-the-tests").chmod(0o755)
+    script = tmp_path / "activate"
+    script.write_text(f'export PATH="{tmp_path}/bin:$PATH" CONDA_DEFAULT_ENV=$1\n')
+    turns = [
+        call("bash", command="echo $CONDA_DEFAULT_ENV; of-the-tests"),
+        call("bash", command="of-the-tests > answer"),
+    ]
+    played = await play(task(in_conda, path=str(script)), [*turns, "Done."])
+    said = [message["content"] for message in played.messages if message["role"] == "tool"]
+    assert said[0].split() == ["testbed", "yes"]
+    assert played.reward == 1.0

@@ -1,10 +1,11 @@
 import pytest
 
 from agentrl import ConfigError
-from agentrl_envs.coding.formats.harbor import CannotRunError, needs_network
+from agentrl_envs.coding.formats.harbor import CannotRunError
 from agentrl_envs.coding.formats.harbor.dockerfile import assignments, filled, parse
 from agentrl_envs.coding.formats.harbor.environment import made_from
-from agentrl_envs.coding.formats.harbor.shell_words import commands, fetches, installs
+from agentrl_envs.coding.formats.shell_words import commands, fetches, installs
+from agentrl_envs.coding.formats.starting import needs_network
 
 
 @pytest.fixture(autouse=True)

@@ -117,3 +117,19 @@ def test_finite_numbers_are_read():
     assert read_rewards(None, " -0.5\n") == {"reward": -0.5}
     assert read_rewards('{"reward": true}', None) == {"reward": 1.0}
     assert math.isfinite(read_rewards(None, "1e300")["reward"])
+
+
+NO_RUNNER = "curl: (6) Could not resolve host: astral.sh\n/tests/test.sh: line 8: uvx: command not found\n"
+
+
+@pytest.mark.parametrize("writes", [{"reward.txt": "0"}, {"reward.json": '{"reward": 0, "style": 0}'}])
+async def test_tests_that_could_not_start_are_no_zero_of_the_agents(tests, writes):
+    with pytest.raises(InfraError, match=r"did not start \(.*uvx: command not found\)"):
+        await graded(tests, {**writes, "test-stdout.txt": NO_RUNNER})
+
+
+async def test_a_reward_of_tests_that_ran_counts_whatever_failed_before(tests):
+    grade, _ = await graded(tests, {"reward.txt": "0", "test-stdout.txt": f"{NO_RUNNER}=== 1 failed in 0.12s ===\n"})
+    assert grade.score == 0.0
+    grade, _ = await graded(tests, {"reward.txt": "1", "test-stdout.txt": NO_RUNNER})
+    assert grade.score == 1.0

@@ -117,6 +117,20 @@ def test_a_log_without_tests_says_nothing_of_the_work(empty):
     assert (report.resolved, report.broken) == (False, True)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Traceback (most recent call last):\nModuleNotFoundError: No module named 'pytest'",
+        "bash: pytest: command not found",
+        "OSError: [Errno 101] Network is unreachable",
+        "Traceback (most recent call last):\nReadTimeoutError: HTTPSConnectionPool(host='pypi.org', port=443)",
+    ],
+)
+def test_a_runner_that_could_not_start_says_nothing_of_the_work(text):
+    for output in (log(text), f"{text}\n{log('')}"):
+        assert grade_log(instance([FIX]), output).broken
+
+
 def test_work_that_cannot_be_loaded_is_no_broken_log():
     report = grade_log(instance([FIX]), log("Traceback (most recent call last):\nImportError: no x"))
     assert (report.resolved, report.broken) == (False, False)

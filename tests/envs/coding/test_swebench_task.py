@@ -7,6 +7,7 @@ import pytest
 from agentrl import ConfigError, InfraError, Task
 from agentrl.sandbox import ExecResult
 from agentrl_envs.coding.formats.swebench import grade_log, parse_instance
+from agentrl_envs.coding.formats.swebench.grading import END, START
 from agentrl_envs.coding.formats.swebench.task import _TEST_PATCH, HIDE_HISTORY, evaluation, tests_own
 from agentrl_envs.coding.problem import load_problem
 from agentrl_sandbox import FakeSandbox
@@ -87,6 +88,7 @@ def test_a_row_becomes_a_problem(tmp_path):
     (step,) = problem.steps
     assert problem.image == "swebench/sweb.eval.x86_64.o_1776_r-1:latest"
     assert step.instruction == "value must be 1"
+    assert "source /opt/miniconda3/bin/activate testbed" in problem.activate
     assert step.setup.startswith(HIDE_HISTORY)
     assert step.gold.command.startswith("git apply")
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW))
@@ -117,7 +119,14 @@ async def test_a_run_that_told_nothing_is_an_error_and_a_flood_is_not():
     with pytest.raises(InfraError, match="no test output"):
         await graded(ExecResult(127, "bash: git: not found"))
     assert (await graded(ExecResult(0, "x", truncated=True))).score == 0.0
-    assert (await graded(ExecResult(124, "x", timed_out=True))).score == 0.0
+    assert (await graded(ExecResult(124, f"{START}\nx", timed_out=True))).score == 0.0
+
+
+async def test_a_script_that_never_reached_its_tests_is_an_error():
+    with pytest.raises(InfraError, match="did not reach its tests within 1800 s: Retrying"):
+        await graded(ExecResult(124, "Retrying", timed_out=True))
+    with pytest.raises(InfraError, match="names no test"):
+        await graded(ExecResult(0, f"{START}\nTraceback (most recent call last):\nNo module named pytest\n{END}\n"))
 
 
 def test_what_python_prefers_to_a_file_of_tests_is_the_tests_own():

@@ -13,6 +13,7 @@ from agentrl._util.memory import free_ram
 from agentrl.errors import ConfigError
 from agentrl.models import save_model
 from agentrl.models.adapter import has_adapter
+from agentrl.models.portable import rewrite_config, save_tokenizer
 from agentrl.models.vision import Vision
 
 _MEMORY = Path("/dev/shm")
@@ -54,7 +55,8 @@ def save_whole(model: Any, tokenizer: Any, folder: Path, vision: Vision | None =
     base = model.get_base_model()
     state = {name.replace(".base_layer.", "."): value for name, value in base.state_dict().items()}
     base.save_pretrained(folder, state_dict={name: value for name, value in state.items() if ".lora_" not in name})
-    tokenizer.save_pretrained(folder)
+    rewrite_config(folder, Path(base.config.name_or_path or ""))
+    save_tokenizer(tokenizer, folder)
     if vision is not None:
         vision.save(folder)
 

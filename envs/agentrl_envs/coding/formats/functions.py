@@ -13,17 +13,20 @@ import contextlib
 import gzip
 import importlib.util
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from agentrl import ConfigError, InfraError, Task
 from agentrl.sandbox import Sandbox
 from agentrl_envs.coding.formats.apart import Checks, Work
+from agentrl_envs.coding.imports import imports_of
 from agentrl_envs.coding.problem import Files, Grade, Problem, Solution, Step
 from agentrl_envs.coding.work import place
 
@@ -37,6 +40,12 @@ _INSTRUCTION = (
 _PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli")
 _PYTEST_IN_BOX = ".agentrl_pytest"
 _LARGEST_SOURCE = 1 << 20
+_LOOK = "import json, sys, importlib.util as u; print(*[n for n in json.loads(sys.argv[1]) if u.find_spec(n) is None])"
+_MOST_MODULES = 50
+_warned: set[str] = set()
+"""Modules of which a warning said that an image lacks them."""
+
+log = logging.getLogger("agentrl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +80,51 @@ class FunctionTestGrader:
         finally:
             await code.close()
         if not said:
-            raise InfraError(f"the tests did not begin (exit code {checks.exit_code}): {checks.log[-400:]}")
+            raise InfraError(f"the tests did not begin (exit code {checks.exit_code}): {_last(checks.log)}")
         what, *verdict = said[-1]
+        if what == "unstarted":
+            raise InfraError(f"the tests did not begin: {_last(str(verdict[0]))}")
         if what != "verdict":
             return Grade(0.0, {"tests": 0.0}, f"the tests did not come to an end:\n{checks.log}")
         found = verdict[0]
         share = found["passed"] / found["total"] if found["total"] else 0.0
-        return Grade(float(share == 1.0), {"tests": share}, f"{found['log']}\n{checks.log}".strip())
+        lacks = "" if share == 1.0 else await _lacks(tests, job["sources"])
+        return Grade(float(share == 1.0), {"tests": share}, f"{lacks}\n{found['log']}\n{checks.log}".strip())
 
     async def _sources(self, work: Sandbox) -> dict[str, str]:
         """The text of the agent's modules. The tests' process reads from it which exceptions they define."""
         found = {}
-        for name in self.job.get("modules", [self.job.get("module")]):
+        program = str(self.job.get("program", "")).removesuffix(".py")
+        for name in self.job.get("modules", [self.job.get("module", program)]):
             with contextlib.suppress(OSError):  # what is missing or no file has no exceptions
                 content = await work.read_bytes(f"{name}.py", max_bytes=_LARGEST_SOURCE)
                 found[str(name)] = content.decode(errors="replace")
         return found
+
+
+async def _lacks(tests: Sandbox, sources: Mapping[str, str]) -> str:
+    """A sentence about modules that the work imports and the image does not have. Empty if there are none.
+
+    It is also a warning, once for each module: right code fails in such an image.
+    """
+    imported = set().union(*map(imports_of, sources.values())) - {*sources, *sys.stdlib_module_names}
+    if not imported:
+        return ""
+    asked = json.dumps(sorted(imported)[:_MOST_MODULES])
+    looked = await tests.exec(f"python3 -I -c {quote(_LOOK)} {quote(asked)}")
+    missing = looked.stdout.split() if not looked.exit_code else []
+    if not missing:
+        return ""
+    sentence = f"the work imports {', '.join(missing)}, which the sandbox's image lacks; use an image that has it"
+    if new := set(missing) - _warned:
+        _warned.update(new)
+        log.warning("%s (code that needs it gets 0)", sentence)
+    return sentence
+
+
+def _last(text: str) -> str:
+    """The end of a text, in one line."""
+    return " ".join(text[-400:].split())
 
 
 async def _obey(message: list[Any], checks: Checks, code: Work) -> None:

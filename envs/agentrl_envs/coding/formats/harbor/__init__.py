@@ -5,6 +5,6 @@ A task names its folder in its metadata: `{"format": "harbor", "path": "tasks/he
 """
 
 from agentrl_envs.coding.formats.harbor.compose_rules import CannotRunError
-from agentrl_envs.coding.formats.harbor.task import HarborSettings, load, needs_network, tasks_in
+from agentrl_envs.coding.formats.harbor.task import HarborSettings, load, tasks_in
 
-__all__ = ["CannotRunError", "HarborSettings", "load", "needs_network", "tasks_in"]
+__all__ = ["CannotRunError", "HarborSettings", "load", "tasks_in"]

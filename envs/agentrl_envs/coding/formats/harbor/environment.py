@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from agentrl import ConfigError
-from agentrl_envs.coding.formats.harbor import shell_words
+from agentrl_envs.coding.formats import shell_words
 from agentrl_envs.coding.formats.harbor.compose import (
     MAIN_IMAGE,
     Build,

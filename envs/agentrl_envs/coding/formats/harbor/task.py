@@ -17,7 +17,6 @@ from agentrl import ConfigError, Task
 from agentrl._util.config_errors import problems
 from agentrl.sandbox import Sandbox
 from agentrl.types import JSON
-from agentrl_envs.coding.formats.harbor import shell_words
 from agentrl_envs.coding.formats.harbor.compose_rules import CannotRunError
 from agentrl_envs.coding.formats.harbor.config import (
     Agent,
@@ -42,10 +41,6 @@ _PLACING_S = 60.0
 """Seconds that grading takes in addition to test.sh."""
 _STORAGE_MB = 10240
 """The format's own default."""
-_NO_NETWORK = re.compile(
-    r"\b(curl|wget|uvx?|npx?m?|git|pip3?|apt-get|go|cargo): (?:command )?not found|[Cc]ould not resolve \w+"
-    r"|name resolution|[Nn]etwork is unreachable|No matching distribution found|Unable to locate package"
-)
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 
 
@@ -370,11 +365,3 @@ def _as_own(check: HealthCheck) -> Healthcheck:
         start_interval_sec=min(check.interval_s, 5.0),
         retries=check.retries,
     )
-
-
-def needs_network(said: str) -> list[str]:
-    """The programs that failed because there was no network, found in the output of a build or a script."""
-    built = re.search(r"The command '(.*?)' returned a non-zero code", said, re.DOTALL)
-    if built is not None:
-        return shell_words.fetches(built[1].removeprefix("/bin/sh -c "))
-    return list(dict.fromkeys(match[1] or match[0] for match in _NO_NETWORK.finditer(said)))

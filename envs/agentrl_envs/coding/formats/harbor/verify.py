@@ -1,7 +1,7 @@
 """Grade a Harbor task: place its tests, run test.sh, and read the reward file that it wrote.
 
 The exit code of test.sh is ignored. A reward that is missing, empty or not finite is an error and not 0: the tests
-broke, so nothing is known about the work.
+broke, so nothing is known about the work. So is a 0 of a test.sh that could not start its test runner.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from shlex import quote
 from agentrl import InfraError
 from agentrl.sandbox import Sandbox
 from agentrl_envs.coding.formats.harbor.config import Collect
+from agentrl_envs.coding.formats.starting import obstacle
 from agentrl_envs.coding.formats.surroundings import NO_MONITOR, own_first, removal, settle
 from agentrl_envs.coding.problem import Grade
 
@@ -71,7 +72,8 @@ class HarborGrader:
     """The agent continues in this box: leave nothing of the tests for it to see."""
 
     async def grade(self, box: Sandbox) -> Grade:
-        """The reward. Raises InfraError, with the end of the tests' output, if no reward can be trusted."""
+        """The reward. Raises InfraError, with the end of the tests' output, if no reward can be trusted: none was
+        written, or test.sh wrote 0 because it could not start its tests."""
         for hook in self.collect:  # best effort, as in Harbor: what it collects is missed by the tests if it failed
             await box.exec(hook.command, user=hook.user, timeout=hook.timeout_sec)
         mark = f"/tmp/.{secrets.token_hex(8)}"  # a name that the agent cannot have taken
@@ -101,7 +103,15 @@ class HarborGrader:
         as_text = await self._text(box, f"{VERIFIER}/reward.txt")
         if self.more:
             await box.exec(f"rm -rf {TESTS} {VERIFIER}", user="root", check=True)
-        return _grade(as_json, as_text, log)
+        grade = _grade(as_json, as_text, log)
+        if grade.score <= 0 and (why := obstacle(log, self._script())):
+            raise InfraError(f"the tests did not start ({why[:200]}); test.sh wrote: {_end(log)}")
+        return grade
+
+    def _script(self) -> str:
+        """The text of test.sh."""
+        scripts = [folder / "test.sh" for folder in self.tests]
+        return "\n".join(file.read_text(errors="replace") for file in scripts if file.is_file())
 
     async def _text(self, box: Sandbox, path: str) -> str | None:
         """The content of a small file, or None. If the back end can, it reads the file without a program of the box."""

@@ -12,15 +12,20 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import decimal
 import functools
 import hmac
 import json
 import math
 import os
+import re
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
+
+WHOLE = re.compile(r"[+-]?[0-9]+")
+NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?")
 
 
 class GoneError(Exception):
@@ -273,7 +278,10 @@ def check_streams(job: dict[str, Any], candidate: Candidate) -> Tally:
 
 
 def says_the_same(written: Any, wanted: str) -> bool:
-    """Whether both texts have the same words in the same lines. A decimal fraction may differ by a millionth."""
+    """Whether both texts have the same words in the same lines.
+
+    A decimal fraction may differ by a millionth. A whole number may be written as a fraction: 3.0 for 3.
+    """
     if not isinstance(written, str):
         return False
     found, right = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))
@@ -283,6 +291,10 @@ def says_the_same(written: Any, wanted: str) -> bool:
 def is_word(word: str, wanted: str) -> bool:
     if word == wanted:
         return True
+    if not NUMBER.fullmatch(word):
+        return False
+    if WHOLE.fullmatch(wanted):
+        return not WHOLE.fullmatch(word) and decimal.Decimal(word) == decimal.Decimal(wanted)
     if "." not in wanted:
         return False
     with contextlib.suppress(ValueError):
@@ -320,6 +332,7 @@ def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
             if report.failed:
                 tally.total += 1
                 tally.log.append(f"{report.nodeid}: {str(report.longrepr)[-400:]}")
+                need_modules(host=candidate.host, error=str(report.longrepr))
 
     run = ["-p", "no:cacheprovider", "-q", "-c", os.devnull, "--rootdir", job["tests"], "--tb=short"]
     code = pytest.main(
@@ -331,12 +344,21 @@ def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
     return tally
 
 
+def need_modules(host: Host, error: str) -> None:
+    """End here if tests could not be loaded because they lack a module. The agent's own modules are stand-ins."""
+    if "ModuleNotFoundError" in error:
+        host.tell("unstarted", error[-400:])
+        os._exit(0)
+
+
 def import_beside(job: dict[str, Any]) -> None:
     """Import the modules that the tests need in addition to the agent's. If one is missing, the tests do not begin: the
-    agent is not to blame.
+    agent is not to blame. An import that the tests only try may fail.
     """
-    for node in ast.parse(job.get("test", "")).body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
+    tests = ast.parse(job.get("test", ""))
+    tried = {id(one) for node in ast.walk(tests) if isinstance(node, ast.Try) for one in ast.walk(node)}
+    for node in ast.walk(tests):
+        if id(node) not in tried and isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             if job["module"] not in [name.partition(".")[0] for name in names]:
                 exec(compile(ast.Module([node], []), "tests", "exec"), {})

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agentrl_envs.coding.formats.starting import obstacle
 from agentrl_envs.coding.formats.swebench.instance import Instance
 from agentrl_envs.coding.formats.swebench.logs import BAD, ParsedLog, Status, read_log
 
@@ -74,7 +75,7 @@ def grade_log(
         reading = read_log(log, instance.style)
     recorded = [int(code) for code in _CODE.findall(behind)]
     if doubt := _doubt(reading, recorded[-1] if recorded else exit_code):
-        ran = reading.statuses or reading.ran or results or _ERROR.search(log)
+        ran = reading.statuses or reading.ran or results or (_ERROR.search(log) and not obstacle(log))
         return InstanceResult(False, doubt, broken=not ran)
     return _report(instance, reading.statuses, results)
 

@@ -31,6 +31,7 @@ _GOLD = "/tmp/.gold.patch"
 _LOG_BYTES = 32 << 20
 _TESTS_S = 1800.0
 _ACTIVATE = "[ -f /opt/miniconda3/bin/activate ] && source /opt/miniconda3/bin/activate testbed"
+"""The images' own interpreter is another one, without the project and what it needs."""
 
 _SURROUNDINGS = NO_USER_SITE + NO_GIT_SETTINGS
 _SETTINGS = (
@@ -70,7 +71,7 @@ def load(task: Task) -> Problem:
         grade_s=_TESTS_S + 60,
     )
     spec = {"workdir": TESTBED, "user": "root", "read_only": False, "memory_mb": 4096, "disk_mb": 4096}
-    return Problem(steps=(step,), image=instance.image_name, spec=spec)
+    return Problem(steps=(step,), image=instance.image_name, spec=spec, activate=_ACTIVATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class SwebenchGrader:
 
     async def grade(self, box: Sandbox) -> Grade:
         """1 if the instance is resolved, else 0; the parts are the shares of both lists. Raises InfraError if the tests
-        never ran."""
+        never began."""
         place = await settle(box, TESTBED)
         noted = self.instance.style == "pytest"
         under = own_first(place) + _SURROUNDINGS + (NOTED_RESULTS if noted else "")
@@ -94,6 +95,11 @@ class SwebenchGrader:
         )
         if ran.truncated:
             return Grade(0.0, log=f"the tests printed more than {_LOG_BYTES >> 20} MiB")
+        if ran.timed_out and START not in ran.stdout:
+            raise InfraError(
+                f"{self.instance.instance_id}: the evaluation script did not reach its tests within {_TESTS_S:g} s: "
+                f"{' '.join(ran.stdout[-400:].split())}"
+            )
         if ran.timed_out:
             return Grade(0.0, log=f"the tests took longer than {_TESTS_S:g} s")
         report = grade_log(self.instance, ran.stdout, results=await _results(box, place) if noted else None)

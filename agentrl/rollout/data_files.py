@@ -1,0 +1,159 @@
+"""Read the rows of a data file. Its name gives the format: JSONL, a JSON list, CSV or Parquet, packed or not."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from agentrl._util.config_errors import check_file
+from agentrl.errors import ConfigError
+from agentrl.rollout.jsonl import parse_line, read_lines
+from agentrl.rollout.parquet import count_parquet, parquet_columns, read_parquet
+from agentrl.types import JSON
+
+_SEPARATORS: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
+"""Endings of tables of text, and what separates their columns."""
+
+
+def read_rows(path: Path, remedy: str, columns: Sequence[str] | None = None) -> Iterator[tuple[int, JSON]]:
+    """The number and content of each row. Raises ConfigError (`file:line: what and remedy`).
+
+    A name ends in .parquet, .csv, .tsv or .json (a list of rows, or JSONL). Any other file is JSONL. A further ending
+    .gz, .bz2, .xz or .zst says how it is packed. Of Parquet and CSV, only `columns` are read, as far as the file has
+    them. A cell of CSV is text, and an empty one counts as missing.
+    """
+    kind = _kind(path)
+    if kind == ".parquet":
+        yield from read_parquet(path, remedy, columns)
+    elif kind == ".json" and _is_list(path, remedy):
+        yield from _read_list(path, remedy)
+    else:
+        with unpacked(path, remedy) as file:
+            yield from _read_table(path, file, columns) if is_text_table(path) else read_lines(file, path)
+
+
+def count_rows(path: Path, remedy: str) -> int:
+    """How many rows a data file has. Rows of JSONL are not parsed. Raises ConfigError."""
+    check_file(path, remedy)
+    if _kind(path) == ".parquet":
+        return count_parquet(path, remedy)
+    if not is_jsonl(path, remedy):
+        return sum(1 for _ in read_rows(path, remedy))
+    with unpacked(path, remedy) as lines:
+        return sum(1 for line in lines if line.strip())
+
+
+def column_names(path: Path, remedy: str) -> list[str] | None:
+    """The names of a table's columns: of a Parquet or CSV file. None for other files. Raises ConfigError."""
+    kind = _kind(path)
+    if kind == ".parquet":
+        return parquet_columns(path, remedy)
+    if not is_text_table(path):
+        return None
+    with unpacked(path, remedy) as file, _table(path, file) as table:
+        return list(table.fieldnames or ())
+
+
+def is_jsonl(path: Path, remedy: str) -> bool:
+    """Whether a file has a row of JSON on each line, once it is unpacked. Raises ConfigError."""
+    kind = _kind(path)
+    return kind != ".parquet" and not is_text_table(path) and not (kind == ".json" and _is_list(path, remedy))
+
+
+def is_text_table(path: Path) -> bool:
+    """Whether every value of a file is text: it is CSV."""
+    return _kind(path) in _SEPARATORS
+
+
+def plain_name(path: Path) -> str:
+    """A file's name without the endings that give its format."""
+    return Path(path.stem).stem if is_packed(path) else path.stem
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file must be unpacked before it is read."""
+    return path.suffix in _OPENERS
+
+
+@contextmanager
+def unpacked(path: Path, remedy: str) -> Iterator[IO[bytes]]:
+    """A file's content, unpacked as its name asks for. Raises ConfigError, also for damage that is met in reading."""
+    try:
+        with _OPENERS.get(path.suffix, Path.open)(path, "rb") as file:
+            yield file
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as exc:
+        raise ConfigError(f"{path}: cannot be unpacked ({exc}); pack it anew") from exc
+    except OSError as exc:
+        check_file(path, remedy)
+        why = exc.strerror or " ".join(str(exc).split())
+        raise ConfigError(f"{path}: {why}; {remedy}") from exc
+
+
+def _zstd(path: Path, mode: str) -> Any:
+    try:
+        import pyarrow as pa
+    except ImportError as exc:
+        raise ConfigError(f"{path}: reading .zst needs pyarrow: pip install pyarrow, or unpack the file") from exc
+    return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
+
+
+_OPENERS: Mapping[str, Callable[[Path, str], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _zstd,
+}
+
+
+def _kind(path: Path) -> str:
+    """The ending that gives the format, without that of a packer."""
+    return (Path(path.stem) if is_packed(path) else path).suffix.lower()
+
+
+def _is_list(path: Path, remedy: str) -> bool:
+    """Whether a file begins as a list of JSON."""
+    with unpacked(path, remedy) as file:
+        first = next((line.strip() for line in file if line.strip()), b"")
+    return first.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+
+
+def _read_list(path: Path, remedy: str) -> Iterator[tuple[int, JSON]]:
+    with unpacked(path, remedy) as file:
+        rows = parse_line(file.read(), f"{path}", first=True)
+    if not isinstance(rows, list):  # a list of JSON begins otherwise
+        raise ConfigError(f"{path}: not a list of rows; {remedy}")
+    yield from enumerate(rows, 1)
+
+
+@contextmanager
+def _table(path: Path, file: IO[bytes]) -> Iterator[csv.DictReader[str]]:
+    """A reader of rows under the names in the first line. Raises ConfigError, also while the rows are read."""
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # prompts are longer than Python's limit of 128 KiB
+    with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        table = csv.DictReader(text, delimiter=_SEPARATORS[_kind(path)], strict=True)
+        try:
+            yield table
+        except csv.Error as exc:
+            raise ConfigError(f"{path}:{table.line_num}: not valid CSV ({exc}); quote fields as RFC 4180 does") from exc
+        except UnicodeDecodeError as exc:
+            raise ConfigError(f"{path}:{table.line_num}: not UTF-8 text ({exc.reason}); save it as UTF-8") from exc
+
+
+def _read_table(path: Path, file: IO[bytes], columns: Sequence[str] | None) -> Iterator[tuple[int, JSON]]:
+    with _table(path, file) as table:
+        for number, row in enumerate(table, 1):
+            if None in row:
+                raise ConfigError(
+                    f"{path}:{number}: more fields than the first line names; put a text with "
+                    f"{_SEPARATORS[_kind(path)]!r} into double quotes"
+                )
+            yield number, {key: cell for key, cell in row.items() if cell and (columns is None or key in columns)}

@@ -1,0 +1,67 @@
+"""Name once a minute whatever a step, an evaluation or the end of a run waits for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from agentrl.rollout.in_flight import of_kind
+
+log = logging.getLogger("agentrl")
+
+EVERY_S = 60.0
+"""Seconds between two lines, and the time without a move after which an episode is named."""
+_NAMED = 4
+
+
+@contextmanager
+def waiting_for(what: str, kind: str = "train") -> Iterator[None]:
+    """While the block waits, a warning names each minute the flights of a kind that have not moved for a minute.
+
+    A thread looks, so that a hook which blocks the event loop is named, too.
+    """
+    ended = threading.Event()
+    began = time.time()
+
+    def watch() -> None:
+        while not ended.wait(EVERY_S):
+            if line := _line(what, kind, began):
+                log.warning("%s", line)
+
+    thread = threading.Thread(target=watch, name="agentrl-waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _line(what: str, kind: str, began: float) -> str:
+    """What is waited for. Empty if all flights move."""
+    now = time.time()
+    flights = [flight.to_json() for flight in of_kind(kind)]
+    if not flights:
+        return f"{what} has waited for {_minutes(now - began)}, and none of its episodes is played"
+    still: list[dict[str, Any]] = [state for state in flights if now - float(str(state["since"])) >= EVERY_S]
+    if not still:
+        return ""
+    still.sort(key=lambda state: float(state["since"]))
+    named = [
+        f"{state['name']} of task {state['task']!r:.60} ({state['waiting']} for {_minutes(now - state['since'])}, "
+        f"after {state['turn']} turns)"
+        for state in still[:_NAMED]
+    ]
+    more = f" and {len(still) - _NAMED} more" if len(still) > _NAMED else ""
+    return (
+        f"{what} waits for {len(still)} of {len(flights)} in flight that have not moved for a minute: "
+        f"{', '.join(named)}{more}; limits.episode_s bounds an episode"
+    )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

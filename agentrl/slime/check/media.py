@@ -1,0 +1,33 @@
+"""Checks the images of a data set: what is asked for, and whether the checkpoint reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl.models.vision import load_vision
+from agentrl.slime.check.finding import LaunchFinding, error
+from agentrl.slime.check.setup import Setup
+from agentrl.slime.images import NOT_KNOWN
+
+
+def media(setup: Setup, keys: str | Mapping[str, Any], where: str = "") -> Iterator[LaunchFinding]:
+    """Findings about `--multimodal-keys`, or the same key of a data set that `where` names."""
+    flag = "multimodal_keys" if where else "--multimodal-keys"
+    begin = f"{where}: " if where else ""
+    try:
+        names = json.loads(keys) if isinstance(keys, str) else keys
+        other = sorted(set(names) - {"image"})
+    except (ValueError, TypeError):
+        yield error(f'{begin}{flag} is {keys!r:.60}, not an object; write {{"image": "images"}}')
+        return
+    if other:
+        yield error(f"{begin}remove {', '.join(other)} from {flag}: agentrl shows text and images only")
+    try:
+        known = setup.args.hf_checkpoint is not None and load_vision(setup.args.hf_checkpoint) is not None
+    except ConfigError:
+        return  # that the checkpoint cannot be found is reported elsewhere
+    if not known:
+        yield error(f"{begin}{NOT_KNOWN.replace('--multimodal-keys', flag)}")
