@@ -23,8 +23,9 @@ from agentrl.engine.base import TrainedEngine
 from agentrl.engine.pausable import PausableEngine
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine
 from agentrl.env.factory import EnvFactory
+from agentrl.episode.options import RewardFn
 from agentrl.errors import ConfigError, EngineError
-from agentrl.models import SEEDED, load_model, load_tokenizer, save_model, set_ends
+from agentrl.models import SEEDED, load_tokenizer, save_model, set_ends
 from agentrl.models.vision import vision_of
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.render import load_renderer
@@ -46,7 +47,6 @@ from agentrl.train.engine_choice import device_of, with_engine_chosen
 from agentrl.train.files import write_atomically
 from agentrl.train.handover import HandOver
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
-from agentrl.train.lora import AdapterReference
 from agentrl.train.memory_advice import memory_lines
 from agentrl.train.order import Groups, StepEnd
 from agentrl.train.overlap import check_own_weights, half_the_threads
@@ -75,6 +75,7 @@ from agentrl.train.warm_start import (
     read_demonstrations,
     warm_start_schedule,
 )
+from agentrl.train.weights import load_reference, load_weights, save_random_base
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
@@ -136,28 +137,44 @@ class Trainer:
         envs, reward = EnvFactory(config.env, config.env_config), config.reward_function()
         source, self.eval_tasks = training_tasks(config, envs), evaluation_tasks(config, envs)
         checkpoint = self._find_checkpoint() if self._resume else None
-        journal = self._open_journal() if checkpoint is not None else None
-        self.buffer = buffer_of(config, source, journal)
+        self.buffer = buffer_of(config, source, self._open_journal() if checkpoint is not None else None)
         state = self._read_state(checkpoint) if checkpoint is not None else None
         self._load_model(checkpoint)
         self.teacher = await open_teacher(config, self.tokenizer, self.learner.device, self.learner.vision)
         if self.teacher is not None:
             self._stack.push_async_callback(self.teacher.close)
-        self.warm_optimizers: list[Optimizer] = []
         renderer = config.options().renderer(load_renderer(self.tokenizer, vision=self.learner.vision))
-        if config.warm_start is not None and not self.position.started:
-            self.demonstrations = await read_demonstrations(config, self.learner.text_config, renderer, self.console)
-            if config.canaries is not None and config.canaries.learned_by_heart:
-                demonstrations = self.demonstrations
-                demonstrations.rows, demonstrations.apart = keep_apart(
-                    demonstrations.rows, config.warm_start, config.seed
-                )
-            self.warm_optimizers = make_optimizers(
-                self.learner.model, self.learner.masters, config.warm_start, config.optimizer
-            )
+        await self._prepare_warm_start(renderer)
         set_ends(self.learner.model, turn_ends(renderer))
         limit_prompts(config, source, renderer, self._warn)
         envs.prove(renderer)
+        await self._open_rollout(envs, reward, renderer)
+        if checkpoint is not None and state is not None:
+            self._restore(checkpoint, state)
+        self._note_step_end()
+        self._make_folder(checkpoint)
+        limits = self.rollout.options.limits  # an engine may start here, and write to the run folder
+        self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
+        self._trackers = Trackers(config, self.folder.path, self.position.step, self._warn)
+        self._stack.callback(self._trackers.close)
+
+    async def _prepare_warm_start(self, renderer: Renderer) -> None:
+        """Read the demonstrations, unless reinforcement learning has begun."""
+        config = self.config
+        self.warm_optimizers: list[Optimizer] = []
+        if config.warm_start is None or self.position.started:
+            return
+        self.demonstrations = await read_demonstrations(config, self.learner.text_config, renderer, self.console)
+        if config.canaries is not None and config.canaries.learned_by_heart:
+            read = self.demonstrations
+            read.rows, read.apart = keep_apart(read.rows, config.warm_start, config.seed)
+        self.warm_optimizers = make_optimizers(
+            self.learner.model, self.learner.masters, config.warm_start, config.optimizer
+        )
+
+    async def _open_rollout(self, envs: EnvFactory, reward: RewardFn | None, renderer: Renderer) -> None:
+        """Open the engine, the workers and the order of the steps."""
+        config = self.config
         self.engine = self._open_engine(renderer)
         self.handover = HandOver(self.engine, self.learner)
         opponents, self.eval_opponents = run_opponents(config, envs.cls, self.tokenizer, self._stack)
@@ -178,9 +195,10 @@ class Trainer:
             self._stack.enter_context(half_the_threads())
         self.order = open_order(config, self.drawer, self.handover, self.collect, self._present_state)
         self._stack.push_async_callback(self.order.stop)
-        if checkpoint is not None and state is not None:
-            self._restore(checkpoint, state)
-        self._note_step_end()
+
+    def _make_folder(self, checkpoint: Path | None) -> None:
+        """Make the run folder and begin its records, or remove the records of steps that are played again."""
+        config = self.config
         self.folder.create(config)
         self._created = not self._resume
         if checkpoint is None:
@@ -189,17 +207,11 @@ class Trainer:
         self._stack.callback(self.records.begin(self.folder.path))
         if self.warm_optimizers and (listed := self.demonstrations.listed()):
             self.folder.write_skipped(listed)
-        if config.lora is not None and config.model in SEEDED and not self.folder.base.exists():
-            base, vision = load_model(config.model, seed=config.seed), self.learner.vision
-            self.folder.save_model(self.folder.base, 0, lambda path: save_model(base, self.tokenizer, path, vision))
+        save_random_base(config, self.learner, self.tokenizer, self.folder)
         if self._resume:
             self.folder.rewind(self.position.step)
             self.records.rewind(self.position.step, self.position.warm_steps)
             self._say(f"resuming {self._where()}" if checkpoint else "no checkpoint yet: beginning anew")
-        limits = self.rollout.options.limits  # an engine may start here, and write to the run folder
-        self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
-        self._trackers = Trackers(config, self.folder.path, self.position.step, self._warn)
-        self._stack.callback(self._trackers.close)
 
     async def run(self) -> Summary:
         """Run from the present position to the end. A run that is interrupted, or loses its engine, writes a checkpoint
@@ -434,7 +446,7 @@ class Trainer:
         for line in memory_lines(self.config, source, device_of(self.config.device)):
             self._say(line)
         base = lora.name_of_base(self.folder.base, self.config.model, source)
-        model = lora.attach(self._load(source), self.config.lora, base=base, seed=self.config.seed)
+        model = lora.attach(load_weights(self.config, source), self.config.lora, base=base, seed=self.config.seed)
         self.learner = Learner(model, self.config, vision_of(model, source))
 
     def _open_engine(self, renderer: Renderer) -> TrainedEngine:
@@ -450,15 +462,6 @@ class Trainer:
             check_own_weights(engine, config)
         return PausableEngine(engine, at_once=config.at_once.generate) if config.fully_async else engine
 
-    def _load(self, source: str) -> Any:
-        config = self.config
-        model = load_model(source, device=device_of(config.device), dtype=config.dtype, seed=config.seed)
-        for parameter in model.parameters():
-            # Weights mapped from a file are not aligned in memory, and BLAS then sums in another order. A resumed run
-            # would differ from an uninterrupted one in the last bits.
-            parameter.data = parameter.data.clone()
-        return model
-
     def _save_model(self, path: Path) -> None:
         save_model(self.learner.model, self.tokenizer, path, self.learner.vision)
 
@@ -467,16 +470,10 @@ class Trainer:
         if self.config.kl_coef > 0:
             if not lora.changes_nothing(self.learner.model):
                 self.folder.save_model(self.folder.reference, 0, self._save_model)
-            self._load_reference()
+            load_reference(self.config, self.learner, self.folder)
         self.position.started = True
         self._note_step_end()
         self.checkpoint()
-
-    def _load_reference(self) -> None:
-        if self.config.lora is None:
-            self.learner.reference = self._load(str(self.folder.reference))
-        else:
-            self.learner.reference = AdapterReference.load(self.learner.model, self.folder.reference)
 
     def _restore(self, checkpoint: Path, state: dict[str, Any]) -> None:
         self.rollout.scored.any = self.position.step > 0
@@ -488,7 +485,7 @@ class Trainer:
             optimizer.load_state_dict(of_warm_start)
         self._progress_saved = self._progress_made()
         if self.config.kl_coef > 0 and self.position.started:
-            self._load_reference()
+            load_reference(self.config, self.learner, self.folder)
         self.handover.changed(str(self.position.step))
 
     def _summarise(self) -> Summary:
