@@ -84,9 +84,14 @@ class Forced:
     names: tuple[str, ...] = ()
     """The tools that may be called. Empty: none."""
     schema: Mapping[str, JSON] | None = None
-    """The JSON schema of an answer without calls. None: there must be a call."""
+    """The JSON schema of an answer without calls. None: no JSON is demanded."""
+    text: Mapping[str, JSON] | None = None
+    """The form of an answer without calls that is not JSON, as a format of xgrammar: a regular expression, a choice or
+    a grammar. Without `schema` and `text` there must be a call."""
     parallel: bool = True
     """Whether there may be more than one call."""
+    source: str = field(default="tool_choice", compare=False)
+    """The field of the request that demands it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +114,21 @@ class ChatRequest:
     """What the answer must be. None: anything."""
     asked: Mapping[str, JSON] = field(default_factory=dict)
     """What is recorded but not obeyed: temperature, top_p, top_k, seed; tools, images and formats that are left out."""
+    continued: bool = False
+    """Whether the model continues the last entry, which is the assistant's, instead of beginning a new message."""
+    parallel: bool = True
+    """Whether the reply may hold more than one call."""
+    template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Arguments for the chat template, such as `enable_thinking`. Those that the template does not read change nothing.
+    """
+    effort: str | None = None
+    """How much the model should think, in OpenAI's words. "none" turns thoughts off. None: the client does not say."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the reply, beside those of the template."""
+    shows_stop: bool = False
+    """Whether the reply's text includes the stop string that ended it."""
+    shows_thoughts: bool = True
+    """Whether the client gets the thoughts of the reply."""
     branch: str = ""
     """The name of this line of work, such as `solver/1`, or `sub-agent/ID` by the client's own headers. Empty for the
     main one."""
@@ -124,6 +144,8 @@ class ChatRequest:
     """Whether the first entry is `instructions`, which a request that continues this one does not inherit."""
     retried: bool = False
     """Whether the client marks the request as a retry (`x-stainless-retry-count` above 0)."""
+    idempotency_key: str = ""
+    """The client's name for the request (`Idempotency-Key`). Requests of one session with the same key are retries."""
 
     @property
     def refers(self) -> bool:

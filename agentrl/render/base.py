@@ -74,6 +74,8 @@ class Renderer(Protocol):
 
     certificate: Certificate
     stop_token_ids: frozenset[int]
+    arguments: frozenset[str]
+    """The names of the template arguments that the template reads, such as `enable_thinking`."""
     marks: Mapping[int, str]
     """Tokens that the template writes as marks, such as `<tool_call>`, with their texts. Spelled out in other tokens,
     such a text is no mark."""

@@ -24,6 +24,7 @@ from agentrl.render.results import all_in_call_order, in_call_order
 from agentrl.render.roles import check_written, marked, unusual
 from agentrl.render.template import Template
 from agentrl.render.turns import spans
+from agentrl.render.variables import arguments_of
 from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, Rendered, ToolSpec
 
 
@@ -77,6 +78,7 @@ class TemplateRenderer:
         self._turns = replace(proof.turns, template=template, memo=memo, watch=proof.watch)
         beginning = remembering(template.encoder, tokenizer, template.source, fingerprint(tokenizer))
         self._begin = replace(self._turns, template=replace(template, encoder=beginning))
+        self.arguments = arguments_of(template.source)
         self.stop_token_ids = proof.turns.profile.stop_token_ids
         special = {token: template.decode([token]) for token in template.special_ids}
         self.marks: Mapping[int, str] = {**special, **proof.parser.atoms}

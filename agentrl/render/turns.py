@@ -278,7 +278,7 @@ class Turns:
         lead = (self.profile.called or self.profile.said).before_stop
         syntax = lead.rstrip()
         if syntax and not action.text.rstrip().endswith(pieces(syntax)[-1]):
-            return ""  # the call itself was not ended, and cannot be ended here
+            return _rest_of_list(lead, action.text)
         return _missing(lead[len(syntax) :], action.text)
 
     def _shorten(
@@ -312,6 +312,16 @@ class Turns:
 def _missing(lead: str, text: str) -> str:
     """The rest of the lead that the text does not yet end with."""
     return next(lead[count:] for count in range(len(lead), -1, -1) if text.endswith(lead[:count]))
+
+
+def _rest_of_list(lead: str, text: str) -> str:
+    """What ends a list of calls after a text that ends with the mark of a single call: `<｜tool▁calls▁end｜>`.
+
+    Empty if the call itself was not ended, because it cannot be ended here.
+    """
+    parts = pieces(lead)
+    ends = [index for index, part in enumerate(parts[:-1], 1) if is_tag(part) and text.rstrip().endswith(part)]
+    return "".join(parts[ends[-1] :]) if ends else ""
 
 
 def spans(*lengths: tuple[SpanKind, int]) -> tuple[RenderedSpan, ...]:

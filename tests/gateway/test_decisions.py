@@ -375,9 +375,10 @@ async def test_a_request_that_ends_in_an_assistants_message(renderer):
     for wire, last in (("messages", "Well, "), ("chat", "Well, <|im_end|>\n<|im_start|>assistant\n")):
         talk = Talk(renderer, numbered)
         one = await talk.says(SYSTEM, ASK, wire=wire)
-        await talk.says(SYSTEM, ASK, told(one), SURE, Entry("assistant", "Well, "), wire=wire)
+        given = {"wire": wire, "continued": wire == "messages"}
+        await talk.says(SYSTEM, ASK, told(one), SURE, Entry("assistant", "Well, "), **given)
         assert renderer.decode(talk.engine.requests[1]).endswith(last)
-        await talk.says(SYSTEM, Entry("assistant", "Well, "), wire=wire)
+        await talk.says(SYSTEM, Entry("assistant", "Well, "), **given)
         assert renderer.decode(talk.engine.requests[2]).endswith(last)
         assert lengths(talk.end()) == [2, 1]
 
@@ -387,7 +388,7 @@ async def test_a_reply_that_was_cut(renderer):
         talk = Talk(renderer, iter_of("a long answer to this", " and its end"))
         one = await talk.says(SYSTEM, ASK, max_tokens=3, wire=wire)
         assert (one.stop, one.usage.sampled, one.calls) == ("length", 3, ())
-        await talk.says(SYSTEM, ASK, told(one), wire=wire)
+        await talk.says(SYSTEM, ASK, told(one), wire=wire, continued=wire == "messages")
         sent = talk.engine.requests
         before = sent[0] + talk.engine.answers[0][1]
         assert sent[1][: len(before)] == before

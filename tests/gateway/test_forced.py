@@ -26,7 +26,7 @@ from tests.gateway.clients.playing import thinking_model
 
 CALL = Forced(("find",))
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-JSON = Forced((), SCHEMA)
+JSON = Forced((), SCHEMA, source="response_format")
 _VALUE = r'\{(?:[^{}"]|"[^"]*")*\}'
 """What the pattern takes for JSON: an object without another one in it."""
 
@@ -111,6 +111,7 @@ WIRES = {
 _NAMED = {"type": "function", "function": {"name": "b"}}
 _ALLOWED = {"mode": "required", "tools": [_NAMED]}
 BOTH = ("a", "b")
+YES_OR_NO = {"type": "or", "elements": [{"type": "const_string", "value": value} for value in ("yes", "no")]}
 DEMANDS = [
     ("chat", {"tool_choice": "required"}, Forced(BOTH)),
     ("chat", {"tool_choice": "required", "parallel_tool_calls": False}, Forced(BOTH, parallel=False)),
@@ -121,6 +122,14 @@ DEMANDS = [
     ("chat", {"response_format": {"type": "json_object"}, "tool_choice": "none"}, Forced((), {"type": "object"})),
     ("chat", {"response_format": {"type": "json_schema", "json_schema": {"schema": LOOK}}}, Forced(BOTH, LOOK)),
     ("chat", {"response_format": {"type": "text"}, "tool_choice": "auto"}, None),
+    ("chat", {"guided_json": LOOK}, Forced(BOTH, LOOK)),
+    ("chat", {"guided_json": json.dumps(LOOK), "tool_choice": "none"}, Forced((), LOOK)),
+    ("chat", {"structured_outputs": {"json_object": True}}, Forced(BOTH, {"type": "object"})),
+    ("chat", {"structured_outputs": {"regex": "a+"}}, Forced(BOTH, text={"type": "regex", "pattern": "a+"})),
+    ("chat", {"regex": "a+"}, Forced(BOTH, text={"type": "regex", "pattern": "a+"})),
+    ("responses", {"ebnf": "root ::= x"}, Forced(BOTH, text={"type": "grammar", "grammar": "root ::= x"})),
+    ("messages", {"guided_choice": ["yes", "no"]}, Forced(BOTH, text=YES_OR_NO)),
+    ("chat", {"tool_choice": "required", "guided_regex": "a+"}, Forced(BOTH)),
     ("responses", {"tool_choice": "required"}, Forced(BOTH)),
     ("responses", {"tool_choice": {"type": "function", "name": "a"}}, Forced(("a",))),
     ("responses", {"text": {"format": {"type": "json_schema", "name": "n", "schema": LOOK}}}, Forced(BOTH, LOOK)),

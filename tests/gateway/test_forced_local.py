@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 
 import pytest
@@ -111,3 +112,22 @@ async def test_what_the_engine_refuses_ends_no_session(engine, renderer, monkeyp
     assert refused.value.status == 400
     assert (await reply_to(session, "Go on.")).usage.sampled > 0
     session.close("done")
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"type": "regex", "pattern": "[0-9]{3}"}, r"[0-9]{3}"),
+        ({"type": "or", "elements": [{"type": "const_string", "value": value} for value in ("yes", "no")]}, "yes|no"),
+        ({"type": "grammar", "grammar": 'root ::= "a" [b-c] "d"'}, "a[bc]d"),
+    ],
+    ids=["regex", "choice", "grammar"],
+)
+@pytest.mark.parametrize("begun", [False, True])
+async def test_the_servers_own_forms(engine, renderer, form, words, begun):
+    session = playing(engine, renderer)
+    entries = (Entry("user", "Say it."), *([Entry("assistant", "It is ")] if begun else []))
+    request = ChatRequest(wire="chat", entries=entries, forced=Forced((), text=form), continued=begun)
+    (reply,) = await session.ask(request).replies()
+    assert (re.fullmatch(words, reply.content) is not None, reply.stop) == (True, "end")
+    assert reply.reasoning is None

@@ -88,7 +88,6 @@ async def test_everything_stands_in_the_trajectory(renderer):
         "dropped": 1,
         "undelivered": 1,
         "replayed": 0,
-        "at_once": 0,
         "refused": 0,
         "audits": 1,
     }

@@ -262,17 +262,13 @@ async def test_an_edit_that_comes_first_is_a_clients_spelling(renderer):
     assert (len(talk.end().segments), talk.audits) == (1, ["told_in_another_meaning"])
 
 
-async def test_equal_requests_at_once_are_one_and_the_log_says_so(renderer, caplog):
-    from agentrl.gateway.session import session
-
-    session._warn_one_for_two.cache_clear()
-    talk = Talk(renderer, said("Paris"))
+async def test_equal_requests_at_once_are_several_and_none_is_dropped(renderer):
+    talk = Talk(renderer, said("Paris", "Lyon", "Nice"))
     asked = [talk.ask(SYSTEM, ASK, digest="same") for _ in range(3)]
     for each in asked:
         await talk.replies(each)
         each.delivered()
     t = talk.end()
-    assert t.info["agent"]["at_once"] == 2
-    assert [line["at_once"] for line in t.session["requests"] if line["event"] == "join"] == [True, True]
-    assert caplog.text.count("sent the same request twice at once: both get one reply") == 1
+    assert (t.info["agent"]["replies"], t.info["agent"]["dropped"], t.info["agent"]["replayed"]) == (3, 0, 0)
+    assert t.ledger.trained == t.ledger.sampled
     assert t.stop in (None, StopReason.DONE)

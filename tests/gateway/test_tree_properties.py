@@ -151,7 +151,7 @@ class Client:
 
     async def twice(self, line) -> None:
         digest = self.body()
-        asked = [self.talk.ask(*line, digest=digest) for _ in range(2)]
+        asked = [self.talk.ask(*line, digest=digest, retried=retried) for retried in (False, True)]
         (first,), (again,) = await asyncio.gather(*(self.talk.replies(each) for each in asked))
         self.whole += 1
         assert first == again

@@ -80,12 +80,12 @@ def test_what_was_compared_is_counted_in_every_piece() -> None:
     entries = [Entry("tool", "found", call_id="gw-1"), Entry("assistant", "Got it."), Entry("user", "Go on.")]
     rendered = writer.bridge(writer.messages(HEAD, root=True), action, entries, ids={"gw-1": action.calls[0].id})
     assert rendered.checks == CheckCounts(bridges_checked=2)
-    assert writer.opened(rendered, "Well, ").checks == rendered.checks
+    assert writer.opened(rendered, Entry("assistant", "Well, ")).checks == rendered.checks
 
 
 def test_a_turn_that_the_client_began(writer: Writer) -> None:
     rendered = writer.prompt(HEAD)
-    opened = writer.opened(rendered, "Well, ")
+    opened = writer.opened(rendered, Entry("assistant", "Well, "))
     assert text(writer, opened.tokens) == text(writer, rendered.tokens) + "Well, "
     assert opened.spans[-1].stop == len(opened.tokens)
 

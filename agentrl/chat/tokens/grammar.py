@@ -17,6 +17,7 @@ from agentrl.chat.request import Forced, RefusedError
 from agentrl.chat.tokens.arguments import KEY, VALUE, Format, JsonArguments, Writing, either, learn_pairs, sequence
 from agentrl.errors import TemplateError
 from agentrl.render.base import Renderer
+from agentrl.render.read.lexer import is_tag, pieces
 from agentrl.types import JSON, ToolSpec
 
 _TEXT, _THOUGHT = "EXAMPLE-TEXT", "EXAMPLE-THOUGHT"
@@ -26,16 +27,30 @@ _MARK = re.compile("([\U000f0000-\U000ffffd])")
 _REMEDY = "ask for the form in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))"
 
 
-def structural_tag(renderer: Renderer, forced: Forced, tools: Sequence[ToolSpec], *, thinking: bool) -> str:
-    """The grammar as JSON. `thinking`: the prompt has opened a thought.
+def structural_tag(
+    renderer: Renderer, forced: Forced, tools: Sequence[ToolSpec], *, thinking: bool, continued: bool = False
+) -> str:
+    """The grammar as JSON. `thinking`: the prompt has opened a thought. `continued`: it ends in the answer's text.
 
     Raises RefusedError if the template writes arguments neither as JSON nor as keys and values between tags.
     """
-    examples = _Examples(renderer, tuple(renderer.marks))
-    answers = [] if forced.schema is None else [examples.json(forced.schema, thinking)]
+    examples = _Examples(renderer, tuple(renderer.marks), continued)
+    answers = []
+    if forced.schema is not None:
+        answers.append(examples.text({"type": "json_schema", "json_schema": dict(forced.schema)}, thinking))
+    if forced.text is not None:
+        answers.append(examples.text(dict(forced.text), thinking))
     if forced.names:
         answers.append(examples.calls(forced, tools, thinking))
     return json.dumps({"type": "structural_tag", "format": either(answers)})
+
+
+def end_of_call(renderer: Renderer, tools: Sequence[ToolSpec]) -> str | None:
+    """The text that ends each call, such as `</tool_call>`. None if the template has no such mark."""
+    try:
+        return _Examples(renderer, tuple(renderer.marks)).end_of_call(tools[0]["function"]["name"])
+    except RefusedError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +71,27 @@ class _Examples:
 
     renderer: Renderer
     marks: Sequence[int]
+    continued: bool = False
+    """Whether the prompt has continued the answer's text, so that no thought comes before the form."""
 
-    def json(self, schema: Mapping[str, JSON], thinking: bool) -> Format:
-        """An answer in JSON."""
+    def text(self, content: Format, thinking: bool) -> Format:
+        """An answer without calls."""
         message: dict[str, JSON] = {"role": "assistant", "content": _TEXT}
         before = self._written(message).partition(_TEXT)[0]
         rest = self._after_thought(message)
         thought = None if rest is None else (rest[0], rest[1].partition(_TEXT)[0])
-        content = {"type": "json_schema", "json_schema": dict(schema)}
         return self._with_thought(thought, before, [content], thinking)
+
+    def end_of_call(self, name: str) -> str | None:
+        """The last tag that the template writes after each call. None if it has none."""
+        writing = self._writing(name)
+        single, middle = self._written(_message(name, 1)), self._middle(name, writing)
+        calls = list(writing.example.finditer(single))
+        if middle is None or len(calls) != 1:
+            return None
+        end = _common_start(middle, single[calls[0].end() :])
+        text = _MARK.sub(lambda mark: self.renderer.marks[self.marks[ord(mark[0]) - _PRIVATE]], end)
+        return next(filter(is_tag, reversed(pieces(text))), None)
 
     def calls(self, forced: Forced, tools: Sequence[ToolSpec], thinking: bool) -> Format:
         """One call or more."""
@@ -92,6 +119,8 @@ class _Examples:
         self, thought: tuple[str, str] | None, before: str, content: list[Format], thinking: bool
     ) -> Format:
         """The content after a thought, or without one if the prompt has not opened it."""
+        if self.continued and not thinking:
+            return sequence(content)
         plain = sequence([*self._pieces(before), *content])
         if thought is None or not thought[1].strip():
             return plain

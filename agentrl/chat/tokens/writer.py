@@ -27,6 +27,8 @@ from agentrl.types import Action, Message, Raw, Rendered, RenderedSpan, ToolCall
 Known = Mapping[int, tuple[Action, Sequence[int]]]
 """Index of an assistant entry -> the action and the tokens of that reply, as sampled."""
 
+_SILENCE = Entry("user", "")
+_PLACE = "zqbeginning"
 _NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -67,8 +69,21 @@ class Writer:
         Without `known`, the template renders all messages at once. With `known`, everything from the first known reply
         on is added piece by piece, so that each known reply keeps its sampled tokens. If the template cannot carry an
         assistant entry, everything from that entry on is also added piece by piece.
+
+        A window may begin with the assistant. The template writes such replies itself. If it refuses, or if there is
+        nothing to write, an empty message of the user comes first.
         """
         entries, known = self._apart(entries, known)
+        opening = next((index for index, entry in enumerate(entries) if entry.role != "assistant"), len(entries))
+        try:
+            if entries:
+                return self._prompt(entries, {index: reply for index, reply in known.items() if index >= opening}, ids)
+        except TemplateError:
+            if not opening:
+                raise
+        return self._prompt([_SILENCE, *entries], {index + 1: reply for index, reply in known.items()}, ids)
+
+    def _prompt(self, entries: Sequence[Entry], known: Known, ids: Mapping[str, str]) -> Rendered:
         first = min([*known, *self._moved(entries)], default=len(entries))
         try:
             head = self._head(entries[:first], ids)
@@ -99,10 +114,10 @@ class Writer:
         piece = self._behind(history, action, entries[:first], ids, budget)
         return piece.rendered if first == len(entries) else self._pieces(piece, entries, first, known, ids)
 
-    def opened(self, rendered: Rendered, text: str) -> Rendered:
-        """A prompt, with `text` as the beginning of the assistant's next turn, which the model continues."""
+    def opened(self, rendered: Rendered, entry: Entry) -> Rendered:
+        """A prompt, with an assistant entry as the beginning of the next turn, which the model continues."""
         before = Action("", "", "" if rendered.thinking else None)
-        added = self.renderer.text(Raw(text), before)
+        added = self.renderer.text(Raw(self._beginning(entry)), before)
         end = len(rendered.tokens)
         spans = [replace(span, start=span.start + end, stop=span.stop + end) for span in added.spans]
         return Rendered(
@@ -114,6 +129,23 @@ class Writer:
             rendered.checks + added.checks,
             rendered.media,
         )
+
+    def _beginning(self, entry: Entry) -> str:
+        """An assistant entry as the template writes it, up to the end of its text: with its thought, or an empty one.
+
+        A text that begins a thought itself stays as it is.
+        """
+        name = "content" if entry.text or entry.reasoning is None else "reasoning_content"
+        text = entry.text if name == "content" else entry.reasoning or ""
+        tokens = self.renderer.text(Raw(text), Action("", "", None)).tokens
+        if name == "content" and self.renderer.parse(tokens, "length").reasoning is not None:
+            return text
+        try:
+            written = self.renderer.decode(self.renderer.encode({**to_assistant_message(entry, _NONE), name: _PLACE}))
+        except TemplateError:
+            return text
+        lead, place, _ = written.partition(_PLACE)
+        return lead + text if place else text
 
     def _forms(self, careful: bool = False) -> EntryConverter:
         return EntryConverter(

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, ChatRequest, Entry, RefusalKind, RefusedError, Reply, Role
-from agentrl.chat.wires import forcing, reading
+from agentrl.chat.wires import fields, forcing, reading, wishes
 from agentrl.chat.wires.base import DEFAULTS, ReplyWriter, arguments_text, compact
 from agentrl.chat.wires.openai_errors import error_body
 from agentrl.chat.wires.reading import refuse
@@ -28,7 +28,7 @@ class Chat:
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
     ) -> ReplyWriter:
         body, changed = relaxed(body, options)
-        _refuse_unserved(body)
+        asked = fields.recorded(body, fields.CHAT)
         sent = reading.sequence(body.get("messages"), "messages")
         entries = [entry for index, message in enumerate(sent) for entry in _message(message, f"messages[{index}]")]
         if not entries:
@@ -38,17 +38,18 @@ class Chat:
         request = ChatRequest(
             wire="chat",
             entries=tuple(entries),
-            tools=tuple(tools) if forcing.tools_shown(body.get("tool_choice")) else (),
+            tools=forcing.callable_tools(body.get("tool_choice"), tools),
             forced=forcing.forced(body, tools, options),
             stream=body.get("stream") is True,
             n=reading.bound(body.get("n"), "n") or 1,
             max_tokens=reading.bound(body.get(most), most),
             stop=reading.strings(body.get("stop"), "stop"),
             model=reading.string(body.get("model"), "model"),
-            asked=reading.sampling(body, left_out) | changed,
+            asked=asked | wishes.left_out(left_out) | changed,
             branch=headers.get("x-session-id", "sub-agent") if headers.get("x-parent-session-id") else "",
             digest=digest,
-            retried=reading.is_retry(headers),
+            continued=wishes.continues(body, entries, marked=_is_prefix(sent[-1])),
+            **wishes.common(body, headers, effort=body.get("reasoning_effort")),
         )
         streamed = body.get("stream_options")
         return _CompletionWriter(request, isinstance(streamed, dict) and streamed.get("include_usage") is True)
@@ -57,15 +58,9 @@ class Chat:
         return error_body(status, message, kind)
 
 
-def _refuse_unserved(body: Mapping[str, JSON]) -> None:
-    for name in ("logprobs", "top_logprobs"):
-        if reading.unlike(body.get(name), False, 0):
-            raise refuse(f"{name}: the log-probs stay in the trajectory; leave it out")
-    for name in ("functions", "function_call"):
-        if reading.unlike(body.get(name), "auto", "none", []):
-            raise refuse(f"{name}: this is the API's old form; use tools and tool_choice")
-    if reading.unlike(body.get("modalities"), ["text"], []) or body.get("audio"):
-        raise refuse('modalities: the model reads and writes text only; use ["text"], or leave it out')
+def _is_prefix(message: JSON) -> bool:
+    """Whether a message says itself that the model continues it, as in Mistral's and DeepSeek's APIs."""
+    return isinstance(message, dict) and message.get("prefix") is True
 
 
 def _message(message: JSON, where: str) -> list[Entry]:

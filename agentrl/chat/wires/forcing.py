@@ -1,12 +1,13 @@
-"""What a client demands of the answer's form: a tool call, or JSON. Each API has its own place for it."""
+"""What a client demands of the answer's form: a tool call, JSON, or another text. Each API has its own place for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Forced
-from agentrl.chat.wires.reading import mapping, refuse, sequence, string
+from agentrl.chat.wires.reading import mapping, refuse, sequence, string, strings
 from agentrl.types import JSON, ToolSpec
 
 _OBJECT: Mapping[str, JSON] = {"type": "object"}
@@ -15,51 +16,68 @@ _FREE = (None, "auto", "none")
 _FORMATS = ("response_format", "output_format")
 _WITHIN = (("text", "format"), ("output_config", "format"))
 _WHY = "an AgentEnv may set SessionOptions(forced='ignore')"
+FORMS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+"""Fields of vLLM and SGLang -> the key of the same form in vLLM's `structured_outputs`."""
+_STRUCTURED = ("json", "json_object", "regex", "choice", "grammar")
 
 
-def tools_shown(choice: JSON) -> bool:
-    """Whether the tools may be called."""
-    return bool(_kind(choice) != "none")
+def callable_tools(choice: JSON, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """The tools that may be called. None with `tool_choice: none`; with `allowed_tools` in mode auto those it names."""
+    kind = _kind(choice)
+    if kind == "none":
+        return ()
+    if kind != "allowed_tools" or not isinstance(choice, dict) or _mode(choice) != "auto":
+        return tuple(tools)
+    allowed = _checked(_allowed(choice), tools)
+    return tuple(tool for tool in tools if tool["function"]["name"] in allowed)
 
 
 def forced(body: Mapping[str, JSON], tools: Sequence[ToolSpec], options: SessionOptions) -> Forced | None:
     """What the body demands. None if the model may answer freely. Raises RefusedError for what cannot be demanded."""
-    demanded, schema = _kind(body.get("tool_choice")) not in _FREE, _schema(body)
-    if not demanded and schema is None:
+    choice = body.get("tool_choice")
+    demanded, schema, text = _demands_call(choice), _schema(body), _text(body)
+    if not demanded and schema is None and text is None:
         return None
+    source = "tool_choice" if demanded else _source(body)
     if options.forced == "refuse":
-        what = "tool_choice" if demanded else "response_format"
-        raise refuse(f"{what}: the answer's form is not forced in this session; leave it out ({_WHY})")
-    names = _forced_names(body.get("tool_choice"), tools)
-    shown = tools_shown(body.get("tool_choice"))
-    if names is None:
-        names = _names(tools) if shown else ()
-    else:
-        schema = None  # a call that is demanded leaves no text to form
-    return Forced(names, schema, parallel=_parallel(body))
+        raise refuse(f"{source}: the answer's form is not forced in this session; leave it out ({_WHY})")
+    if demanded:  # a call that is demanded leaves no text to form
+        return Forced(_forced_names(choice, tools), parallel=parallel(body))
+    return Forced(_names(callable_tools(choice, tools)), schema, text, parallel(body), source)
+
+
+def parallel(body: Mapping[str, JSON]) -> bool:
+    """Whether a reply may hold more than one call."""
+    choice = body.get("tool_choice")
+    single = isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is True
+    return body.get("parallel_tool_calls") is not False and not single
 
 
 def _kind(choice: JSON) -> JSON:
     return choice.get("type") if isinstance(choice, dict) else choice
 
 
+def _demands_call(choice: JSON) -> bool:
+    kind = _kind(choice)
+    return kind not in _FREE and not (kind == "allowed_tools" and isinstance(choice, dict) and _mode(choice) == "auto")
+
+
 def _names(tools: Sequence[ToolSpec]) -> tuple[str, ...]:
     return tuple(tool["function"]["name"] for tool in tools)
 
 
-def _parallel(body: Mapping[str, JSON]) -> bool:
-    choice = body.get("tool_choice")
-    single = isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is True
-    return body.get("parallel_tool_calls") is not False and not single
-
-
-def _forced_names(choice: JSON, tools: Sequence[ToolSpec]) -> tuple[str, ...] | None:
-    """The tools of which one must be called. None if no call is demanded."""
-    kind, known = _kind(choice), _names(tools)
-    if kind in _FREE:
-        return None
+def _forced_names(choice: JSON, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
+    """The tools of which one must be called."""
+    kind = _kind(choice)
     if kind in ("required", "any"):
-        names = known
+        names = _names(tools)
     elif kind in ("function", "tool", "custom") and isinstance(choice, dict):
         names = (_name(choice),)
     elif kind == "allowed_tools" and isinstance(choice, dict):
@@ -68,17 +86,30 @@ def _forced_names(choice: JSON, tools: Sequence[ToolSpec]) -> tuple[str, ...] | 
         raise refuse(f'tool_choice: {kind!r:.80} is not served; use "auto", "required" or a function ({_WHY})')
     if not names:
         raise refuse("tool_choice: a call is demanded, and there are no tools; send tools, or leave it out")
-    if missing := [name for name in names if name not in known]:
+    return _checked(names, tools)
+
+
+def _checked(names: tuple[str, ...], tools: Sequence[ToolSpec]) -> tuple[str, ...]:
+    """The names, if each is that of a tool."""
+    all_names = _names(tools)
+    if missing := [name for name in names if name not in all_names]:
         raise refuse(f"tool_choice: no tool has the name {missing[0]!r:.80}; name one of the request's tools")
     return names
 
 
+def _within(choice: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    return mapping(choice.get("allowed_tools", choice), "tool_choice.allowed_tools")
+
+
+def _mode(choice: Mapping[str, JSON]) -> str:
+    mode = _within(choice).get("mode", "auto")
+    if mode not in ("auto", "required"):
+        raise refuse(f'tool_choice: allowed_tools has the mode {mode!r:.80}; use "auto" or "required"')
+    return str(mode)
+
+
 def _allowed(choice: Mapping[str, JSON]) -> tuple[str, ...]:
-    within = choice.get("allowed_tools", choice)
-    within = mapping(within, "tool_choice.allowed_tools")
-    if within.get("mode") != "required":
-        raise refuse(f'tool_choice: allowed_tools is served with the mode "required" only; send fewer tools ({_WHY})')
-    tools = sequence(within.get("tools"), "tool_choice.tools")
+    tools = sequence(_within(choice).get("tools"), "tool_choice.tools")
     return tuple(_name(mapping(tool, "tool_choice.tools")) for tool in tools)
 
 
@@ -89,7 +120,7 @@ def _name(said: Mapping[str, JSON]) -> str:
 
 
 def _schema(body: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
-    """The JSON schema of the answer. None if it may be any text."""
+    """The JSON schema of the answer. None if it need not be JSON."""
     for name in _FORMATS:
         if (found := _schema_of(body.get(name), name)) is not None:
             return found
@@ -98,6 +129,11 @@ def _schema(body: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
         form = within.get(name) if isinstance(within, dict) else None
         if (found := _schema_of(form, f"{outer}.{name}")) is not None:
             return found
+    for kind, value, where in _servers_forms(body):
+        if kind == "json":
+            return _read_schema(value, where)
+        if kind == "json_object" and value is True:
+            return _OBJECT
     return None
 
 
@@ -112,3 +148,47 @@ def _schema_of(form: JSON, where: str) -> Mapping[str, JSON] | None:
         schema = mapping(within, f"{where}.json_schema").get("schema")
         return _OBJECT if schema is None else mapping(schema, f"{where}.schema")
     raise refuse(f'{where}: {kind!r:.80} is not served; use "json_schema" or "json_object" ({_WHY})')
+
+
+def _read_schema(value: JSON, where: str) -> Mapping[str, JSON]:
+    """A JSON schema, which vLLM also takes as text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as exc:
+            raise refuse(f"{where} is not JSON ({exc}); send a JSON schema") from exc
+    return mapping(value, where)
+
+
+def _text(body: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
+    """The form of an answer that is not JSON, as a format of xgrammar. None if there is none."""
+    for kind, value, where in _servers_forms(body):
+        if kind == "regex":
+            return {"type": "regex", "pattern": string(value, where)}
+        if kind == "grammar":
+            return {"type": "grammar", "grammar": string(value, where)}
+        if kind == "choice":
+            choices = strings(value, where)
+            if not choices:
+                raise refuse(f"{where} is empty; list the answers that are allowed")
+            return {"type": "or", "elements": [{"type": "const_string", "value": choice} for choice in choices]}
+    return None
+
+
+def _source(body: Mapping[str, JSON]) -> str:
+    """The field of a body that demands a form."""
+    names = (*FORMS, "structured_outputs", *_FORMATS, *(outer for outer, _ in _WITHIN))
+    return next((name for name in names if body.get(name) is not None), "response_format")
+
+
+def _servers_forms(body: Mapping[str, JSON]) -> Iterator[tuple[str, JSON, str]]:
+    """The forms that the fields of vLLM and SGLang demand: their kinds, their values and the names of their fields."""
+    for name, kind in FORMS.items():
+        if body.get(name) is not None:
+            yield kind, body[name], name
+    within = body.get("structured_outputs")
+    for key, value in (mapping(within, "structured_outputs") if within is not None else {}).items():
+        if key in _STRUCTURED and value is not None:
+            yield key, value, f"structured_outputs.{key}"
+        elif value not in (None, False, "") and not key.startswith(("disable_", "whitespace_", "_", "backend")):
+            raise refuse(f"structured_outputs.{key} is not served; use {', '.join(_STRUCTURED)} ({_WHY})")

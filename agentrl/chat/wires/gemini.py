@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, ChatRequest, Entry, RefusalKind, RefusedError, Reply, ReplyCall
-from agentrl.chat.wires import forcing, reading
+from agentrl.chat.wires import fields, forcing, reading, wishes
 from agentrl.chat.wires.base import DEFAULTS, ReplyWriter, compact
 from agentrl.chat.wires.reading import refuse
 from agentrl.chat.wires.relaxed import relaxed
@@ -27,6 +27,8 @@ _STATUS |= {408: "DEADLINE_EXCEEDED", 503: "UNAVAILABLE"}
 _MEDIA = ("inlineData", "fileData")
 _ANSWERS = ("output", "result", "error")
 """Keys under which clients put a tool's result."""
+_MODES = {"any": "required", "validated": "auto", "mode_unspecified": "auto"}
+"""Values of `functionCallingConfig.mode` in the words of OpenAI's API."""
 _ASKED = {
     "temperature": "temperature",
     "topP": "top_p",
@@ -34,7 +36,6 @@ _ASKED = {
     "seed": "seed",
     "presencePenalty": "presence_penalty",
     "frequencyPenalty": "frequency_penalty",
-    "thinkingConfig": "thinking",
 }
 
 
@@ -45,19 +46,21 @@ class Gemini:
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
     ) -> ReplyWriter:
-        config = _object(body, "generationConfig")
-        _refuse_unserved(body, config)
+        body = _spelled(body)
+        config = _spelled(_object(body, "generationConfig"))
+        notes = fields.recorded(body, fields.GEMINI)
+        notes |= fields.recorded(_plain_modalities(config), fields.GEMINI_CONFIG, "generationConfig.")
         contents = _Contents(omit=options.images == "omit")
         entries = [*contents.system(_of(body, "systemInstruction")), *contents.entries(body.get("contents"))]
         if not any(entry.role != "system" for entry in entries):
             raise refuse("contents: at least one content is needed")
         tools, left_out = _tools(body.get("tools"))
         demands, changed = relaxed(_demands(body, config), options)
-        asked = {ours: config[theirs] for theirs, ours in _ASKED.items() if config.get(theirs) is not None}
+        asked = {_ASKED.get(name, name): value for name, value in notes.items()}
         request = ChatRequest(
             wire="gemini",
             entries=tuple(entries),
-            tools=tuple(tools) if forcing.tools_shown(demands.get("tool_choice")) else (),
+            tools=forcing.callable_tools(demands.get("tool_choice"), tools),
             forced=forcing.forced(demands, tools, options),
             stream=body.get("stream") is True,
             n=reading.bound(config.get("candidateCount"), "generationConfig.candidateCount") or 1,
@@ -66,12 +69,13 @@ class Gemini:
             model=reading.string(body.get("model"), "model"),
             asked={
                 **asked,
-                **({"tools_left_out": left_out} if left_out else {}),
+                **wishes.left_out(left_out),
                 **({"images_omitted": contents.omitted} if contents.omitted else {}),
                 **changed,
             },
             digest=digest,
-            retried=reading.is_retry(headers),
+            continued=wishes.is_open(entries),
+            **wishes.common(body, headers, effort=_effort(_spelled(_object(config, "thinkingConfig")))),
         )
         return _ContentWriter(request, array=body.get("array") is True)
 
@@ -97,25 +101,37 @@ def _object(found: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
     return {} if value is None else reading.mapping(value, name)
 
 
-def _refuse_unserved(body: Mapping[str, JSON], config: Mapping[str, JSON]) -> None:
-    if _of(body, "cachedContent"):
-        raise refuse("cachedContent: nothing is stored here; send the whole conversation as contents")
-    if config.get("responseLogprobs") or config.get("logprobs"):
-        raise refuse("generationConfig.responseLogprobs: the log-probs stay in the trajectory; leave it out")
-    modalities = reading.sequence(config.get("responseModalities"), "generationConfig.responseModalities")
-    if any(str(one).upper() != "TEXT" for one in modalities):
-        raise refuse('generationConfig.responseModalities: the model writes text only; use ["TEXT"], or leave it out')
+def _spelled(keyed: Mapping[str, JSON]) -> dict[str, JSON]:
+    """An object with its keys as Google's documentation spells them: `topP`, which clients may write as `top_p`."""
+    return {
+        name if name == "chat_template_kwargs" else re.sub("_([a-z])", lambda letter: letter[1].upper(), name): value
+        for name, value in keyed.items()
+    }
+
+
+def _plain_modalities(config: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """The configuration, with its modalities in capital letters."""
+    modalities = config.get("responseModalities")
+    listed = modalities if isinstance(modalities, list) else [modalities]
+    return config if modalities is None else {**config, "responseModalities": [str(name).upper() for name in listed]}
+
+
+def _effort(thinking: Mapping[str, JSON]) -> JSON:
+    """How much the model should think, in OpenAI's words."""
+    if thinking.get("thinkingBudget") == 0:
+        return "none"
+    level = thinking.get("thinkingLevel")
+    return level.lower() if isinstance(level, str) else None
 
 
 def _demands(body: Mapping[str, JSON], config: Mapping[str, JSON]) -> dict[str, JSON]:
     """What the request demands of the answer, in the words of OpenAI's API."""
     calling = _object(_object(body, "toolConfig"), "functionCallingConfig")
-    mode = str(calling.get("mode") or "AUTO").lower().removeprefix("mode_unspecified") or "auto"
+    mode = str(calling.get("mode") or "AUTO").lower()
     names = reading.strings(_of(calling, "allowedFunctionNames"), "allowedFunctionNames")
-    choice: JSON = mode
-    if mode == "any":
-        allowed = {"mode": "required", "tools": [{"name": name} for name in names]}
-        choice = {"type": "allowed_tools", **allowed} if names else "required"
+    choice: JSON = _MODES.get(mode, mode)
+    if names and choice in ("auto", "required"):
+        choice = {"type": "allowed_tools", "mode": choice, "tools": [{"name": name} for name in names]}
     demands: dict[str, JSON] = {"tool_choice": choice}
     kind = config.get("responseMimeType")
     if kind == "application/json":
@@ -195,6 +211,8 @@ class _Contents:
             shown = [self._shown(one, f"{where}.functionResponse.parts[{i}]") for i, one in sent]
             text = _answer(answer.get("response"))
             parts = [text, *shown] if text or not shown else shown
+            if _is_failure(answer.get("response")):
+                parts = reading.failed(parts)
             return Entry.of("tool", parts, call_id=self._answered(call_id, name))
         return Entry.of("user", [self._shown(part, where)])
 
@@ -247,6 +265,14 @@ def _answer(response: JSON) -> str:
         if key in _ANSWERS and isinstance(value, str):
             return value
     return "" if response is None else json.dumps(response, ensure_ascii=False)
+
+
+def _is_failure(response: JSON) -> bool:
+    """Whether a result is that of a failed call: it holds an error, or the flag of MCP's results."""
+    return isinstance(response, dict) and (response.get("error") or response.get("isError") is True) not in (
+        None,
+        False,
+    )
 
 
 def _receipt(signature: JSON) -> str:

@@ -9,7 +9,7 @@ from typing import cast
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, ChatRequest, Entry, RefusalKind, RefusedError, Reply, ReplyUsage, Role
-from agentrl.chat.wires import forcing, reading
+from agentrl.chat.wires import fields, forcing, reading, wishes
 from agentrl.chat.wires.base import DEFAULTS, ReplyWriter, compact, event
 from agentrl.chat.wires.reading import refuse
 from agentrl.chat.wires.relaxed import relaxed
@@ -33,29 +33,30 @@ class Messages:
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
     ) -> ReplyWriter:
         body, changed = relaxed(body, options)
-        _refuse_unserved(body)
+        asked = fields.recorded(body, fields.MESSAGES)
         system = list(_system(body.get("system")))
         sent = reading.sequence(body.get("messages"), "messages")
         entries = [entry for index, message in enumerate(sent) for entry in _message(message, f"messages[{index}]")]
         if not entries:
             raise refuse("messages: at least one message is needed")
         tools, deferred, left_out = _tools(body.get("tools"))
-        shown = forcing.tools_shown(body.get("tool_choice"))
+        choice = body.get("tool_choice")
         kept = [text for text in system if not text.startswith(_BILLING)]
         request = ChatRequest(
             wire="messages",
             entries=(*(reading.blocks("system", kept) if kept else ()), *entries),
-            tools=tuple(tools) if shown else (),
-            deferred=deferred if shown else {},
+            tools=forcing.callable_tools(choice, tools),
+            deferred=deferred if forcing.callable_tools(choice, [*deferred.values()]) else {},
             forced=forcing.forced(body, tools, options),
             stream=body.get("stream") is True,
             max_tokens=reading.bound(body.get("max_tokens"), "max_tokens"),
-            stop=reading.strings(body.get("stop_sequences"), "stop_sequences"),
+            stop=(*reading.strings(body.get("stop_sequences"), "stop_sequences"), *wishes.stop(body)),
             model=reading.string(body.get("model"), "model"),
-            asked=reading.sampling(body, left_out) | changed,
+            asked=asked | wishes.left_out(left_out) | changed,
             branch=_branch(system, headers),
             digest=digest,
-            retried=reading.is_retry(headers),
+            continued=wishes.continues(body, entries, marked=wishes.is_open(entries)),
+            **wishes.common(body, headers, effort=_effort(body)),
         )
         return _MessageWriter(request)
 
@@ -73,10 +74,12 @@ def _error(kind: str, message: str) -> JSON:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def _refuse_unserved(body: Mapping[str, JSON]) -> None:
-    for name in ("container", "mcp_servers"):
-        if body.get(name):
-            raise refuse(f"{name}: this gateway runs no tools; leave it out")
+def _effort(body: Mapping[str, JSON]) -> JSON:
+    """How much the model should think, in OpenAI's words."""
+    thinking, output = body.get("thinking"), body.get("output_config")
+    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
+        return "none"
+    return output.get("effort") if isinstance(output, dict) else None
 
 
 def _branch(system: Sequence[str], headers: Mapping[str, str]) -> str:
@@ -155,15 +158,16 @@ def _document(part: Mapping[str, JSON], where: str) -> str:
 
 def _result(part: Mapping[str, JSON], where: str) -> Entry:
     call_id, content = reading.string(part.get("tool_use_id"), f"{where}.tool_use_id"), part.get("content")
-    if isinstance(content, str) or content is None:
-        return Entry("tool", content or "", call_id=call_id)
     parts, loads = list[Part](), list[str]()
+    content = [content] if isinstance(content, str) else content
     for index, one in enumerate(reading.sequence(content, f"{where}.content")):
         at = f"{where}.content[{index}]"
         if isinstance(one, dict) and one.get("type") == "tool_reference":
             loads.append(reading.string(one.get("tool_name"), f"{at}.tool_name"))
         else:
             parts.append(one if isinstance(one, Image) else reading.part_text(one, at))
+    if part.get("is_error") is True:
+        parts = reading.failed(parts)
     return Entry.of("tool", parts, call_id=call_id, loads=tuple(loads))
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import TypedDict, TypeVar, cast
 
 from agentrl.chat.request import ChatRequest, Entry, RefusedError, Role
 from agentrl.image import Image, Part
@@ -25,11 +25,9 @@ _TEXTS = frozenset({"text", "input_text", "output_text"})
 MEDIA = re.compile("image|audio|video|file|document")
 _RUN_BY_CLIENTS = re.compile("(local_)?shell$|apply_patch$|computer")
 """OpenAI's own types of tools that the client runs. An agent that relies on one cannot work without it."""
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
-    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
-    *("reasoning", "reasoning_effort", "thinking", "verbosity", "parallel_tool_calls"),
-)
+_FAILED = re.compile(r"[\W_]*[\w.]*(error|exception|traceback|fail|fatal)", re.IGNORECASE)
+"""How a result begins that says itself that it failed: `ValueError: ...`, `Failed to ...`, `<tool_use_error>`."""
+_KEY_LENGTH = 255
 
 
 def refuse(what: str) -> RefusedError:
@@ -187,16 +185,43 @@ def function(name: JSON, description: JSON, parameters: JSON, where: str) -> Too
     return {"type": "function", "function": spec}
 
 
-def sampling(body: Mapping[str, JSON], unseen: Sequence[str] = ()) -> dict[str, JSON]:
-    """The client's sampling parameters, for the record. `unseen`: tools that the gateway does not show."""
-    asked = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
-    return asked | ({"tools_left_out": list(unseen)} if unseen else {})
+def failed(parts: Sequence[Part]) -> list[Part]:
+    """The parts of a failed tool's result. They begin with "Error", unless the result itself begins with such a word.
+
+    No chat template has a place for the failure, so the model reads it in the text, equal on all wires.
+    """
+    first = next(iter(parts), "")
+    if not isinstance(first, str):
+        return ["Error:", *parts]
+    if _FAILED.match(first):
+        return list(parts)
+    return [f"Error: {first}" if first.strip() else "Error", *parts[1:]]
 
 
-def is_retry(headers: Mapping[str, str]) -> bool:
-    """Whether the client's SDK marks the request as a retry."""
-    count = headers.get("x-stainless-retry-count", "")
-    return count.isdigit() and int(count) > 0
+def integers(value: JSON, where: str) -> tuple[int, ...]:
+    """The whole numbers of a list. Raises RefusedError for anything else."""
+    numbers = sequence(value, where)
+    if any(not isinstance(item, int) or isinstance(item, bool) or item < 0 for item in numbers):
+        raise refuse(f"{where} must be a list of token ids, not {value!r:.80}")
+    return tuple(numbers)
+
+
+class Retry(TypedDict):
+    """The fields of a ChatRequest that identify a retry."""
+
+    retried: bool
+    idempotency_key: str
+
+
+def retry(headers: Mapping[str, str]) -> Retry:
+    """Whether the client's SDK marks the request as a retry, and the client's own name for it.
+
+    Raises RefusedError for a name that is too long.
+    """
+    count, key = headers.get("x-stainless-retry-count", ""), headers.get("Idempotency-Key", "")
+    if len(key) > _KEY_LENGTH:
+        raise refuse(f"Idempotency-Key: it has {len(key)} characters; use at most {_KEY_LENGTH}")
+    return {"retried": count.isdecimal() and int(count) > 0, "idempotency_key": key}
 
 
 def in_branch(request: ChatRequest, headers: Mapping[str, str]) -> ChatRequest:

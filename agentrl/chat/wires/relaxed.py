@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.chat.options import SessionOptions
+from agentrl.chat.wires import forcing
 from agentrl.chat.wires.reading import MEDIA, unlike
 from agentrl.types import JSON
 
@@ -72,6 +73,9 @@ def _unforced(body: Mapping[str, JSON]) -> tuple[Mapping[str, JSON], dict[str, J
     choice = body.get("tool_choice")
     if unlike(choice.get("type") if isinstance(choice, dict) else choice, "auto", "none"):
         forced["tool_choice"], freed["tool_choice"] = choice, "auto"
+    for name in (*forcing.FORMS, "structured_outputs"):
+        if freed.get(name) is not None:
+            forced[name] = freed.pop(name)
     for *above, name in _FORMATS:
         within = freed.get(above[0]) if above else freed
         form = within.get(name) if isinstance(within, dict) else None

@@ -9,7 +9,7 @@ from typing import cast
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, ChatRequest, Entry, RefusalKind, Role
-from agentrl.chat.wires import forcing, reading, storing
+from agentrl.chat.wires import fields, forcing, reading, storing, wishes
 from agentrl.chat.wires.base import DEFAULTS, ReplyWriter
 from agentrl.chat.wires.openai_errors import error_body
 from agentrl.chat.wires.reading import refuse
@@ -22,10 +22,6 @@ _ITEM_ID = re.compile("^(msg|rs|fc|ctc)_")
 _THOUGHTS = re.compile(r"\s*<think>\n?(.*?)\n?</think>\s*", re.DOTALL)
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
 """The order of the items of one reply."""
-_KEPT_BY_OPENAI = {
-    "prompt": "send its text as instructions",
-    "background": "leave it out, and wait for the answer",
-}
 _RAW_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """The parameters of a custom tool, which takes plain text."""
 
@@ -37,7 +33,8 @@ class Responses:
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
     ) -> ReplyWriter:
         body, changed = relaxed(body, options)
-        _refuse_unserved(body)
+        asked = fields.recorded(body, fields.RESPONSES)
+        _refuse_log_probs(body)
         tools = _Tools.of(body.get("tools"))
         instructions = reading.string(body.get("instructions"), "instructions")
         entries = list(_entries(body.get("input"), tools))
@@ -46,15 +43,17 @@ class Responses:
         request = ChatRequest(
             wire="responses",
             entries=(*([Entry("system", instructions)] if instructions else ()), *entries),
-            tools=tuple(tools.specs) if forcing.tools_shown(body.get("tool_choice")) else (),
+            tools=forcing.callable_tools(body.get("tool_choice"), tools.specs),
             forced=forcing.forced(body, tools.specs, options),
             stream=body.get("stream") is True,
             max_tokens=reading.bound(body.get("max_output_tokens"), "max_output_tokens"),
+            stop=wishes.stop(body),
             model=reading.string(body.get("model"), "model"),
-            asked=reading.sampling(body, tools.left_out) | changed,
+            asked=asked | wishes.left_out(tools.left_out) | changed,
             branch=_branch(headers),
             digest=digest,
-            retried=reading.is_retry(headers),
+            continued=wishes.continues(body, entries, marked=_is_unfinished(body.get("input"))),
+            **wishes.common(body, headers, effort=_effort(body)),
             **storing.names_in(body),
         )
         return ResponseWriter(request, tools.forms, body, request.response_id)
@@ -63,13 +62,22 @@ class Responses:
         return error_body(status, message, kind)
 
 
-def _refuse_unserved(body: Mapping[str, JSON]) -> None:
-    for name, remedy in _KEPT_BY_OPENAI.items():
-        if body.get(name):
-            raise refuse(f"{name}: nothing is stored here; {remedy}")
-    include = reading.sequence(body.get("include"), "include")
-    if reading.unlike(body.get("top_logprobs"), 0) or "message.output_text.logprobs" in include:
-        raise refuse("top_logprobs: the log-probs stay in the trajectory; leave it out, of include too")
+def _refuse_log_probs(body: Mapping[str, JSON]) -> None:
+    if "message.output_text.logprobs" in reading.sequence(body.get("include"), "include"):
+        raise refuse("include: the log-probs stay in the trajectory; leave message.output_text.logprobs out")
+
+
+def _effort(body: Mapping[str, JSON]) -> JSON:
+    reasoning = body.get("reasoning")
+    return reasoning.get("effort") if isinstance(reasoning, dict) else None
+
+
+def _is_unfinished(sent: JSON) -> bool:
+    """Whether the last item is a reply that was cut off, which the model continues, as in vLLM."""
+    last = sent[-1] if isinstance(sent, list) and sent else None
+    if not isinstance(last, dict) or (last.get("role") != "assistant" and last.get("type") != "reasoning"):
+        return False
+    return last.get("status") in ("incomplete", "in_progress")
 
 
 def _branch(headers: Mapping[str, str]) -> str:
@@ -181,7 +189,10 @@ def _other(kind: str, item: Mapping[str, JSON], where: str) -> list[Entry]:
         return reading.blocks(cast(Role, role), read(item.get("content"), f"{where}.content"))
     if kind in ("function_call_output", "custom_tool_call_output"):
         call_id = reading.string(item.get("call_id"), f"{where}.call_id")
-        return [Entry.of("tool", reading.parts(item.get("output"), f"{where}.output"), call_id=call_id)]
+        parts = reading.parts(item.get("output"), f"{where}.output")
+        if item.get("status") == "incomplete":
+            parts = reading.failed(parts)
+        return [Entry.of("tool", parts, call_id=call_id)]
     raise reading.foreign(kind, where)
 
 

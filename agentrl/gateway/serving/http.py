@@ -43,6 +43,7 @@ _BACKLOG = 4096
 
 _MESSAGES, _RESPONSES, _CHAT, _GEMINI = Messages(), Responses(), Chat(), Gemini()
 _REPLIES: dict[str, Wire] = {"/v1/messages": _MESSAGES, "/v1/responses": _RESPONSES, "/v1/chat/completions": _CHAT}
+_BEGINNINGS: dict[str, Wire] = {"/v1/messages": _MESSAGES, "/v1/responses": _RESPONSES, "/v1/chat/": _CHAT}
 _COUNTS: dict[str, Wire] = {"/v1/messages/count_tokens": _MESSAGES, "/v1/responses/input_tokens": _RESPONSES}
 
 
@@ -250,12 +251,15 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _wire(path: str, request: web.BaseRequest) -> Wire:
-    """The wire that writes the answer, even if it is an error."""
-    if path.startswith("/v1beta/") or _GEMINI_PATH.fullmatch(path) or "x-goog-api-client" in request.headers:
+    """The wire that writes the answer, even if it is an error. Headers decide only where several APIs have the path."""
+    if path.startswith("/v1beta/") or _GEMINI_PATH.fullmatch(path):
         return _GEMINI
-    if path.startswith("/v1/messages") or "anthropic-version" in request.headers:
-        return _MESSAGES
-    return _RESPONSES if path.startswith("/v1/responses") else _CHAT
+    for beginning, wire in _BEGINNINGS.items():
+        if path.startswith(beginning):
+            return wire
+    if "x-goog-api-client" in request.headers:
+        return _GEMINI
+    return _MESSAGES if "anthropic-version" in request.headers else _CHAT
 
 
 def keys(key: str, request: web.BaseRequest) -> Iterator[str]:

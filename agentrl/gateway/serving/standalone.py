@@ -34,6 +34,10 @@ _NEUTRAL: Mapping[str, JSON] = {
     "presence_penalty": 0,
     "repetition_penalty": 1,
     "logit_bias": {},
+    "min_tokens": 0,
+    "length_penalty": 1,
+    "thinking_token_budget": None,
+    "watermarking": False,
 }
 """Parameters that no engine here supports, with the values that change nothing."""
 
@@ -55,7 +59,7 @@ class Standalone:
         except RefusedError as refused:
             return RefusedExchange(refused)
         # Without the digest, so that the same request again is a new one.
-        return _Alone(session.ask(replace(request, digest="", retried=False)), session)
+        return _Alone(session.ask(replace(request, digest="", retried=False, idempotency_key="")), session)
 
     @property
     def reads_images(self) -> bool:

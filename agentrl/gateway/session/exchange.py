@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agentrl.chat.request import ChatRequest, RefusedError, Reply
-from agentrl.gateway.session.tree import Node, Prompt
+from agentrl.gateway.session.nodes import Node, Prompt
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class PendingAnswer:
     def is_like(self, request: ChatRequest) -> bool:
         """Whether another request asks the same of the prompt."""
         mine = self.request
-        same = ("n", "max_tokens", "stop", "branch", "forced")
+        same = ("n", "max_tokens", "stop", "stop_token_ids", "branch", "forced", "parallel", "shows_stop")
         return all(getattr(mine, name) == getattr(request, name) for name in same)
 
 
@@ -49,7 +49,8 @@ class Answers:
 
     def __init__(self) -> None:
         self._all: list[PendingAnswer] = []
-        self._by_body: dict[str, PendingAnswer] = {}
+        self._by_body: dict[str, list[PendingAnswer]] = {}
+        self._by_key: dict[str, PendingAnswer] = {}
         self._by_prompt: dict[Prompt, list[PendingAnswer]] = {}
 
     def __iter__(self) -> Iterator[PendingAnswer]:
@@ -65,14 +66,31 @@ class Answers:
         return answer
 
     def repeated(self, request: ChatRequest) -> PendingAnswer | None:
-        """The answer to an earlier request with the same body. None if its client got it and wants another one."""
-        answer = self._by_body.get(request.digest) if request.digest else None
-        if answer is None or not answer.replayable or (answer.got and not request.retried):
+        """The answer to an earlier request that this one repeats. None if it is a new request.
+
+        It repeats one with the same `Idempotency-Key`. Without a key, it repeats one with the same body if the client
+        calls it a retry, or if the client of the earlier one has gone. Equal requests at once are several requests.
+        Raises RefusedError if another body had the key.
+        """
+        if request.idempotency_key:
+            return self._with_key(request)
+        same = [answer for answer in self._by_body.get(request.digest, ()) if answer.replayable]
+        if not request.retried:
+            same = [answer for answer in same if not answer.got and not answer.waiting]
+        return max(same, key=lambda answer: (not answer.got, not answer.waiting, answer.number), default=None)
+
+    def _with_key(self, request: ChatRequest) -> PendingAnswer | None:
+        answer = self._by_key.get(request.idempotency_key)
+        if answer is None or not answer.replayable:
             return None
+        if answer.request.digest != request.digest:
+            raise RefusedError("invalid", "Idempotency-Key: another request had this key; send a new key with each")
         return answer
 
     def unclaimed(self, prompt: Prompt, request: ChatRequest) -> PendingAnswer | None:
         """An answer to the same prompt that no client has got. Unless `request` is a retry, no client waits for it."""
+        if request.idempotency_key:
+            return None
         for answer in reversed(self._by_prompt.get(prompt, ())):
             unclaimed = not answer.got and (request.retried or not answer.waiting)
             if unclaimed and answer.replayable and answer.is_like(request):
@@ -86,7 +104,9 @@ class Answers:
 
     def _note(self, request: ChatRequest, answer: PendingAnswer) -> None:
         if request.digest:
-            self._by_body[request.digest] = answer
+            self._by_body.setdefault(request.digest, []).append(answer)
+        if request.idempotency_key:
+            self._by_key[request.idempotency_key] = answer
 
 
 class Waiting:

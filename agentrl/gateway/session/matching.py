@@ -42,6 +42,11 @@ def tools_digest(tools: Sequence[ToolSpec]) -> Digest:
     return digest_of(canonical(list(tools))) if tools else START
 
 
+def head_digest(tools: Digest, template_kwargs: Mapping[str, JSON]) -> Digest:
+    """The digest of what a root begins with: its tools and the arguments of the chat template."""
+    return digest_of(tools.hex(), canonical(dict(template_kwargs))) if template_kwargs else tools
+
+
 def entry_digest(entry: Entry) -> Digest:
     """The digest of an entry's normal form. Ids, outer spaces and thoughts make no difference. Images are compared by
     their content."""
@@ -99,6 +104,11 @@ def _within(sent: Mapping[str, JSON] | str, told: Mapping[str, JSON] | str) -> b
     if isinstance(sent, str) or isinstance(told, str) or not sent:
         return False
     return all(name in told and canonical([told[name]]) == canonical([value]) for name, value in sent.items())
+
+
+def words(entry: Entry) -> Digest:
+    """As `entry_digest`, without any spaces: for a message whose parts a client has put together."""
+    return content_digest("".join(entry.text.split()), entry.calls)
 
 
 def missing(sent: Entry, told: Entry) -> Entry | None:

@@ -95,8 +95,8 @@ def opening_key(renderer: Renderer, request: ChatRequest, entries: Sequence[Entr
     """
     if any(entry.parts for entry in entries):
         return None
-    # On Anthropic's wire, a last assistant message is continued. Some templates write the date.
-    context: tuple[Any, ...] = (id(renderer), request.wire == "messages", request.deferred, time.strftime("%F"))
+    # Some templates write the date.
+    context: tuple[Any, ...] = (id(renderer), request.continued, request.deferred, time.strftime("%F"))
     return blake2b(repr((context, tuple(entries))).encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 

@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 from agentrl.chat.request import Call, Entry, Reply, ReplyCall, ReplyUsage
-from agentrl.gateway.session.matching import tools_digest
-from agentrl.gateway.session.tree import Head, Node, Prompt, Tree
+from agentrl.gateway.session.matching import head_digest, tools_digest
+from agentrl.gateway.session.nodes import Head, Node, Prompt
+from agentrl.gateway.session.tree import Tree
 from agentrl.image import Image, images_in
 from agentrl.trajectory.segment import Segment
 from agentrl.types import JSON, Message, Rendered, RenderedImage, RenderedSpan
@@ -27,7 +28,8 @@ def of_prompt(prompt: Prompt) -> dict[str, JSON]:
         "tells": [node.index for node in prompt.tells],
         "asked_tools": prompt.tools.hex(),
         "branch": prompt.branch,
-        "head": None if prompt.parent else {"tools": list(prompt.head.tools), "branch": prompt.head.branch},
+        "head": None if prompt.parent else _head_json(prompt.head),
+        "continued": prompt.continued,
         "number": prompt.number,
         "grown_from": None if prompt.grown_from is None else prompt.grown_from.index,
         "rendered": _rendered_json(rendered),
@@ -67,6 +69,16 @@ def tree_of(lines: Sequence[Mapping[str, JSON]], tag: str, *, as_sent: bool) -> 
     return tree
 
 
+def _head_json(head: Head) -> dict[str, JSON]:
+    return {"tools": list(head.tools), "branch": head.branch, "template_kwargs": dict(head.template_kwargs)}
+
+
+def _head(data: Mapping[str, JSON]) -> Head:
+    tools, arguments = tuple(data["tools"]), data.get("template_kwargs", {})
+    digest = tools_digest(tools)
+    return Head(tools, head_digest(digest, arguments), data["branch"], arguments, digest)
+
+
 def _entry_json(entry: Entry) -> dict[str, JSON]:
     """An entry as JSON. An image is named by its digest: the prompt's messages hold it."""
     parts = [part if isinstance(part, str) else {"image": part.digest} for part in entry.parts]
@@ -83,19 +95,19 @@ def _prompt(line: Mapping[str, JSON], prompts: Mapping[int, Prompt], nodes: Mapp
     if parent is not None:
         parent.told = parent.delivered = True
     head, rendered, images = line["head"], line["rendered"], _images(line["messages"])
-    tools = tuple(head["tools"]) if head else ()
     prompt = Prompt(
         line["prompt"],
         parent,
         tuple(_entry(entry, images) for entry in line["entries"]),
         bytes.fromhex(line["digest"]),
         {at: nodes[node] for at, node in line["known"]},
-        parent.prompt.head if parent else Head(tools, tools_digest(tools), head["branch"]),
+        parent.prompt.head if parent else _head(head),
         line["number"],
         prompts.get(line["grown_from"]),
         tuple(nodes[node] for node in line["tells"]),
         bytes.fromhex(line["asked_tools"]),
         line["branch"],
+        line.get("continued", False),
     )
     spans = tuple(RenderedSpan(**span) for span in rendered["spans"])
     rest = (rendered["thinking"], rendered["cut"], rendered.get("special", 0))

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 
 from agentrl.chat.options import SessionOptions
-from agentrl.chat.request import Entry, Forced, Reply, ReplyCall, ReplyUsage
+from agentrl.chat.request import ChatRequest, Entry, Forced, Reply, ReplyCall, ReplyUsage
 from agentrl.gateway.session.matching import canonical
-from agentrl.gateway.session.tree import Node
+from agentrl.gateway.session.nodes import Node, spaces_before
 from agentrl.types import Action, ToolCall, ToolSpec
 
 _DEFAULTS = SessionOptions()
@@ -18,20 +18,23 @@ _NAMELESS = "unreadable_call"
 
 
 def reply_of(
-    node: Node, action: Action, stop: Sequence[str], options: SessionOptions = _DEFAULTS
+    node: Node, action: Action, request: ChatRequest, options: SessionOptions = _DEFAULTS
 ) -> tuple[Reply, dict[str, str]]:
     """The reply for a complete turn, and a map from each call's id on the wire to its id in the action.
 
-    Calls that could not be parsed are sent as the options specify, or as text if the turn was cut. `stop` holds the
-    client's stop strings.
+    Calls that could not be parsed are sent as the options specify, or as text if the turn was cut. A client that takes
+    one call at a time gets the first.
     """
     as_calls = options.unreadable == "call" and action.finish_reason != "length"
-    made = [call for call in action.calls if call.error is None or as_calls]
+    made = [call for call in action.calls if call.error is None or as_calls][: None if request.parallel else 1]
     ids = {f"call_{node.id}_{i}": call.id for i, call in enumerate(made)}
     calls = tuple(_told(wire, call, node.prompt.head.tools) for wire, call in zip(ids, made, strict=True))
-    unreadable = [] if as_calls else [call.raw for call in action.calls if call.error is not None]
-    matched = action.matched if isinstance(action.matched, str) and action.matched in stop else None
-    content = action.content if matched is None else action.content.removesuffix(matched.rstrip())
+    ended = bool(made) and not request.parallel
+    unreadable = [] if as_calls or ended else [call.raw for call in action.calls if call.error is not None]
+    matched = action.matched if isinstance(action.matched, str) and action.matched in request.stop else None
+    content = spaces_before(node.prompt, action) + action.content
+    if matched is not None and not request.shows_stop:
+        content = content.removesuffix(matched.rstrip())
     turn = node.turn.turns[-1]
     prompt = node.prompt.length
     return Reply(
@@ -43,6 +46,7 @@ def reply_of(
         "length" if action.finish_reason == "length" else "calls" if calls else "stop_sequence" if matched else "end",
         matched,
         ReplyUsage(prompt, min(turn.cached_tokens, prompt), turn.sampled_tokens),
+        not request.shows_thoughts,
     ), ids
 
 
@@ -78,6 +82,8 @@ def disobeyed(reply: Reply, forced: Forced | None) -> str | None:
             call.name for call in reply.calls if call.name not in forced.names or isinstance(call.arguments, str)
         ]
         return f"the reply calls {unknown[0]!r:.80}" if unknown else None
+    if forced.text is not None:
+        return None
     if forced.schema is None:
         return "the reply has no call"
     return None if _is_json(reply.content) else "the reply is not JSON"

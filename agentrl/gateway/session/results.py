@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from agentrl.gateway.session.matching import canonical, thoughtless
-from agentrl.gateway.session.tree import Node
+from agentrl.gateway.session.nodes import Node
 from agentrl.types import JSON
 
 _ANSWER_KEYS = (

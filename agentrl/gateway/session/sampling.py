@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Unpack
 
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.seeds import nth_seed
 from agentrl.chat.request import ChatRequest, Forced, RefusedError
-from agentrl.chat.tokens.grammar import structural_tag
+from agentrl.chat.tokens.grammar import end_of_call, structural_tag
 from agentrl.chat.tokens.writer import Writer, prove_for_agents
 from agentrl.engine.base import Engine, EngineWrapper, MessageEngine, RequestFields, ask, forget
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.images import check_takes_images
 from agentrl.episode.options import EpisodeOptions
-from agentrl.errors import ConfigError, EngineError, RequestError
+from agentrl.errors import ConfigError, EngineError, RequestError, TemplateError
+from agentrl.gateway.session.nodes import Head, Node, Prompt
 from agentrl.gateway.session.openings import Opening, opening_key, openings
-from agentrl.gateway.session.tree import Head, Node, Prompt
 from agentrl.render.base import Renderer
 from agentrl.render.long_text import aside, too_long
 from agentrl.render.markers import warn
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import (
+    JSON,
     Action,
     CheckCounts,
     Generation,
@@ -39,6 +42,10 @@ from agentrl.types import (
     TurnOptions,
 )
 
+_log = logging.getLogger("agentrl")
+
+_THINKS = ("enable_thinking", "thinking")
+"""The arguments with which templates turn thoughts on or off."""
 _LOOK_S = 0.05
 """Seconds between two checks of the host's abort flag, while it is set."""
 
@@ -57,6 +64,7 @@ class Sampler:
         """Whether the engine reads messages."""
         self._renderer: Renderer | None = None
         self._renderers: dict[bytes, Renderer] = {}
+        self._ends_of_calls: dict[bytes, str | None] = {}
         self._aborted: Callable[[], bool] = lambda: False
         self._session_id = ""
         self._lines: set[str] = set()
@@ -91,6 +99,7 @@ class Sampler:
         self._speaks = isinstance(engine, MessageEngine)
         self._aborted, self._session_id = aborted or (lambda: False), session_id
         self._renderers.clear()
+        self._ends_of_calls.clear()
         self._playing.set()
 
     @property
@@ -189,30 +198,53 @@ class Sampler:
     def _written(self, writer: Writer, prompt: Prompt, request: ChatRequest) -> tuple[Rendered, Sequence[Message]]:
         """A prompt's new tokens and messages."""
         above = prompt.parent
-        rendered = self._rendered(writer, prompt, request)
+        rendered = self._rendered(writer, prompt)
         if self.options.special_tokens == "keep":
             warn(rendered.special)
         return rendered, writer.messages(
             prompt.entries, _ids(prompt), root=above is None, action=above.action if above else None
         )
 
-    def _rendered(self, writer: Writer, prompt: Prompt, request: ChatRequest) -> Rendered:
-        """The tokens of a prompt's entries, and of what starts the model's turn.
-
-        On Anthropic's wire, if the conversation ends with an assistant message, the model continues that message.
-        """
+    def _rendered(self, writer: Writer, prompt: Prompt) -> Rendered:
+        """The tokens of a prompt's entries, and of what starts the model's turn."""
         above, entries = prompt.parent, prompt.entries
-        opened = request.wire == "messages" and entries[-1:] and entries[-1].role == "assistant"
+        opened = prompt.continued and entries[-1:] and entries[-1].role == "assistant"
         material = entries[:-1] if opened else entries
         known = {i: (_whole(node), node.turn.ids) for i, node in prompt.known.items() if i < len(material)}
         if above is None:
             rendered = writer.prompt(material, known, _ids(prompt))
-        elif not entries and request.wire == "messages":
+        elif not entries and prompt.continued:
             rendered = writer.renderer.text(Raw(""), _whole(above), history=prompt.history())
         else:
             budget = self.options.limits.observation_tokens
             rendered = writer.bridge(prompt.history(), _whole(above), material, known, _ids(prompt), budget=budget)
-        return writer.opened(rendered, entries[-1].text) if opened else rendered
+        return writer.opened(rendered, entries[-1]) if opened else rendered
+
+    def template_kwargs(self, request: ChatRequest) -> dict[str, JSON]:
+        """A request's arguments for the template: those that the template reads.
+
+        An effort that the template refuses is left out, because many clients send one without being asked.
+        """
+        if self._renderer is None:
+            return dict(request.template_kwargs)
+        reads = self._renderer.arguments
+        if request.effort == "none":
+            arguments: dict[str, JSON] = dict.fromkeys(_THINKS, False)
+        elif request.effort is not None and "reasoning_effort" in reads and self._takes(request.effort):
+            arguments = {"reasoning_effort": request.effort}
+        else:
+            arguments = {}
+        for name in request.template_kwargs.keys() - reads:
+            _warn_unread(name)
+        return {name: value for name, value in {**arguments, **request.template_kwargs}.items() if name in reads}
+
+    def _takes(self, effort: str) -> bool:
+        assert self._renderer is not None
+        try:
+            self._renderer.bind((), reasoning_effort=effort)
+        except TemplateError:
+            return False
+        return True
 
     @property
     def reads_images(self) -> bool:
@@ -249,8 +281,10 @@ class Sampler:
         """
         await self.ready()
         grammar = self.grammar(node.prompt, request.forced)
-        talk = self._talk(node, number, grammar)
+        talk = self._talk(node, number, grammar, request.stop_token_ids)
         wishes = turn_options_of(request)
+        if not request.parallel and grammar is None and (end := self._end_of_call(node.prompt.head)):
+            wishes = replace(wishes, stop=(*wishes.stop, end))
         discarded_tokens = 0
         while True:
             await self.ready()
@@ -283,20 +317,30 @@ class Sampler:
         if forced is None:
             return None
         if not getattr(self._engine, "takes_grammars", False):
-            what = "tool_choice" if forced.schema is None else "response_format"
             raise RefusedError(
                 "invalid",
-                f"{what}: this engine cannot sample under a grammar; use local or sglang, or leave it out and ask for "
-                "the form in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))",
+                f"{forced.source}: this engine cannot sample under a grammar; use local or sglang, or leave it out and "
+                "ask for the form in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))",
             )
-        return structural_tag(self.bind(prompt.head), forced, prompt.head.tools, thinking=prompt.rendered.thinking)
+        thinking, continued = prompt.rendered.thinking, prompt.continued
+        return structural_tag(self.bind(prompt.head), forced, prompt.head.tools, thinking=thinking, continued=continued)
 
-    def _talk(self, node: Node, number: int, grammar: str | None) -> Conversation:
+    def _end_of_call(self, head: Head) -> str | None:
+        """The text that ends a call, at which a turn of one call stops. None if the template has none for each call."""
+        if not head.tools:
+            return None
+        if head.digest not in self._ends_of_calls:
+            self._ends_of_calls[head.digest] = end_of_call(self.bind(head), head.tools)
+        return self._ends_of_calls[head.digest]
+
+    def _talk(self, node: Node, number: int, grammar: str | None, stop_token_ids: Sequence[int]) -> Conversation:
         assert self._engine is not None
         prompt, limits = node.prompt, self.options.limits
         options, params = self.options, _for(number, self.options.sampling_params)
         if grammar is not None:
             params = {**params, "structural_tag": grammar}
+        if stop_token_ids:
+            params = {**params, "stop_token_ids": [*(params.get("stop_token_ids") or ()), *stop_token_ids]}
         if params is not options.sampling_params:
             options = replace(options, sampling_params=params)
         if limits.tokens is not None:
@@ -344,10 +388,10 @@ class Sampler:
         return Writer(self.bind(head), request.deferred)
 
     def bind(self, head: Head) -> Renderer:
-        """The renderer with a root's tools. Raises TemplateError if it cannot write them."""
+        """The renderer with a root's tools and arguments. Raises TemplateError if the template cannot write them."""
         assert self._renderer is not None
         if head.digest not in self._renderers:
-            self._renderers[head.digest] = self._renderer.bind(head.tools)
+            self._renderers[head.digest] = self._renderer.bind(head.tools, **head.template_kwargs)
         return self._renderers[head.digest]
 
 
@@ -402,6 +446,11 @@ def _size(prompt: Prompt) -> int:
 def turn_options_of(request: ChatRequest) -> TurnOptions:
     """The turn options that a client chose. Raises ConfigError if they make no sense."""
     return TurnOptions(stop=request.stop, max_tokens=request.max_tokens)
+
+
+@cache
+def _warn_unread(name: str) -> None:
+    _log.warning("a request has the template argument %.80r, which the chat template does not read", name)
 
 
 async def _abort(talk: Conversation) -> None:

@@ -8,9 +8,10 @@ from itertools import pairwise
 
 from agentrl.chat.options import SessionOptions
 from agentrl.gateway.session.matching import START
+from agentrl.gateway.session.nodes import Node, Prompt, joined_to
 from agentrl.gateway.session.results import claims_text
 from agentrl.gateway.session.threads import Thread, main_thread
-from agentrl.gateway.session.tree import Node, Prompt, Tree
+from agentrl.gateway.session.tree import Tree
 from agentrl.trajectory.segment import Segment, require
 from agentrl.trajectory.spans import MaskReason
 from agentrl.trajectory.trajectory import SIDE, Trajectory, total_ledger
@@ -138,9 +139,10 @@ def write(
                 segment.mask(reason, turn=turn)
             kind = "main" if line.main else "side" if _is_side(node, line, main) else "earlier"
             messages += node.prompt.messages
+            reply = joined_to(messages, node.messages) if node.prompt.continued else node.messages
             about = {"line": kind, "segment": len(segments), "turn": places[node], "message": len(messages)}
             nodes.append({**_node_json(node), **about, "masked": reason})
-            messages += node.messages
+            messages += reply
         segments.append(segment)
     ledger = total_ledger(segments)
     require(
@@ -174,7 +176,6 @@ def write(
         "dropped": sum(node["dropped"] for node in nodes),
         "undelivered": sum(node["masked"] == "undelivered" for node in nodes),
         "replayed": sum(line["event"] in ("join", "replay", "rest") for line in log),
-        "at_once": sum(line.get("at_once", False) for line in log),
         "refused": sum(line["event"] == "refused" for line in log),
         "audits": len(audits),
     }

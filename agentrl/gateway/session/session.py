@@ -19,7 +19,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import asdict, replace
-from functools import cache
 from typing import Literal, Self
 
 from agentrl._util.boundary import FailedError
@@ -34,12 +33,13 @@ from agentrl.errors import ConfigError, Failure, TemplateError
 from agentrl.gateway.session import replaying
 from agentrl.gateway.session.exchange import Answers, PendingAnswer, RefusedExchange, Waiting
 from agentrl.gateway.session.log import SessionLog
-from agentrl.gateway.session.matching import START, Digest, entry_digest, tools_digest
+from agentrl.gateway.session.matching import START, Digest, entry_digest, head_digest, tools_digest
+from agentrl.gateway.session.nodes import Head, Node, Prompt
 from agentrl.gateway.session.replying import disobeyed, reply_of, shown
 from agentrl.gateway.session.sampling import Sampler, turn_options_of
 from agentrl.gateway.session.segments import write
 from agentrl.gateway.session.stored import Stored
-from agentrl.gateway.session.tree import Head, Node, Prompt, Tree, TreePosition
+from agentrl.gateway.session.tree import Tree, TreePosition
 from agentrl.render.base import Renderer
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.spans import MaskReason
@@ -196,7 +196,8 @@ class Session:
         request = self._stored.whole(request, self.tree)
         place = self._find(request)
         prompt = place.prompt or Prompt(
-            -1, place.parent, place.entries, place.digest, place.known, self._head(request), 0
+            *(-1, place.parent, place.entries, place.digest, place.known, self._head(request), 0),
+            continued=request.continued,
         )
         try:
             await self._sampler.render(prompt, request)
@@ -211,7 +212,7 @@ class Session:
         self._check_open()
         self._check(request)
         if (again := self._answers.repeated(request)) is not None:
-            return self._joined(again, request)
+            return self._joined(again)
         request = self._stored.whole(request, self.tree)
         place = self._find(request)
         self._note_told(place)
@@ -219,7 +220,7 @@ class Session:
             return self._rest(place.parent, place.rest, request)
         prompt = self.tree.attach(place, self._head(request))
         if (again := self._answers.unclaimed(prompt, request)) is not None:
-            return self._joined(again, request)
+            return self._joined(again)
         return self._begin(prompt, request)
 
     def _check(self, request: ChatRequest) -> None:
@@ -233,12 +234,9 @@ class Session:
         except ConfigError as exc:
             raise RefusedError("invalid", str(exc)) from exc
 
-    def _joined(self, answer: PendingAnswer, request: ChatRequest) -> PendingAnswer:
+    def _joined(self, answer: PendingAnswer) -> PendingAnswer:
         done = answer.task is not None and answer.task.done()
-        at_once = answer.waiting > 0 and not request.retried
-        self.log.note("replay" if done else "join", request=answer.number, at_once=at_once)
-        if at_once:
-            _warn_one_for_two()
+        self.log.note("replay" if done else "join", request=answer.number)
         return answer
 
     def _rest(self, node: Node, rest: Entry, request: ChatRequest) -> PendingAnswer:
@@ -271,6 +269,7 @@ class Session:
             branch=request.branch,
             max_tokens=request.max_tokens,
             asked=dict(request.asked),
+            template_kwargs=dict(request.template_kwargs),
         )
         return answer
 
@@ -301,7 +300,7 @@ class Session:
         prompt = answer.prompt
         await self._sampler.ready()
         await admission()
-        self._sampler.bind(prompt.head)
+        self._bind(prompt.head)
         if not prompt.length:
             try:
                 await self._sampler.render(prompt, request)
@@ -318,9 +317,18 @@ class Session:
         answer.accepted.set()
         return await gather(self._one(node, answer, first + i) for i, node in enumerate(answer.nodes))
 
+    def _bind(self, head: Head) -> None:
+        """Raises RefusedError if the template cannot be used with the client's arguments."""
+        try:
+            self._sampler.bind(head)
+        except TemplateError as exc:
+            if not head.template_kwargs:
+                raise
+            raise RefusedError("invalid", f"chat_template_kwargs: {exc}") from exc
+
     async def _one(self, node: Node, answer: PendingAnswer, number: int) -> Reply:
         action = await self._sampler.sample(node, answer.request, number)
-        reply, ids = reply_of(node, action, answer.request.stop, self.options)
+        reply, ids = reply_of(node, action, answer.request, self.options)
         self.tree.commit(node, action, reply, ids)
         node.lost = not answer.waiting and not answer.delivered
         more = {"node": node.index, "prompt": node.prompt.index, "request": answer.number, "stop": reply.stop}
@@ -379,11 +387,12 @@ class Session:
             answer.accepted.set()
 
     def _find(self, request: ChatRequest) -> TreePosition:
-        tools = self._tools_digest(request)
-        place = self.tree.find(request.entries, tools)
+        head, continued = self._head(request), request.continued
+        place = self.tree.find(request.entries, head.digest, continued=continued)
         if not self.options.sticky_tools or request.tools or place.parent is not None:
             return place
-        others = (self.tree.find(request.entries, head) for head in self.tree.heads() if head != START)
+        heads = [it for it in self.tree.heads() if it.tools and it.template_kwargs == head.template_kwargs]
+        others = (self.tree.find(request.entries, it.digest, continued=continued) for it in heads)
         return next((other for other in others if other.parent is not None), place)
 
     def _note_told(self, place: TreePosition) -> None:
@@ -412,7 +421,8 @@ class Session:
         self.log.note("audit", kind=kind, node=node.index, **texts)
 
     def _head(self, request: ChatRequest) -> Head:
-        return Head(tuple(request.tools), self._tools_digest(request), request.branch)
+        digest, arguments = self._tools_digest(request), self._sampler.template_kwargs(request)
+        return Head(tuple(request.tools), head_digest(digest, arguments), request.branch, arguments, digest)
 
     def _tools_digest(self, request: ChatRequest) -> Digest:
         """The digest of the request's tools. Most requests have the tools of the one before."""
@@ -436,11 +446,6 @@ class Session:
         """End the session because something broke."""
         self.ended.set()
         return RefusedError("unavailable", why)
-
-
-@cache
-def _warn_one_for_two() -> None:
-    log.warning("an agent sent the same request twice at once: both get one reply; for two replies, ask with n=2")
 
 
 async def _given(replies: Sequence[Reply]) -> Sequence[Reply]:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from agentrl.chat.request import ChatRequest, Entry, RefusedError
 from agentrl.gateway.session.exchange import PendingAnswer
-from agentrl.gateway.session.tree import Node, Prompt, Tree
+from agentrl.gateway.session.nodes import Node, Prompt
+from agentrl.gateway.session.tree import Tree
 
 
 class Stored:

@@ -13,8 +13,9 @@ from typing import Literal, TypeAlias
 
 from agentrl.chat.request import Entry
 from agentrl.gateway.session.matching import START
+from agentrl.gateway.session.nodes import Node, Prompt
 from agentrl.gateway.session.results import answer_of, holds
-from agentrl.gateway.session.tree import Node, Prompt, Tree
+from agentrl.gateway.session.tree import Tree
 from agentrl.types import JSON
 
 _RUN = 8

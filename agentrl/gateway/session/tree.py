@@ -6,7 +6,6 @@ An echo is a client's copy of a reply in a later request, perhaps changed.
 from __future__ import annotations
 
 import secrets
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
@@ -15,182 +14,23 @@ from agentrl.chat.request import Call, Entry, Reply
 from agentrl.gateway.session.matching import (
     START,
     Digest,
-    Telling,
     chained,
     digest_of,
     entry_digest,
     missing,
-    telling,
     thoughtless,
+    words,
 )
-from agentrl.trajectory.segment import Segment
+from agentrl.gateway.session.nodes import Head, Node, Prompt, beginning_of, spaces_before, start_of
 from agentrl.trajectory.trajectory import assistant_message
-from agentrl.types import Action, Message, Rendered, RenderedImage, ToolSpec
+from agentrl.types import Action
 
-_NOTHING = Rendered((), ())
 _COMPARED, _LIKE = 1000, 0.5
 """How many characters of two texts are compared, and the share of them that must be the same."""
+_CONTINUED = digest_of("continued")
+"""Stands after the entries of a prompt whose replies continue the last one."""
 _CALLS_AS_TEXT = "Calling tools:"
 """The words that smolagents puts before the calls of a reply that it echoes as text."""
-
-
-@dataclass(slots=True, eq=False)
-class Prompt:
-    """New entries after a reply, or at a root, and the replies to them. The nodes above hold the earlier tokens."""
-
-    index: int
-    parent: Node | None
-    entries: tuple[Entry, ...]
-    """The new entries."""
-    digest: Digest
-    """The digest of the new entries."""
-    known: Mapping[int, Node]
-    """Replies of this session among the new entries: index of the entry -> the reply."""
-    head: Head
-    number: int
-    """Lines with the same number share their beginning. The engine gets it as part of the session id."""
-    grown_from: Prompt | None = None
-    """An earlier prompt after the same reply, whose entries this one begins with."""
-    tells: tuple[Node, ...] = ()
-    """The replies of this session that the entries echo in any words, in order. They include those of `known`."""
-    tools: Digest = START
-    """The digest of the tools in its request."""
-    branch: str = ""
-    """The name that its first request gave this line of work."""
-    asked: list[int] = field(default_factory=list)
-    """The numbers of the requests for replies here."""
-    rendered: Rendered = _NOTHING
-    """The tokens of the new entries, generation prompt included."""
-    messages: Sequence[Message] = ()
-    length: int = 0
-    """Tokens from the root to the end of this prompt; 0 until it is rendered."""
-    replies: list[Node] = field(default_factory=list)
-    top: Prompt = field(init=False, repr=False)
-    """The root above it, or itself."""
-
-    def __post_init__(self) -> None:
-        self.top = self if self.parent is None else self.parent.prompt.top
-
-    @property
-    def before(self) -> int:
-        """Tokens from the root to its parent's end."""
-        return 0 if self.parent is None else self.parent.prompt.length + len(self.parent.turn.ids)
-
-    def ask(self, number: int, branch: str) -> None:
-        """A branch asks for replies here. Those that it had here, or at a beginning of this prompt, were dropped.
-
-        Those at a beginning were not dropped if this prompt echoes one of them in other words.
-        """
-        self.asked.append(number)
-        for node in (*self.replies, *(self.replaces.replies if self.replaces else ())):
-            node.asked_again |= node.branch == branch
-
-    @property
-    def replaces(self) -> Prompt | None:
-        """The earlier prompt that this one begins with. None if this one then echoes a reply to it in other words."""
-        before = self.grown_from
-        at = 0 if before is None else len(before.entries)
-        told = at + 1 < len(self.entries) and self.entries[at].role == "assistant"
-        return None if told else before
-
-    def line(self) -> list[Node]:
-        """The replies above it, from the root on."""
-        found, node = list[Node](), self.parent
-        while node is not None:
-            found.append(node)
-            node = node.prompt.parent
-        return found[::-1]
-
-    def whole(self) -> Rendered:
-        """All tokens that the engine gets, with their images."""
-        ids, media = array("i"), list[RenderedImage]()
-        for prompt, turn in (*((node.prompt, node.turn.ids) for node in self.line()), (self, ())):
-            media += (one.moved(len(ids)) for one in prompt.rendered.media)
-            ids.extend(prompt.rendered.tokens)
-            ids.extend(turn)
-        return Rendered(ids, (), self.rendered.thinking, media=tuple(media))
-
-    def history(self) -> list[Message]:
-        """The messages before this prompt."""
-        return [message for node in self.line() for message in (*node.prompt.messages, *node.messages)]
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What a root begins with besides its entries."""
-
-    tools: tuple[ToolSpec, ...]
-    digest: Digest
-    """The digest of the tools."""
-    branch: str
-    """The client's name for this line of work."""
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """One reply: what was sampled, and how it was sent to the client."""
-
-    index: int
-    prompt: Prompt
-    id: str
-    """Unique in the session. All ids that are made for this reply contain it."""
-    branch: str = ""
-    """The name of the branch that asked for it. Equal prompts of two branches are one Prompt."""
-    turn: Segment = field(default_factory=Segment)
-    """What was sampled. The prompt's tokens are dropped once the turn is complete."""
-    action: Action | None = None
-    """None until the turn is complete. It does not hold the tokens."""
-    sent: Entry | None = None
-    """The reply as the client got it."""
-    reply: Reply | None = None
-    call_ids: Mapping[str, str] = field(default_factory=dict)
-    """Id on the wire -> the id of the call in the action."""
-    messages: Sequence[Message] = ()
-    whole: Entry | None = None
-    """The reply with the stop string that ended it, which was not sent. Some clients put it back."""
-    told_as: Entry | None = None
-    """The client's first echo of it."""
-    noted: set[Digest] = field(default_factory=set)
-    """Digests of the changed echoes that are in the log."""
-    delivered: bool = False
-    """Whether the client got it: it was sent completely, or a later request continues it."""
-    lost: bool = False
-    """Whether the client disconnected before it got it."""
-    told: bool = False
-    """Whether the client has echoed it."""
-    asked_again: bool = False
-    """Whether the client asked for another reply in its place."""
-    reused: bool = False
-    """Whether the entries of another prompt echo it."""
-    prompts: dict[Digest, Prompt] = field(default_factory=dict)
-    """The prompts after it, by the digest of their entries."""
-
-    def telling(self, entry: Entry) -> Telling:
-        """How an entry echoes this reply."""
-        assert self.sent is not None
-        if self.whole is not None and telling(self.whole, entry) != "meaning":
-            return "verbatim"
-        return telling(self.sent, entry)
-
-    def edited(self, entry: Entry) -> bool:
-        """Whether an entry differs in meaning from both this reply and the client's first echo of it."""
-        if self.told_as is None or self.told_as == entry:
-            return False
-        return self.telling(entry) == "meaning" and telling(self.told_as, entry) == "meaning"
-
-    @property
-    def children(self) -> Iterator[Node]:
-        return (node for prompt in self.prompts.values() for node in prompt.replies)
-
-    @property
-    def claimed(self) -> bool:
-        """Whether the client got it, or may still get it."""
-        return self.delivered or self.reused or not self.lost
-
-    @property
-    def dropped(self) -> bool:
-        """Whether the client asked for another reply, and uses this one nowhere."""
-        return self.asked_again and not self.reused and not any(self.children)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +52,8 @@ class TreePosition:
     """The same prompt, if an earlier request had it."""
     rest: Entry | None = None
     """The part of the parent that the client lacks, if it echoes only the beginning."""
+    continued: bool = False
+    before_last: Digest = START
 
 
 @dataclass(slots=True)
@@ -221,6 +63,8 @@ class _Cursor:
     node: Node | None
     start: int
     digest: Digest = START
+    before_last: Digest = START
+    """The digest without the last entry."""
     grown_from: Prompt | None = None
     entry: Entry | None = None
     """The client's entry that echoes the node."""
@@ -263,6 +107,8 @@ class Tree:
         self._roots: dict[tuple[Digest, Digest], Prompt] = {}
         self._alike: dict[Digest, list[Node]] = {}
         """The replies with the same normal form, by its digest."""
+        self._joins: dict[tuple[int, Digest, Digest], list[Node]] = {}
+        """The replies that continue a message, by where that message begins."""
         self._numbers = 0
 
     def _name(self, entry: Entry) -> Node | None:
@@ -309,8 +155,11 @@ class Tree:
             return node.telling(told) == "meaning"
         return node.edited(told) and not last
 
-    def find(self, entries: Sequence[Entry], tools: Digest) -> TreePosition:
-        """Where the entries belong: after the deepest reply that they echo, or the latest one of equal replies."""
+    def find(self, entries: Sequence[Entry], tools: Digest, *, continued: bool = False) -> TreePosition:
+        """Where the entries belong: after the deepest reply that they echo, or the latest one of equal replies.
+
+        `continued`: the replies will continue the last entry.
+        """
         cursors, read = [_Cursor(None, 0)], self._read(entries)
         for i, (entry, name) in enumerate(zip(read.entries, read.named, strict=True)):
             digest = START if name else entry_digest(entry)
@@ -324,15 +173,17 @@ class Tree:
                 if here is not None and entry.role == "assistant":
                     cursor.replaced[i] = here
                 cursor.grown_from = here or cursor.grown_from
-                cursor.digest = chained(cursor.digest, digest)
+                cursor.before_last, cursor.digest = cursor.digest, chained(cursor.digest, digest)
         best = max(cursors, key=lambda cursor: (cursor.node is not None and cursor.node.delivered, _index(cursor)))
-        return self._place(best, read, tools)
+        if continued:
+            best.digest = chained(best.digest, _CONTINUED)
+        return replace(self._place(best, read, tools), continued=continued, before_last=best.before_last)
 
     def attach(self, place: TreePosition, head: Head) -> Prompt:
         """The prompt at a place, made if it is new. `head` is that of the request."""
         if place.prompt is not None:
             return place.prompt
-        above, grown_from, tools, branch = place.parent, place.grown_from, head.digest, head.branch
+        above, grown_from, tools, branch = place.parent, place.grown_from, head.tools_digest, head.branch
         tells = tuple(dict.fromkeys(node for node, _ in place.tells))
         if above is not None:
             head, number = above.prompt.head, above.prompt.number
@@ -352,6 +203,8 @@ class Tree:
             tells,
             tools,
             branch,
+            place.continued,
+            place.before_last,
         )
         self.keep(prompt)
         return prompt
@@ -384,16 +237,20 @@ class Tree:
         calls = tuple(Call(call.id, call.name, call.arguments) for call in reply.calls)
         node.action, node.reply, node.call_ids = replace(action, tokens=()), reply, call_ids
         node.sent = Entry("assistant", reply.content, reply.reasoning, calls, (reply.id, reply.receipt))
-        node.messages = (assistant_message(action),)
+        content = spaces_before(node.prompt, action) + action.content
+        node.messages = (assistant_message(replace(action, content=content)),)
         if reply.stop_sequence is not None:
-            node.whole = replace(node.sent, text=node.sent.text + reply.stop_sequence)
+            node.whole = replace(node.sent, text=node.sent.text.removesuffix(reply.stop_sequence) + reply.stop_sequence)
+        if (beginning := beginning_of(node.prompt)) is not None:
+            node.joined = replace(node.sent, text=beginning.text + node.sent.text)
+            self._joins.setdefault(start_of(node), []).append(node)
         for form in filter(None, (node.sent, node.whole)):
             if form.text.strip() or calls:
                 self._alike.setdefault(entry_digest(form), []).append(node)
 
-    def heads(self) -> Iterator[Digest]:
-        """The digest of the tools of each root, latest first."""
-        return iter(dict.fromkeys(tools for tools, _ in reversed(self._roots)))
+    def heads(self) -> Iterator[Head]:
+        """What the roots begin with, without repetitions, latest first."""
+        return iter({prompt.head.digest: prompt.head for prompt in reversed(self._roots.values())}.values())
 
     def _behind(
         self, cursors: Sequence[_Cursor], entry: Entry, name: Node | None, digest: Digest, tools: Digest, at: int
@@ -402,9 +259,17 @@ class Tree:
         return [
             _Cursor(node, at + 1, entry=entry, before=cursor)
             for cursor in cursors
-            for node in self._replies(cursor, tools)
+            for node in self._candidates(cursor, tools)
             if (node is name if name else _is(node, entry, digest))
         ]
+
+    def _candidates(self, cursor: _Cursor, tools: Digest) -> Iterator[Node]:
+        """The replies that may come next: to this prompt, to one that they continue, or of a message put together."""
+        yield from self._replies(cursor, tools)
+        yield from self._replies(replace(cursor, digest=chained(cursor.digest, _CONTINUED)), tools)
+        above = cursor.node
+        key = (-1, tools, cursor.digest) if above is None else (above.index, above.prompt.head.digest, cursor.digest)
+        yield from self._joins.get(key, ())
 
     def _prompt(self, cursor: _Cursor, tools: Digest) -> Prompt | None:
         if cursor.node is None:
@@ -423,7 +288,8 @@ class Tree:
                 continue
             reply = None if i in read.reworded else self._told_here(i, cursor, read, tools)
             if reply is not None:
-                known[i - start] = reply
+                if reply.joined is None:  # else its tokens may be a part of the message
+                    known[i - start] = reply
                 told += [(reply, entry)] if read.named[i] is not None and not reply.told else []
             elif (reply := read.reworded.get(i)) is None and i in cursor.replaced and i < len(read.entries) - 1:
                 reply = _nearest(cursor.replaced[i].replies, entry)
@@ -467,7 +333,11 @@ def _start(entries: Sequence[Entry]) -> tuple[str, str]:
 
 def _is(node: Node, entry: Entry, digest: Digest) -> bool:
     """Whether an entry without ids echoes this reply. Thoughts are compared if the entry has any."""
-    if node.sent is None or digest not in [entry_digest(form) for form in (node.sent, node.whole) if form]:
+    if node.sent is None:
+        return False
+    if node.joined is not None and words(node.joined) == words(entry):
+        return True
+    if digest not in [entry_digest(form) for form in (node.sent, node.whole) if form]:
         return False
     return not entry.reasoning or entry.reasoning.strip() == (node.sent.reasoning or "").strip()
 

@@ -109,7 +109,7 @@ class Parser:
             self._read_stray(walk, ended=closed and tokens[-1] in self._call_ends)
         return Action(
             text=lexed.text[len(lead) :],
-            content=self._joined(self._content(walk)),
+            content=self._joined(self._content(walk), cut=finish_reason == "length"),
             reasoning="\n".join(filter(None, walk.thoughts)) if walk.thoughts else None,
             calls=tuple(_named(walk.attempts, tokens, turn)),
             finish_reason=finish_reason,
@@ -229,11 +229,15 @@ class Parser:
             parts += without(walk.lexed.text, start, stop, within)
         return parts
 
-    def _joined(self, said: Sequence[str]) -> str:
-        """The whole content of a turn; what is in separate frames becomes separate lines."""
+    def _joined(self, said: Sequence[str], *, cut: bool) -> str:
+        """The whole content of a turn; what is in separate frames becomes separate lines.
+
+        The spaces at the end of a turn that was cut stay, because another turn may continue it.
+        """
         if self._frames is None:
-            return "".join(said).strip()
-        return "\n".join(part.strip() for part in said if part.strip())
+            return "".join(said).lstrip() if cut else "".join(said).strip()
+        content = "\n".join(part.strip() for part in said if part.strip())
+        return content + said[-1][len(said[-1].rstrip()) :] if content and cut else content
 
 
 def began_thinking(action: Action, thinking: Thinking) -> bool:

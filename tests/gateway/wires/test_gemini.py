@@ -131,11 +131,11 @@ IMAGE = {"inlineData": {"mimeType": "image/png", "data": ""}}
         ({"contents": [{"parts": [IMAGE]}]}, r"contents\[0\].parts\[0\]: the model reads text only"),
         ({"contents": [{"parts": [{"executableCode": {}}]}]}, "executableCode is not served"),
         ({"cachedContent": "cachedContents/x"}, "cachedContent: nothing is stored here"),
-        ({"generationConfig": {"responseLogprobs": True}}, "responseLogprobs: the log-probs stay"),
+        ({"generationConfig": {"responseLogprobs": True}}, "responseLogprobs: the tokens, log-probs and states stay"),
         ({"generationConfig": {"responseModalities": ["IMAGE"]}}, "writes text only"),
         ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "'text/x.enum' is not served"),
         ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens must be a positive"),
-        ({"toolConfig": {"functionCallingConfig": {"mode": "VALIDATED"}}}, "tool_choice: 'validated' is not served"),
+        ({"toolConfig": {"functionCallingConfig": {"mode": "SOME"}}}, "tool_choice: 'some' is not served"),
         ({"tools": [{"functionDeclarations": [{}]}]}, r"functionDeclarations\[0\].name is missing"),
     ],
 )

@@ -237,11 +237,15 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
             "tool_choice: no tool has the name 'look'",
         ),
         ("chat", {"tool_choice": {"type": "web_search"}}, "tool_choice: 'web_search' is not served"),
-        ("chat", {"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, 'with the mode "required" only'),
+        (
+            "chat",
+            {"tool_choice": {"type": "allowed_tools", "mode": "any"}},
+            'the mode \'any\'; use "auto" or "required"',
+        ),
         ("chat", {"response_format": {"type": "grammar"}}, "response_format: 'grammar' is not served"),
         ("responses", {"text": {"format": {"type": "json_schema", "schema": []}}}, "text.format.schema must be"),
         ("chat", {"logprobs": True}, "logprobs: .*leave it out"),
-        ("responses", {"include": ["message.output_text.logprobs"]}, "top_logprobs: .*leave it out"),
+        ("responses", {"include": ["message.output_text.logprobs"]}, "include: the log-probs stay"),
         ("responses", {"background": True}, "background: .*leave it out"),
         (
             "responses",
@@ -369,4 +373,4 @@ def test_what_is_forced_can_be_ignored(wire, body, recorded):
             relaxed(wire, SessionOptions(forced="refuse"), **body)
     request = relaxed(wire, IGNORE, **body)
     assert request.asked.get("forced_ignored", {}) == recorded
-    assert request == replace(read(wire), asked=request.asked)
+    assert request == replace(read(wire), asked=request.asked, effort=request.effort)

@@ -1,0 +1,223 @@
+"""The parts of a session's tree: prompts, and the replies that are sampled at them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.chat.request import Entry, Reply
+from agentrl.gateway.session.matching import START, Digest, Telling, telling, words
+from agentrl.trajectory.segment import Segment
+from agentrl.types import JSON, Action, Message, Rendered, RenderedImage, ToolSpec
+
+_NOTHING = Rendered((), ())
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """New entries after a reply, or at a root, and the replies to them. The nodes above hold the earlier tokens."""
+
+    index: int
+    parent: Node | None
+    entries: tuple[Entry, ...]
+    """The new entries."""
+    digest: Digest
+    """The digest of the new entries."""
+    known: Mapping[int, Node]
+    """Replies of this session among the new entries: index of the entry -> the reply."""
+    head: Head
+    number: int
+    """Lines with the same number share their beginning. The engine gets it as part of the session id."""
+    grown_from: Prompt | None = None
+    """An earlier prompt after the same reply, whose entries this one begins with."""
+    tells: tuple[Node, ...] = ()
+    """The replies of this session that the entries echo in any words, in order. They include those of `known`."""
+    tools: Digest = START
+    """The digest of the tools in its request."""
+    branch: str = ""
+    """The name that its first request gave this line of work."""
+    continued: bool = False
+    """Whether the replies continue the last entry, or the parent, instead of beginning a new message."""
+    before_last: Digest = START
+    """The digest of the new entries without the last one."""
+    asked: list[int] = field(default_factory=list)
+    """The numbers of the requests for replies here."""
+    rendered: Rendered = _NOTHING
+    """The tokens of the new entries, generation prompt included."""
+    messages: Sequence[Message] = ()
+    length: int = 0
+    """Tokens from the root to the end of this prompt; 0 until it is rendered."""
+    replies: list[Node] = field(default_factory=list)
+    top: Prompt = field(init=False, repr=False)
+    """The root above it, or itself."""
+
+    def __post_init__(self) -> None:
+        self.top = self if self.parent is None else self.parent.prompt.top
+
+    @property
+    def before(self) -> int:
+        """Tokens from the root to its parent's end."""
+        return 0 if self.parent is None else self.parent.prompt.length + len(self.parent.turn.ids)
+
+    def ask(self, number: int, branch: str) -> None:
+        """A branch asks for replies here. Those that it had here, or at a beginning of this prompt, were dropped.
+
+        Those at a beginning were not dropped if this prompt echoes one of them in other words. A reply that the client
+        still waits for is not dropped: it asks several times at once.
+        """
+        self.asked.append(number)
+        for node in (*self.replies, *(self.replaces.replies if self.replaces else ())):
+            node.asked_again |= node.branch == branch and (node.delivered or node.lost)
+
+    @property
+    def replaces(self) -> Prompt | None:
+        """The earlier prompt that this one begins with. None if this one then echoes a reply to it in other words."""
+        before = self.grown_from
+        at = 0 if before is None else len(before.entries)
+        told = at + 1 < len(self.entries) and self.entries[at].role == "assistant"
+        return None if told else before
+
+    def line(self) -> list[Node]:
+        """The replies above it, from the root on."""
+        found, node = list[Node](), self.parent
+        while node is not None:
+            found.append(node)
+            node = node.prompt.parent
+        return found[::-1]
+
+    def whole(self) -> Rendered:
+        """All tokens that the engine gets, with their images."""
+        ids, media = array("i"), list[RenderedImage]()
+        for prompt, turn in (*((node.prompt, node.turn.ids) for node in self.line()), (self, ())):
+            media += (one.moved(len(ids)) for one in prompt.rendered.media)
+            ids.extend(prompt.rendered.tokens)
+            ids.extend(turn)
+        return Rendered(ids, (), self.rendered.thinking, media=tuple(media))
+
+    def history(self) -> list[Message]:
+        """The messages before this prompt."""
+        messages = list[Message]()
+        for node in self.line():
+            messages += node.prompt.messages
+            messages += joined_to(messages, node.messages) if node.prompt.continued else node.messages
+        return messages
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a root begins with besides its entries."""
+
+    tools: tuple[ToolSpec, ...]
+    digest: Digest
+    """The digest of the tools and the arguments of the template."""
+    branch: str
+    """The client's name for this line of work."""
+    template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Arguments of the chat template that the request gives."""
+    tools_digest: Digest = START
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One reply: what was sampled, and how it was sent to the client."""
+
+    index: int
+    prompt: Prompt
+    id: str
+    """Unique in the session. All ids that are made for this reply contain it."""
+    branch: str = ""
+    """The name of the branch that asked for it. Equal prompts of two branches are one Prompt."""
+    turn: Segment = field(default_factory=Segment)
+    """What was sampled. The prompt's tokens are dropped once the turn is complete."""
+    action: Action | None = None
+    """None until the turn is complete. It does not hold the tokens."""
+    sent: Entry | None = None
+    """The reply as the client got it."""
+    reply: Reply | None = None
+    call_ids: Mapping[str, str] = field(default_factory=dict)
+    """Id on the wire -> the id of the call in the action."""
+    messages: Sequence[Message] = ()
+    whole: Entry | None = None
+    """The reply with the stop string that ended it, which was not sent. Some clients put it back."""
+    joined: Entry | None = None
+    """The whole message, if the reply continues one: the client may put its beginning and the reply together."""
+    told_as: Entry | None = None
+    """The client's first echo of it."""
+    noted: set[Digest] = field(default_factory=set)
+    """Digests of the changed echoes that are in the log."""
+    delivered: bool = False
+    """Whether the client got it: it was sent completely, or a later request continues it."""
+    lost: bool = False
+    """Whether the client disconnected before it got it."""
+    told: bool = False
+    """Whether the client has echoed it."""
+    asked_again: bool = False
+    """Whether the client asked for another reply in its place."""
+    reused: bool = False
+    """Whether the entries of another prompt echo it."""
+    prompts: dict[Digest, Prompt] = field(default_factory=dict)
+    """The prompts after it, by the digest of their entries."""
+
+    def telling(self, entry: Entry) -> Telling:
+        """How an entry echoes this reply."""
+        assert self.sent is not None
+        if self.whole is not None and telling(self.whole, entry) != "meaning":
+            return "verbatim"
+        if self.joined is not None and words(self.joined) == words(entry):
+            return "verbatim" if self.joined.text == entry.text else "spelling"
+        return telling(self.sent, entry)
+
+    def edited(self, entry: Entry) -> bool:
+        """Whether an entry differs in meaning from both this reply and the client's first echo of it."""
+        if self.told_as is None or self.told_as == entry:
+            return False
+        return self.telling(entry) == "meaning" and telling(self.told_as, entry) == "meaning"
+
+    @property
+    def children(self) -> Iterator[Node]:
+        return (node for prompt in self.prompts.values() for node in prompt.replies)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether the client got it, or may still get it."""
+        return self.delivered or self.reused or not self.lost
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the client asked for another reply, and uses this one nowhere."""
+        return self.asked_again and not self.reused and not any(self.children)
+
+
+def joined_to(history: list[Message], reply: Sequence[Message]) -> Sequence[Message]:
+    """The messages of a reply that continues the last message of a history: that one is taken away and put before."""
+    if not history or history[-1]["role"] != "assistant" or not reply:
+        return reply
+    beginning, (first, *rest) = history.pop(), reply
+    thoughts = beginning.get("reasoning_content") or first.get("reasoning_content")
+    whole = {**first, "content": f"{beginning.get('content') or ''}{first.get('content') or ''}"}
+    return [{**whole, **({"reasoning_content": thoughts} if thoughts else {})}, *rest]
+
+
+def beginning_of(prompt: Prompt) -> Entry | None:
+    """The message that replies to a prompt continue, or that a client may take for one message with them."""
+    if prompt.entries:
+        return prompt.entries[-1] if prompt.entries[-1].role == "assistant" else None
+    return None if prompt.parent is None else prompt.parent.joined or prompt.parent.sent
+
+
+def start_of(node: Node) -> tuple[int, Digest, Digest]:
+    """Where the message of a reply begins: the reply before it, the root's tools, the digest of the entries between."""
+    prompt = node.prompt
+    above = -1 if prompt.parent is None else prompt.parent.index
+    if not prompt.entries and prompt.parent is not None:
+        return start_of(prompt.parent)
+    continues = bool(prompt.entries) and prompt.entries[-1].role == "assistant"
+    return above, prompt.head.digest, prompt.before_last if continues else prompt.digest
+
+
+def spaces_before(prompt: Prompt, action: Action) -> str:
+    """The spaces with which a reply continues a message: `    return 1` after `def f():`."""
+    if not prompt.continued or action.reasoning is not None:
+        return ""
+    return action.text[: len(action.text) - len(action.text.lstrip())]
