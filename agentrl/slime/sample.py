@@ -57,6 +57,11 @@ def episode_metadata(sample: Any) -> Mapping[str, JSON]:
     return found if isinstance(found, Mapping) and found.get("stop") in _STOPS else {}
 
 
+def is_played(sample: Any) -> bool:
+    """Whether `adapt` played the sample. Of other samples, agentrl notes only that their grader failed."""
+    return "ledger" in episode_metadata(sample)
+
+
 def write_account(sample: Any, account: Mapping[str, JSON]) -> None:
     """Write into a new mapping, since samples may share theirs. Only JSON types: slime pickles it."""
     own = sample.metadata if isinstance(sample.metadata, Mapping) else {}

@@ -38,7 +38,6 @@ NOT_IN_WORKERS = {
 """Tests that do not hold for episodes in workers, and why."""
 ASKING_FILE = Path(__file__).parents[1] / "asking_env.py"
 TABLE = Table()
-FULLY_ASYNC = "{}.rollout.fully_async_rollout.generate_rollout_fully_async"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -157,9 +156,9 @@ def starting(host: hosts.Host, checkpoint: Path, renderer: Any, folder: Path) ->
                 "agentrl": {"env": f"{ENV_FILE}:Lookup", "workers": WORKERS, **(agentrl or {})},
                 "eval_datasets": [host.eval_dataset(name="held_out", path=str(data), **hosts.EVAL)],
             }
-            args = SimpleNamespace(**{**hosts.ARGS, **given, **overrides})
+            args = SimpleNamespace(**{**hosts.ARGS, **host.more_args, **given, **overrides})
             host.http.init_http_client(args)
-            return hosts.Run(host, args, engine)
+            return host.run_of(args, engine)
 
         yield start
         host.reset()

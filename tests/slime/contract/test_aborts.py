@@ -16,7 +16,6 @@ from aiohttp import web
 
 from agentrl import adapt
 from agentrl.trajectory.trajectory import Trajectory
-from tests.slime.contract.conftest import FULLY_ASYNC
 from tests.slime.player import Player
 
 PHASES = ["reset", "generate", "tool", "step", "score"]
@@ -131,7 +130,7 @@ def rollout_function(host: Any, mode: str) -> str | None:
     if mode == "sync":
         return None
     host.need(host.fully_async, "fully-async rollout")
-    return FULLY_ASYNC.format(host.name)
+    return host.fully_async_path
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from aiohttp import web
 from agentrl.engine import sglang
 from agentrl.slime import logs
 from tests.slime.conftest import ENV_FILE
-from tests.slime.contract.conftest import FULLY_ASYNC, WORKERS, starting
+from tests.slime.contract.conftest import WORKERS, starting
 
 GROUP = 4
 
@@ -127,7 +127,7 @@ def outcome(request, host, checkpoint, renderer, tmp_path_factory) -> Iterator[O
     path = None
     if request.param == "fully-async":
         host.need(host.fully_async, "fully-async rollout")
-        path = FULLY_ASYNC.format(host.name)
+        path = host.fully_async_path
     count, folder = len(FAULTS), tmp_path_factory.mktemp("faults")
     with pytest.MonkeyPatch.context() as patch, starting(host, checkpoint, renderer, folder) as start:
         patch.setattr(sglang, "SGLangEngine", partial(sglang.SGLangEngine, timeout=3.0))

@@ -17,7 +17,6 @@ from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from tests.rewards.scripted_judge import ScriptedJudge, serving
 from tests.slime.conftest import ENV_FILE
-from tests.slime.contract.conftest import FULLY_ASYNC
 from tests.slime.player import Player
 from tests.test_thinking import TEMPLATE
 
@@ -161,11 +160,9 @@ def test_fan_out_is_refused_at_the_first_call(host, quiz, flag):
     args = {
         "partial_rollout": {"partial_rollout": True},
         "group_rm": {"group_rm": True, "custom_rm_path": "agentrl.slime.reward"},
-        "fully-async": {"rollout_function_path": FULLY_ASYNC.format(host.name)},
+        "fully-async": {"rollout_function_path": host.fully_async_path},
         "filter": {"dynamic_sampling_filter_path": f"{host.name}{STOCK_FILTER}"},
     }[flag]
-    path = args.pop("rollout_function_path", None)
     run = quiz(custom_reward_post_process_path="agentrl.slime.post_process_rewards", **args)
-    run.args.rollout_function_path = path  # only named
     with pytest.raises(ConfigError, match=r"thinking: strip"):
         run.train()
