@@ -6,29 +6,29 @@ import copy
 import logging
 import os
 import pickle
-import re
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl._util.loading import load_object
-from agentrl.errors import ConfigError
+from agentrl._util.own_files import check_owner
+from agentrl.errors import ConfigError, one_line
 from agentrl.rollout.buffer import GroupBuffer, PendingGroup, pop_first
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.stream import PromptLimit, TaskStream
 from agentrl.rollout.tasks import Columns, TaskFile
-from agentrl.slime.host import HostArgs, sample_class
+from agentrl.slime.host import PART, HostArgs, sample_class
 from agentrl.slime.rollouts import flat_samples
+from agentrl.slime.row_ids import set_row_id
 from agentrl.types import Task
 
 log = logging.getLogger("agentrl")
 
-_PART = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
 _UNPLAYED = ("pending", "aborted")
 _LIVING: weakref.WeakSet[DataSource] = weakref.WeakSet()
 
@@ -175,25 +175,30 @@ class DataSource:
                     self._buffer.drop(handed.group, reason)
 
     def save(self, rollout_id: int | None) -> None:
-        """Save the state after this rollout was trained, beside slime's checkpoint."""
+        """Save the state after this rollout was trained, beside slime's checkpoint.
+
+        Raises ConfigError if it cannot be written; then the files of earlier rollouts stay.
+        """
         if self.flags.save is None:
             return
         with self._lock:
             state = self._state_after(rollout_id)
-            path = _file(self.flags.save, rollout_id)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".unfinished")
-            unfinished.write_bytes(pickle.dumps(state))
-            unfinished.replace(path)
+            _write(_file(self.flags.save, rollout_id), pickle.dumps(state))
             self._buffer.saved(state["buffer"])
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Be as after this rollout was trained. Without a file of it nothing changes."""
+        """Be as after this rollout was trained. Without a file of it nothing changes.
+
+        Raises ConfigError if others can have written the file, or if it cannot be read.
+        """
         if self.flags.load is None or not (path := _file(self.flags.load, rollout_id)).exists():
             return
-        if path.stat().st_uid != os.getuid():
-            raise ConfigError(f"{path}: it belongs to another user, and reading it can run code; copy it")
-        self.load_state_dict(pickle.loads(path.read_bytes()))
+        check_owner(path, str(path))
+        try:
+            state = pickle.loads(path.read_bytes())
+        except Exception as exc:
+            raise ConfigError(f"{path}: it cannot be read ({one_line(exc)}); load an earlier checkpoint") from exc
+        self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
         """The present state, for a manager that is started again."""
@@ -290,6 +295,7 @@ class DataSource:
             metadata["tools"] = copy.deepcopy(list(group.task.tools))
         sample = sample_class()(prompt=copy.deepcopy(prompt), label=copy.deepcopy(group.task.label), metadata=metadata)
         sample.group_index, sample.index = group.number, group.number * self._size + index
+        set_row_id(sample, group.task.id)
         return sample
 
     def _filter(self) -> Callable[[Any, int | None, list[Any], int], Sequence[Any]]:
@@ -300,7 +306,10 @@ class DataSource:
         if self.flags.save is None:
             return None
         path = Path(self.flags.save) / "rollout" / "agentrl_journal.db"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise ConfigError(f"--save {self.flags.save}: {exc.strerror}; name a folder that can be written") from exc
         return Journal(path)
 
     def _load_tokenizer(self) -> Any:
@@ -308,7 +317,7 @@ class DataSource:
             return None
         from agentrl.models import load_tokenizer
 
-        return load_tokenizer(self.flags.hf_checkpoint or "")
+        return load_tokenizer(self.flags.hf_checkpoint or "", trust_remote_code=True)  # slime runs its code, too
 
     def _prompt(self, task: Task) -> Any:
         """The prompt as slime's flags want it: as it is, or with --apply-chat-template as text."""
@@ -347,7 +356,7 @@ def _tasks(flags: HostArgs) -> TaskFile:
     if not flags.prompt_data:
         raise ConfigError("agentrl.slime.DataSource needs --prompt-data")
     path, part = flags.prompt_data, slice(None)
-    if found := _PART.fullmatch(path):
+    if found := PART.fullmatch(path):
         path = found["path"]
         part = slice(*(int(found[end]) if found[end] else None for end in ("start", "end")))
     columns = Columns(
@@ -361,6 +370,22 @@ def _tasks(flags: HostArgs) -> TaskFile:
 
 def _file(folder: str, rollout_id: int | None) -> Path:
     return Path(folder) / "rollout" / f"agentrl_data_{rollout_id}.pkl"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write the file whole or not at all. Raises ConfigError."""
+    unfinished = path.with_suffix(".unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # a network file system may say only here that its disk is full
+        unfinished.replace(path)
+    except OSError as exc:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: it cannot be written ({exc.strerror}); free some disk, and resume") from exc
 
 
 def _number(members: Iterable[Any]) -> int:

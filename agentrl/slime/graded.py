@@ -109,7 +109,7 @@ def _sampled(sample: Any) -> list[bool]:
 def _decoder(checkpoint: str) -> Any:
     from agentrl.models import load_tokenizer
 
-    return load_tokenizer(checkpoint).decode
+    return load_tokenizer(checkpoint, trust_remote_code=True).decode  # slime runs the tokenizer's own code, too
 
 
 def _shown(args: Any, sample: Any, grade: float | Reward) -> JSON:

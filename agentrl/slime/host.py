@@ -6,6 +6,7 @@ package of the Sample's class, so the same code works with slime's relatives.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ CENTRED = (*SCALED, "reinforce_plus_plus_baseline")
 """The advantage estimators from whose rewards slime subtracts the mean of their prompt."""
 BATCH_CENTRED = ("flash_reinforce",)
 """The advantage estimators from whose rewards slime (0.4, data/batch_builder.py) subtracts the mean of the batch."""
+PART = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
+"""How slime names some of the rows of a file."""
 _SYNC = frozenset(
     {
         "",
@@ -204,6 +207,34 @@ def eval_renderings(flags: HostArgs, sample: Any, default: Rendering) -> list[Re
             else kwargs,
         )
         for dataset in fitting or flags.eval_datasets
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of prompts, and the columns that slime takes of it."""
+
+    path: str
+    input_key: str
+    label_key: str | None
+    metadata_key: str | None
+
+    @classmethod
+    def of_training(cls, flags: HostArgs) -> Self:
+        return cls(flags.prompt_data, flags.input_key, flags.label_key, flags.metadata_key)
+
+
+def eval_files(flags: HostArgs, sample: Any) -> list[DataFile]:
+    """The files of the evaluation data sets that the sample may be from."""
+    return [
+        DataFile(
+            str(getattr(dataset, "path", "")),
+            getattr(dataset, "input_key", None) or flags.input_key,
+            getattr(dataset, "label_key", None),
+            getattr(dataset, "metadata_key", None),
+        )
+        for dataset in flags.eval_datasets
+        if _may_hold(dataset, sample)
     ]
 
 

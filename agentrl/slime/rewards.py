@@ -61,7 +61,8 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     Two things differ from slime. Prompts are identified by `group_index`, and each rollout counts once, however many
     samples it has; slime treats uneven groups as a single one. (Where the branches of an agent's session have rewards,
     each branch counts once, against those of its role.) And an episode that was aborted, or failed by the environment
-    or a bug, neither counts nor gets an advantage: the policy did not cause its 0.0.
+    or a bug, neither counts nor gets an advantage: the policy did not cause its 0.0. Its raw reward is 0, also where a
+    reward model of --group-rm has given it another.
 
     Raises ConfigError for an estimator that this hook does not know, for a reward that is not a finite number, and for
     a sample without a group_index, where prompts have baselines.
@@ -73,7 +74,8 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
             f"which knows {', '.join(ESTIMATORS)}; remove --custom-reward-post-process-path, and slime computes the "
             "baseline"
         )
-    raw = [reward_of(flags, sample) for sample in samples]
+    rewards = [reward_of(flags, sample) for sample in samples]
+    raw = [value if is_valid(sample) else 0.0 for sample, value in zip(samples, rewards, strict=True)]
     if not flags.centred and not flags.batch_centred:
         return raw, list(raw)
     baselines = _baselines(flags, samples)

@@ -21,6 +21,7 @@ from agentrl.engine.sglang.server import create_app
 from agentrl.env.factory import load_env
 from agentrl.models import save_model, tiny_model, tiny_tokenizer
 from agentrl.slime.remote import sample_workers
+from agentrl.slime.rollouts import flat_samples
 from tests.slime.conftest import ENV_FILE
 from tests.slime.contract import hosts
 from tests.slime.contract.table import Table
@@ -130,6 +131,13 @@ def served(engine: Any, decode: Any, *middlewares: Any) -> Iterator[str]:
         loop.close()
 
 
+def numbered(group: list[Any]) -> list[Any]:
+    """With the number of each sample in its metadata, for Envs that break for some samples of a group only."""
+    for sample in flat_samples(group):
+        sample.metadata["number"] = sample.index
+    return group
+
+
 @contextmanager
 def starting(host: hosts.Host, checkpoint: Path, renderer: Any, folder: Path) -> Iterator[Callable[..., hosts.Run]]:
     """`start(rows, engine=, agentrl={}, middlewares=(), **args)`: a Run over a served engine; all of it ends here."""
@@ -158,7 +166,10 @@ def starting(host: hosts.Host, checkpoint: Path, renderer: Any, folder: Path) ->
             }
             args = SimpleNamespace(**{**hosts.ARGS, **host.more_args, **given, **overrides})
             host.http.init_http_client(args)
-            return host.run_of(args, engine)
+            run = host.run_of(args, engine)
+            draw = run.data_source.get_samples
+            run.data_source.get_samples = lambda count: [numbered(group) for group in draw(count)]
+            return run
 
         yield start
         host.reset()

@@ -63,10 +63,13 @@ FAULTS = {
     "engine 500 once": Fault({}, "500 once"),
     "engine refuses": Fault({}, "400", "engine", "engine", "HTTP 400"),
     "engine gone": Fault({}, "gone", "engine", "engine", "ServerDisconnectedError"),
+    "engine aborts": Fault({}, "abort", "engine", "engine", "and sampled no token"),
     "engine hangs": Fault({}, "hang", "engine", "engine", "no answer within 3 s"),
 }
 if WORKERS:
     del FAULTS["engine hangs"]  # the client's timeout is changed in this process
+ABORTED = {"text": "", "meta_info": {"finish_reason": {"type": "abort"}, "output_token_logprobs": []}}
+"""What SGLang answers to a request that it drops, as for new weights."""
 LIMITS = {"reset_s": 2, "step_s": 3, "tool_s": 1, "score_s": 2, "close_s": 2, "turns": 3}
 
 
@@ -105,6 +108,8 @@ def breaking(decode: Any) -> Any:
                     case "500 once" if session not in failed:
                         failed.add(session)
                         raise web.HTTPInternalServerError(text="a hiccup")
+                    case "abort":
+                        return web.json_response(ABORTED)
                     case "gone":
                         request.transport.abort()
                     case "hang":
