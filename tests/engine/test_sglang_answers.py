@@ -17,6 +17,7 @@ from agentrl.engine.sglang.answers import read_generation
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import EngineError
 from agentrl.models import tiny_tokenizer
+from agentrl.models import tiny_tokenizer
 from agentrl.models.vocabulary import vocabulary_size
 from agentrl.render import load_renderer
 from agentrl.types import FinishReason
@@ -315,3 +316,11 @@ def test_the_vocabulary_is_known_by_the_models_configuration(tmp_path, config, e
     assert vocabulary_size(str(tmp_path)) is None
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert vocabulary_size(str(tmp_path)) == expected
+
+
+def test_the_vocabulary_of_a_name_in_the_hubs_cache(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    monkeypatch.setattr("agentrl.models.hub._cached", lambda name, revision: tmp_path if name == "org/cached" else None)
+    assert vocabulary_size("org/cached") == vocabulary_size("org/cached@main") == 300
+    assert vocabulary_size("org/absent") is None
+    assert vocabulary_size("tiny") == len(tiny_tokenizer())

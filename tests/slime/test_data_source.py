@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import sys
 from random import Random
 from types import ModuleType, SimpleNamespace
@@ -351,3 +354,40 @@ def test_rendered_prompts_and_those_that_are_too_long(make, checkpoint, tmp_path
     assert "also short" in second[0].prompt
     assert third[0].prompt == first[0].prompt
     assert "more than max_prompt_tokens" in caplog.text
+
+
+def test_the_checkpoints_own_tokenizer_may_come_with_code(make, checkpoint, tmp_path):
+    """slime has run the code already."""
+    own = tmp_path / "own"
+    shutil.copytree(checkpoint, own)
+    config = json.loads((own / "tokenizer_config.json").read_text())
+    config |= {"auto_map": {"AutoTokenizer": [None, "own_tokenizer.Own"]}, "tokenizer_class": "Own"}
+    (own / "tokenizer_config.json").write_text(json.dumps(config))
+    (own / "own_tokenizer.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\n\n\nclass Own(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    source = make(rollout_max_prompt_len=50, hf_checkpoint=str(own))
+    assert numbers(source.get_samples(2)) == [0, 1]
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_earlier_state(make, tmp_path, monkeypatch):
+    source = make()
+    source.get_samples(2)
+    source.save(0)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match=r"agentrl_data_1\.pkl: it cannot be written \(No space left.*free some disk"):
+        source.save(1)
+    assert [file.name for file in (tmp_path / "ckpt" / "rollout").glob("agentrl_data*")] == ["agentrl_data_0.pkl"]
+    monkeypatch.undo()
+
+
+def test_a_state_that_cannot_be_read_is_one_line(make, tmp_path):
+    source = make()
+    source.save(0)
+    (tmp_path / "ckpt" / "rollout" / "agentrl_data_0.pkl").write_bytes(b"half of it")
+    with pytest.raises(ConfigError, match="it cannot be read .*; load an earlier checkpoint"):
+        source.load(0)
