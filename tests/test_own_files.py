@@ -84,7 +84,7 @@ def test_a_folder_that_others_can_write_to_is_refused_and_the_remedy_helps(tmp_p
     folder = tmp_path / "parked"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(ConfigError, match="others can write to it.*`chmod go-w"):
+    with pytest.raises(ConfigError, match=r"others can write to it.*`chmod go-w"):
         Parking(str(folder))
     folder.chmod(0o755)
     assert Parking(str(folder)).shared
@@ -100,7 +100,10 @@ def test_where_the_file_system_shows_one_mode_for_all_a_warning_says_so(tmp_path
 
 @as_root
 def test_a_folder_of_another_users_where_nothing_can_be_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: (_ for _ in ()).throw(OSError(errno.EROFS, "read-only")))
+    def read_only(**options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", read_only)
     (tmp_path / "f").write_text("")
     check_own(tmp_path / "f", "f")
     os.chown(tmp_path / "f", NOBODY, NOBODY)

@@ -29,11 +29,11 @@ def check_own(path: Path, name: str) -> None:
     check_owner(path, name)
     if not path.stat().st_mode & _OTHERS:
         return
-    made = _made_beside(path)
-    if made is None or not made.st_mode & _OTHERS:
+    new_file = _new_file_beside(path)
+    if new_file is None or not new_file.st_mode & _OTHERS:
         raise ConfigError(
-            f"{name}: others can write to it, and what is read from there can run code; run `chmod go-w {path}`, or "
-            "name a folder of your own"
+            f"{name}: others can write to it, and files that are read from there can run code; run `chmod go-w {path}`, "
+            "or name a folder of your own"
         )
     _warn_of_modes(path)
 
@@ -43,16 +43,16 @@ def check_owner(path: Path, name: str) -> None:
     owner = path.stat().st_uid
     if owner == os.getuid():
         return
-    made = _made_beside(path)
-    here = os.getuid() if made is None else made.st_uid
-    if owner != here:
+    new_file = _new_file_beside(path)
+    expected = os.getuid() if new_file is None else new_file.st_uid
+    if owner != expected:
         raise ConfigError(
-            f"{name}: it belongs to another user (uid {owner}, here {here}), and what is read from there can run code; "
-            "name a folder of your own, or copy it into one"
+            f"{name}: it belongs to another user (uid {owner}, here {expected}), and files that are read from there can "
+            "run code; name a folder of your own, or copy it into one"
         )
 
 
-def _made_beside(path: Path) -> os.stat_result | None:
+def _new_file_beside(path: Path) -> os.stat_result | None:
     """The state of a new file in the same folder. None if none can be made there."""
     folder = path if path.is_dir() else path.parent
     try:
@@ -65,7 +65,7 @@ def _made_beside(path: Path) -> os.stat_result | None:
 @cache
 def _warn_of_modes(path: Path) -> None:
     log.warning(
-        "%s: its file system shows every file as writable for others, so agentrl cannot see who can write there: whoever "
-        "can may run code here",
+        "%s: its file system shows every file as writable for others, so agentrl cannot check who writes there; other "
+        "users may run code here",
         path,
     )

@@ -12,7 +12,6 @@ The caller gives the answers. An episode asks its Env for them.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence

@@ -61,7 +61,7 @@ def _warn(aborts: EngineAborts) -> None:
     _warned_at = now if level == logging.WARNING else _warned_at
     log.log(
         level,
-        "the engine has aborted %d requests for one turn, and the host has not asked for it: they are repeated for %g s",
+        "the engine has aborted %d requests for a turn, and the host has not asked for it: they are repeated for %g s",
         aborts.count,
         aborts.bound_s,
     )

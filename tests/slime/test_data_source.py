@@ -389,5 +389,5 @@ def test_a_state_that_cannot_be_read_is_one_line(make, tmp_path):
     source = make()
     source.save(0)
     (tmp_path / "ckpt" / "rollout" / "agentrl_data_0.pkl").write_bytes(b"half of it")
-    with pytest.raises(ConfigError, match="it cannot be read .*; load an earlier checkpoint"):
+    with pytest.raises(ConfigError, match=r"it cannot be read .*; load an earlier checkpoint"):
         source.load(0)

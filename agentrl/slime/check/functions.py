@@ -31,7 +31,9 @@ def functions(setup: Setup) -> Iterator[LaunchFinding]:
 
 def is_misspelt(path: str) -> bool:
     """Whether the path is meant to be `agentrl.adapt`, and is not."""
-    return path != GENERATE and (path.startswith("agentrl.") or bool(get_close_matches(path, [GENERATE], cutoff=_ALIKE)))
+    return path != GENERATE and (
+        path.startswith("agentrl.") or bool(get_close_matches(path, [GENERATE], cutoff=_ALIKE))
+    )
 
 
 def _own(flag: str, path: str) -> Iterator[LaunchFinding]:

@@ -25,7 +25,9 @@ def job_path(setup: Setup) -> Iterator[LaunchFinding]:
         folder = None if ".py" in path else _shell_folder(package, command.path)
         if folder is None:
             continue
-        text = f"{name} {path}: {package} is found here by the shell's PYTHONPATH ({folder}), which the job does not get"
+        text = (
+            f"{name} {path}: {package} is found here by the shell's PYTHONPATH ({folder}), which the job does not get"
+        )
         remedy = 'write {"env_vars": {"PYTHONPATH": "' + f"...:{folder}" + '"}} into --runtime-env-json'
         if command.sets_python_path:
             yield error(f"{text}; {remedy}")

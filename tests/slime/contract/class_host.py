@@ -33,7 +33,7 @@ ARGS: dict[str, Any] = {
 
 
 class ClassHost(hosts.Host):
-    """miles' main. Its `rollout` has the functions of the hosts whose rollouts are functions; they use the state of the last run."""
+    """miles' main. Its `rollout` has the functions of the other hosts' modules; they use the state of the last run."""
 
     manager_module = "ray.rollout.rollout_manager"
     more_args = ARGS
@@ -44,7 +44,8 @@ class ClassHost(hosts.Host):
         self.train = importlib.import_module("miles.ray.rollout.train_data_conversion")
         self.data = importlib.import_module("miles.ray.rollout.rollout_data_conversion")
         metrics = vars(importlib.import_module("miles.ray.rollout.metrics"))
-        self.metrics = SimpleNamespace(**{name.removeprefix("_"): value for name, value in metrics.items()})  # type: ignore[assignment]
+        public = {name.removeprefix("_"): value for name, value in metrics.items()}
+        self.metrics = SimpleNamespace(**public)  # type: ignore[assignment]
         self.types = importlib.import_module("miles.rollout.base_types")
         self.load = importlib.import_module("miles.rollout.inference_rollout.compatibility")
         self.fully_async_path = "miles.rollout.fully_async_rollout.FullyAsyncRolloutFn"

@@ -2,8 +2,8 @@
 
 SLIME_SRC is the root of slime's source (it is not on PyPI); SLIME04_SRC the root of slime 0.4's, which cannot be had
 whole: .ci/slime04.txt lists the files that were gathered. MILES_SRC is a folder into which
-`pip install --no-deps --target FOLDER miles-rl==0.0.2` was made; MILES_MAIN_SRC is the root of miles' source, which takes
-SGLang's and Megatron's Python from MILES_SRC. Their modules need torch, transformers, ray, httpx, aiohttp, sympy,
+`pip install --no-deps --target FOLDER miles-rl==0.0.2` was made. MILES_MAIN_SRC is the root of miles' source, for which
+SGLang's and Megatron's Python come from MILES_SRC. Their modules need torch, transformers, ray, httpx, aiohttp, sympy,
 pylatexenc, tqdm, pillow and requests; miles, and slime before July 2026, also pybase64, sglang-router and packaging.
 sglang's server, wandb and polars, which a rollout imports and does not use, are stood in for.
 """

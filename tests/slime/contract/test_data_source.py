@@ -107,7 +107,7 @@ def test_a_users_function_that_plays_ahead_trains_each_group_once(host, start, r
         trained += [sample.index for sample in samples]
         source.save(rollout_id)
     assert len(trained) == len(set(trained)) == 8 * 2 * 2
-    with pytest.raises(ConfigError, match="ships group .* again"):
+    with pytest.raises(ConfigError, match=r"ships group .* again"):
         log_rollout(8, run.args, samples, {}, 1.0)
 
 

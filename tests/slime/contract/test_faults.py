@@ -99,24 +99,31 @@ def breaking(decode: Any) -> Any:
             seen = sessions.setdefault(name, [])
             if session not in seen:
                 seen.append(session)
+            how = "" if FAULTS[name].engine == "500 once" and session in failed else FAULTS[name].engine
             if session in seen[: GROUP // 2]:
-                match FAULTS[name].engine:
-                    case "400":
-                        raise web.HTTPBadRequest(text="no")
-                    case "500":
-                        raise web.HTTPInternalServerError(text="CUDA error")
-                    case "500 once" if session not in failed:
-                        failed.add(session)
-                        raise web.HTTPInternalServerError(text="a hiccup")
-                    case "abort":
-                        return web.json_response(ABORTED)
-                    case "gone":
-                        request.transport.abort()
-                    case "hang":
-                        await asyncio.sleep(30)
+                failed.add(session)
+                if (answer := await _broken_answer(how, request)) is not None:
+                    return answer
         return await handler(request)
 
     return fail
+
+
+async def _broken_answer(how: str, request: web.Request) -> web.StreamResponse | None:
+    match how:
+        case "400":
+            raise web.HTTPBadRequest(text="no")
+        case "500":
+            raise web.HTTPInternalServerError(text="CUDA error")
+        case "500 once":
+            raise web.HTTPInternalServerError(text="a hiccup")
+        case "abort":
+            return web.json_response(ABORTED)
+        case "gone":
+            request.transport.abort()
+        case "hang":
+            await asyncio.sleep(30)
+    return None
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def test_a_grader_that_fails_beside_the_hosts_own_generate_function(start, rows,
 @pytest.mark.path("a grader that fails after an episode of an Env")
 def test_a_grader_that_fails_after_an_episode(start, rows):
     run = start(rows(), agentrl={"env": f"{ENV_FILE}:Unscored"}, custom_rm_path=f"{__name__}.broken")
-    samples, data, _ = run.train()
+    samples, _, _ = run.train()
     metrics = rollout_metrics(run.args, samples)
     assert (metrics.failed_episodes, metrics.failures) == (8, {"environment/score": 8})
     counts = metrics.to_json()
