@@ -32,7 +32,7 @@ def check_own(path: Path, name: str) -> None:
     new_file = _new_file_beside(path)
     if new_file is None or not new_file.st_mode & _OTHERS:
         raise ConfigError(
-            f"{name}: others can write to it, and files that are read from there can run code; run `chmod go-w {path}`, "
+            f"{name}: others can write to it, and files read from there can run code; run `chmod go-w {path}`, "
             "or name a folder of your own"
         )
     _warn_of_modes(path)
@@ -47,7 +47,7 @@ def check_owner(path: Path, name: str) -> None:
     expected = os.getuid() if new_file is None else new_file.st_uid
     if owner != expected:
         raise ConfigError(
-            f"{name}: it belongs to another user (uid {owner}, here {expected}), and files that are read from there can "
+            f"{name}: it belongs to another user (uid {owner}, here {expected}), and files read from there can "
             "run code; name a folder of your own, or copy it into one"
         )
 

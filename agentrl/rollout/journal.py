@@ -5,8 +5,8 @@ journal keeps their episodes through a crash, ended or parked, so that they are 
 became of each group: one row in the table `groups`, for `sqlite3 journal.db` after the run.
 
 A thread writes it, in transactions of many changes, so the loop does not wait for the disk. It is in WAL mode, and
-locked as long as it is open, which also makes it work on network file systems. Where the file system has no locks, a
-warning says so. A kill at any instant leaves the last transaction out or in, whole.
+locked as long as it is open, which also makes it work on network file systems. Where the file system has no locks, it
+logs a warning. A kill at any instant leaves the last transaction out or in, whole.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Journal:
         """Names this file, so that a checkpoint knows its own."""
 
     def _begin(self, query: str) -> dict[str, str]:
-        """Open the database, with its tables, and return what it says about itself."""
+        """Open the database, with its tables, and return the entries of its table `about`."""
         address = f"{self.path.absolute().as_uri()}{query}"
         self._database = sqlite3.connect(address, timeout=0, isolation_level=None, check_same_thread=False, uri=True)
         try:

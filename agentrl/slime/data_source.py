@@ -54,9 +54,9 @@ class DataSource:
     `shipped`, every group that was handed out and not added again counts as trained, as it does in slime.
 
     slime's synchronous rollout forgets the groups that it does not ship, and they are handed out again at once. A
-    user's rollout function may play ahead. Its behaviour tells: an episode is played while a rollout is shipped, or a
-    group is shipped that was handed out before the last rollout was. Unless it does, a group that two rollouts in turn
-    have not shipped is handed out again.
+    user's rollout function may play ahead. Its behaviour shows that: an episode is played while a rollout is shipped,
+    or a group is shipped that was handed out before the last rollout was. Unless it does, a group that two rollouts in
+    turn have not shipped is handed out again.
 
     Raises ConfigError for data that cannot be read, and for --multimodal-keys.
     """
@@ -81,7 +81,7 @@ class DataSource:
         self._shipped_in: dict[int, int] = {}
         """The rollout that shipped a group, by the group's number."""
         self._forgotten: set[int] = set()
-        """Numbers of groups that are handed out again although nobody gave them back."""
+        """Numbers of groups that are handed out again although the rollout function did not give them back."""
         self._rollouts = 0
         self._plays_ahead = self.flags.plays_ahead
         self._told = False
@@ -109,8 +109,8 @@ class DataSource:
                         f"add_samples: a group has {len(members)} samples, not {self._size}; add it whole"
                     )
                 number = _number(members)
-                if (handed := self._out.pop(number, None)) is not None:
-                    self._buffer.put_back(handed.group, members)
+                if (entry := self._out.pop(number, None)) is not None:
+                    self._buffer.put_back(entry.group, members)
                 elif (group := self._waiting_again(number)) is not None:
                     group.members = list(members)
                 else:
@@ -120,7 +120,7 @@ class DataSource:
                     )
 
     def shipped(self, rollout_id: int, samples: Any) -> None:
-        """A rollout has given these samples to the trainer. It may be told twice.
+        """A rollout has given these samples to the trainer. It may be called twice for a rollout.
 
         A group that no rollout will ship is handed out again, unless it was played and a dynamic filter is there: then
         it is dropped as filtered. Raises ConfigError for a group that is shipped twice: it would be trained twice.
@@ -128,12 +128,12 @@ class DataSource:
         with self._lock:
             self._told = True
             numbers = self._new_numbers(rollout_id, list(flat_samples(samples)))
-            handed = [self._out.pop(number) for number in numbers if number in self._out]
-            again = [group for number in numbers if (group := self._waiting_again(number)) is not None]
-            carried = again or any(one.since < self._rollouts for one in handed)
-            if self._plays_ahead is None and (carried or any(one.playing for one in self._out.values())):
+            entries = [self._out.pop(number) for number in numbers if number in self._out]
+            remembered = [group for number in numbers if (group := self._waiting_again(number)) is not None]
+            carried_over = remembered or any(entry.since < self._rollouts for entry in entries)
+            if self._plays_ahead is None and (carried_over or any(entry.playing for entry in self._out.values())):
                 self._plays_ahead = True
-            groups = [*(one.group for one in handed), *again]
+            groups = [*(entry.group for entry in entries), *remembered]
             for group in groups:
                 self._buffer.finished(group, ())  # slime has the samples
             self._shipped.setdefault(rollout_id, []).extend(groups)
@@ -150,14 +150,14 @@ class DataSource:
                 "rollout function return each sample once"
             )
         numbers = dict.fromkeys(sample.group_index for sample in samples)
-        own = [n for n in numbers if n in self._out or n in self._shipped_in or self._waiting_again(n) is not None]
-        twice = next((n for n in own if self._shipped_in.get(n, rollout_id) != rollout_id), None)
+        drawn = [n for n in numbers if n in self._out or n in self._shipped_in or self._waiting_again(n) is not None]
+        twice = next((n for n in drawn if self._shipped_in.get(n, rollout_id) != rollout_id), None)
         if twice is not None:
             raise ConfigError(
                 f"rollout {rollout_id} ships group {twice} again, which rollout {self._shipped_in[twice]} has shipped, "
                 "so it would be trained twice; let the rollout function forget a group that it has returned"
             )
-        new = [number for number in own if number not in self._shipped_in]
+        new = [number for number in drawn if number not in self._shipped_in]
         self._shipped_in.update(dict.fromkeys(new, rollout_id))
         return new
 
@@ -171,8 +171,8 @@ class DataSource:
         """These groups will not be trained, and are not handed out again. `reason` is a word or two, like "stale"."""
         with self._lock:
             for number in dict.fromkeys(sample.group_index for sample in flat_samples(samples)):
-                if (handed := self._out.pop(number, None)) is not None:
-                    self._buffer.drop(handed.group, reason)
+                if (entry := self._out.pop(number, None)) is not None:
+                    self._buffer.drop(entry.group, reason)
 
     def save(self, rollout_id: int | None) -> None:
         """Save the state after this rollout was trained, beside slime's checkpoint.
@@ -256,30 +256,30 @@ class DataSource:
         """Hand out again what the rollout function has forgotten."""
         if self._plays_ahead:
             return
-        known = self._plays_ahead is False
-        for number, handed in list(self._out.items()):
-            if not known and (handed.playing or handed.since == self._rollouts):
+        is_synchronous = self._plays_ahead is False
+        for number, entry in list(self._out.items()):
+            if not is_synchronous and (entry.playing or entry.since == self._rollouts):
                 continue
             del self._out[number]
-            played = not any(_status(member) in _UNPLAYED for member in handed.group.members)
+            played = not any(_status(member) in _UNPLAYED for member in entry.group.members)
             if played and self.flags.dynamic_sampling_filter_path:
-                self._buffer.drop(handed.group, "filtered")
+                self._buffer.drop(entry.group, "filtered")
             else:
                 self._forgotten.add(number)
-                self._buffer.put_back(handed.group)
+                self._buffer.put_back(entry.group)
 
     @contextmanager
     def in_play(self, sample: Any) -> Iterator[None]:
         """Note that the sample is being played."""
         with self._lock:
-            if (handed := self._out.get(sample.group_index)) is not None:
-                handed.playing += 1
+            if (entry := self._out.get(sample.group_index)) is not None:
+                entry.playing += 1
         try:
             yield
         finally:
             with self._lock:
-                if handed is not None:
-                    handed.playing -= 1
+                if entry is not None:
+                    entry.playing -= 1
 
     def _samples(self, group: PendingGroup) -> list[Any]:
         """The group's samples; new ones in place of those that are missing."""
@@ -338,7 +338,7 @@ class DataSource:
 
 
 def in_play(args: Any, sample: Any) -> AbstractContextManager[None]:
-    """Tell the data source of this process that the sample is being played."""
+    """Let the data source of this process know that the sample is being played."""
     source = next((source for source in _LIVING if source.args is args), None)
     return nullcontext() if source is None or not hasattr(sample, "group_index") else source.in_play(sample)
 
@@ -380,7 +380,7 @@ def _write(path: Path, data: bytes) -> None:
         with unfinished.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # a network file system may say only here that its disk is full
+            os.fsync(file.fileno())  # a network file system may report a full disk only here
         unfinished.replace(path)
     except OSError as exc:
         with suppress(OSError):

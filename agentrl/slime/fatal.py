@@ -52,7 +52,7 @@ def end_run(args: Any, error: Exception) -> None:
 async def ended_sample(args: Any, sample: Any) -> Any:
     """The sample with the reward NoReward, if an error has ended the run. None: the run goes on.
 
-    Raises the error if two rollouts' samples were returned, and nobody has read their rewards.
+    Raises the error if two rollouts' samples were returned, and no reward of them was read.
     """
     run, flags = _ended_run(args), HostArgs.of(args)
     if run is None:

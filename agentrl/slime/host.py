@@ -128,7 +128,7 @@ class HostArgs:
 
     @property
     def plays_ahead(self) -> bool | None:
-        """Whether groups of later rollouts are played. None for a user's rollout function: its behaviour tells."""
+        """Whether groups of later rollouts are played. None for a user's rollout function: its behaviour shows it."""
         return plays_ahead(self.rollout_function_path)
 
     @property

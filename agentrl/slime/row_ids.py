@@ -31,8 +31,8 @@ def row_id(flags: HostArgs, sample: Any, metadata: Mapping[str, Any], *, evaluat
     The row is found by its content in the file that slime has read. Where it is in none, as with a data source of the
     user's, the id is the number of the sample's group, or in evaluation the sample's own.
     """
-    if (known := getattr(sample, _ATTRIBUTE, None)) is not None:
-        return str(known)
+    if (noted := getattr(sample, _ATTRIBUTE, None)) is not None:
+        return str(noted)
     for file in eval_files(flags, sample) if evaluation else [DataFile.of_training(flags)]:
         if candidates := _table(file).get(_content(sample.prompt, sample.label)):
             return min(candidates, key=lambda candidate: not _holds(metadata, candidate[1]))[0]
@@ -70,11 +70,11 @@ def _content(prompt: Any, label: Any) -> int:
 def _holds(metadata: Mapping[str, Any], row: str) -> bool:
     """Whether a sample with this metadata may be of a row with that metadata. A data set may add keys."""
     try:
-        wanted = json.loads(row)
-        wanted = json.loads(wanted) if isinstance(wanted, str) and wanted else wanted or {}
+        columns = json.loads(row)
+        columns = json.loads(columns) if isinstance(columns, str) and columns else columns or {}
     except ValueError:
         return False
-    return isinstance(wanted, dict) and all(_text(metadata.get(key)) == _text(value) for key, value in wanted.items())
+    return isinstance(columns, dict) and all(_text(metadata.get(key)) == _text(value) for key, value in columns.items())
 
 
 def _text(value: Any) -> str:

@@ -36,11 +36,11 @@ def job_path(setup: Setup) -> Iterator[LaunchFinding]:
 
 
 def _shell_folder(package: str, job: tuple[str, ...]) -> str | None:
-    """The folder of the shell's PYTHONPATH that has the package. None if the job finds it as well, or nobody does."""
+    """The folder of the shell's PYTHONPATH that has the package. None if the job has it, too, or no folder has it."""
     shell = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     resolved = {str(Path(folder).resolve()) for folder in job}
-    own = [folder for folder in shell if str(Path(folder).resolve()) not in resolved]
-    holder = next((folder for folder in own if _has(folder, package)), None)
+    shell_only = [folder for folder in shell if str(Path(folder).resolve()) not in resolved]
+    holder = next((folder for folder in shell_only if _has(folder, package)), None)
     if holder is None or any(_has(folder, package) for folder in job):
         return None
     absolute = {str(Path(folder).resolve()) for folder in shell}
