@@ -270,16 +270,15 @@ class DataSource:
 
     @contextmanager
     def in_play(self, sample: Any) -> Iterator[None]:
-        """Note that the sample is being played."""
-        with self._lock:
-            if (entry := self._out.get(sample.group_index)) is not None:
-                entry.playing += 1
+        """Note that the sample is being played. It takes no lock: a save may hold the lock for long."""
+        entry = self._out.get(sample.group_index)
+        if entry is not None:
+            entry.playing += 1
         try:
             yield
         finally:
-            with self._lock:
-                if entry is not None:
-                    entry.playing -= 1
+            if entry is not None:
+                entry.playing -= 1
 
     def _samples(self, group: PendingGroup) -> list[Any]:
         """The group's samples; new ones in place of those that are missing."""

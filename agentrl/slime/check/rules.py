@@ -145,7 +145,7 @@ def resuming(setup: Setup) -> Iterator[LaunchFinding]:
         keep_s = setup.config.parking.keep_s if setup.config is not None else 0.0
         if keep_s and plays_ahead(args.rollout_function_path) is None:
             yield note(
-                f"--rollout-function-path {args.rollout_function_path} may send aborted samples again, so agentrl keeps "
+                f"--rollout-function-path {args.rollout_function_path} may send aborted samples again: agentrl keeps "
                 f"their episodes for parking.keep_s = {keep_s:g} s; if it never does, set that to 0"
             )
         return
