@@ -31,8 +31,8 @@ def row_id(flags: HostArgs, sample: Any, metadata: Mapping[str, Any], *, evaluat
     The row is found by its content in the file that slime has read. Where it is in none, as with a data source of the
     user's, the id is the number of the sample's group, or in evaluation the sample's own.
     """
-    if (noted := getattr(sample, _ATTRIBUTE, None)) is not None:
-        return str(noted)
+    if (stored := getattr(sample, _ATTRIBUTE, None)) is not None:
+        return str(stored)
     for file in eval_files(flags, sample) if evaluation else [DataFile.of_training(flags)]:
         if candidates := _table(file).get(_content(sample.prompt, sample.label)):
             return min(candidates, key=lambda candidate: not _holds(metadata, candidate[1]))[0]
