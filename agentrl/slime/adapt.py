@@ -11,10 +11,12 @@ from agentrl.slime import distill, replay, seats
 from agentrl.slime.config import SlimeConfig, fan_out_problems
 from agentrl.slime.data_source import in_play
 from agentrl.slime.fatal import end_run, ended_sample, log_once
-from agentrl.slime.host import HostArgs, has_queues, rollout_state, takes_lists
+from agentrl.slime.host import HostArgs, has_queues, refuses_rewards, rollout_state, takes_lists
 from agentrl.slime.images import pixels_of
 from agentrl.slime.playing import PlayedSample, SampleRequest, play_sample, play_seats
 from agentrl.slime.remote import sample_workers
+from agentrl.slime.rollouts import flat_samples
+from agentrl.slime.sample import set_reward_aside
 from agentrl.slime.ship import ship_evaluation, ship_training
 from agentrl.slime.task import from_sample, metadata_of, template_kwargs
 
@@ -32,7 +34,7 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
     """
     flags = HostArgs.of(args)
     if not evaluation and (ended := await ended_sample(args, sample)) is not None:
-        return ended
+        return _for_group_model(flags, ended)
     try:
         sample.metadata = metadata_of(sample)
         state = rollout_state(args, sample)
@@ -47,12 +49,21 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
         )
         call.check_flags()
         with in_play(args, sample):
-            return await call.play()
+            played = await call.play()
+        return played if evaluation else _for_group_model(flags, played)
     except Exception as exc:
         log_once(exc)
         if not evaluation:
             end_run(args, exc)
         raise
+
+
+def _for_group_model(flags: HostArgs, samples: Any) -> Any:
+    """The samples as the host's reward model of groups takes them."""
+    for sample in flat_samples(samples) if flags.group_rm else ():
+        if refuses_rewards(sample):
+            set_reward_aside(sample)
+    return samples
 
 
 @dataclass(frozen=True, slots=True)

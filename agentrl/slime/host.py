@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from inspect import signature
 from types import FrameType
 from typing import Any, Self
 
@@ -326,6 +327,12 @@ def takes_lists(args: Any, sample: Any) -> bool:
     worker = host_attribute(sample, "_global_worker", "rollout.fully_async_rollout")
     in_worker = getattr(worker, "worker_thread", None) is threading.current_thread()
     return not in_worker and HostArgs.of(args).plays_ahead is not True
+
+
+def refuses_rewards(sample: Any) -> bool:
+    """Whether the host's reward model of groups takes no sample that has a reward, as in miles' class-based rollouts."""
+    model = host_attribute(sample, "batched_async_rm", "rollout.rm_hub")
+    return model is not None and "inplace_set_reward_field" in signature(model).parameters
 
 
 def epoch_of(data_source: Any) -> int:

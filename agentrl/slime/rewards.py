@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.slime.host import ESTIMATORS, HostArgs
 from agentrl.slime.rollouts import branch_of, by_prompt, by_rollout, is_valid, reward_of, seat_of
-from agentrl.slime.sample import EPISODE_REWARD_KEY, episode_metadata
+from agentrl.slime.sample import EPISODE_REWARD_KEY, episode_metadata, reward_aside
 from agentrl.trajectory.trajectory import role_of
 from agentrl.types import JSON
 
@@ -32,8 +32,8 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> JSON:
     """
     if isinstance(sample, list):
         return [await reward(args, one, **kwargs) for one in sample]
-    if sample.reward is not None:
-        return sample.reward
+    if (value := reward_aside(sample) if sample.reward is None else sample.reward) is not None:
+        return value
     if not episode_metadata(sample):
         raise ConfigError(
             f"sample {sample.index} has no reward for agentrl.slime.reward to return: no Env played it; use "

@@ -37,7 +37,7 @@ class ClassHost(hosts.Host):
 
     manager_module = "ray.rollout.rollout_manager"
     more_args = ARGS
-    loops = 1
+    loops, keeps_aborted = 1, False
 
     def __init__(self, key: str, source: Path) -> None:
         super().__init__(key, source)

@@ -37,6 +37,8 @@ class Host:
     manager_module = "ray.rollout"
     more_args: Mapping[str, Any] = {}
     """Arguments that only this host has."""
+    keeps_aborted = True
+    """Whether its fully-async rollout sends an aborted sample again with the sample's tokens."""
     loops = 2
     """Event loops on which fully-async rollout and evaluation are played."""
 
@@ -366,4 +368,7 @@ ARGS: dict[str, Any] = {
     "use_fault_tolerance": False,  # 0.4
     "use_rollout_routing_replay": False,
     "use_score_centering": False,  # 0.4
+    "use_tensorboard": False,
+    "use_wandb": False,
+    "wandb_always_use_train_step": False,
 }

@@ -227,6 +227,7 @@ def test_fan_out(host, quiz):
 @pytest.mark.path("fan-out: refused where the host cannot take it")
 @pytest.mark.parametrize("flag", ["partial_rollout", "group_rm", "fully-async", "filter"])
 def test_fan_out_is_refused_at_the_first_call(host, quiz, flag):
+    host.need(flag != "fully-async" or host.fully_async, "fully-async rollout")
     host.need(flag != "fully-async" or not host.takes_lists, "need of it: its fully-async rollout takes lists")
     args = {
         "partial_rollout": {"partial_rollout": True},
