@@ -330,7 +330,7 @@ def takes_lists(args: Any, sample: Any) -> bool:
 
 
 def refuses_rewards(sample: Any) -> bool:
-    """Whether the host's reward model of groups takes no sample that has a reward, as in miles' class-based rollouts."""
+    """Whether the host's reward model of groups takes no sample that has a reward, as in miles' main."""
     model = host_attribute(sample, "batched_async_rm", "rollout.rm_hub")
     return model is not None and "inplace_set_reward_field" in signature(model).parameters
 
