@@ -26,6 +26,12 @@ log = logging.getLogger("agentrl")
 _said: set[str] = set()
 _PAUSE_S = 1.0
 """Before an error is raised again: a rollout that swallows each error would draw prompts without end."""
+_SWALLOWED = 16
+"""So many errors are raised again, and may each end the run, before EndedRun does."""
+
+
+class EndedRun(BaseException):  # noqa: N818
+    """The run ends, although its rollout swallows every Exception and drops what has failed."""
 
 
 @dataclass(slots=True)
@@ -52,14 +58,18 @@ def end_run(args: Any, error: Exception) -> None:
 async def ended_sample(args: Any, sample: Any) -> Any:
     """The sample with the reward NoReward, if an error has ended the run. None: the run goes on.
 
-    Raises the error if two rollouts' samples were returned, and no reward of them was read.
+    Raises the error if two rollouts' samples were returned, and no reward of them was read. Where the rollout swallows
+    the error, too, raises EndedRun.
     """
     run, flags = _ended_run(args), HostArgs.of(args)
     if run is None:
         return None
     run.samples += 1
-    if run.samples > 2 * flags.n_samples_per_prompt * max(flags.rollout_batch_size, flags.over_sampling_batch_size):
+    unread = 2 * flags.n_samples_per_prompt * max(flags.rollout_batch_size, flags.over_sampling_batch_size)
+    if run.samples > unread:
         await asyncio.sleep(_PAUSE_S)
+        if run.samples > unread + _SWALLOWED:
+            raise EndedRun(_text(run.error)) from run.error
         raise run.error
     return failed_sample(sample, run.error)
 
