@@ -30,7 +30,7 @@ _SWALLOWED = 16
 """So many errors are raised again, and may each end the run, before EndedRun does."""
 
 
-class EndedRun(BaseException):  # noqa: N818
+class EndedRun(BaseException):
     """The run ends, although its rollout swallows every Exception and drops what has failed."""
 
 
