@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.data_files import read_rows
+from agentrl.rollout.data_files import plain_name, read_rows
 from agentrl.slime.host import PART, DataFile, HostArgs, eval_files
 
 _ATTRIBUTE = "agentrl_row_id"
@@ -57,7 +57,7 @@ def _table(file: DataFile) -> _Table:
         for number, row in islice(read_rows(path, "give a JSONL or Parquet file", columns), _ROWS):
             if isinstance(row, dict) and row.get(input_key) is not None:
                 label = None if label_key is None else row.get(label_key)
-                identity = str(f"{path.stem}-{number}" if row.get("id") is None else row["id"])
+                identity = str(f"{plain_name(path)}-{number}" if row.get("id") is None else row["id"])
                 entry = identity, _text(row.get(metadata_key or ""))
                 table.setdefault(_content(row[input_key], label), []).append(entry)
     return {key: [(rows[0][0], "")] if len(rows) == 1 else rows for key, rows in table.items()}
