@@ -5,7 +5,7 @@
 #
 # FOLDER keeps miles' source, and an environment with Ray that sees the project's own packages ($VENV, default .venv; made
 # if it is not there). Made once, in half a minute. Needs a package registry. SLIME_SRC and SLIME04_SRC add slime, whose
-# needs are among these.
+# needs are among these; MILES_MAIN_SRC, a checkout of miles, adds its main.
 set -euo pipefail
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 [ $# -ge 1 ] || { echo "usage: .ci/miles.sh FOLDER [pytest arguments]" >&2; exit 2; }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from agentrl import EpisodeOptions, Generation, LedgerError, Limits, StopReason, Trajectory, TurnOptions
@@ -50,6 +52,39 @@ async def test_bounds_and_aborts_say_why_it_ends(renderer):
     talk = await opened(renderer, ["Paris"])
     talk.aborted = lambda: True
     assert await talk.sample() == (None, StopReason.ABORTED)
+
+
+async def test_an_engine_that_aborts_again_and_again_is_not_waited_for_without_end(renderer, caplog, monkeypatch):
+    """As if its weights never came. A line says so meanwhile; the turn's tokens are kept."""
+    monkeypatch.setattr("agentrl.episode.engine_aborts._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("agentrl.episode.engine_aborts._warned_at", float("-inf"))
+    talk = await opened(renderer, lambda input_ids: Generation((), (), "abort"))
+    talk.aborted = lambda: False
+    talk.options = replace(talk.options, engine_retry_s=0.2)
+    with pytest.raises(FailedError, match=r"aborted \d+ requests for a turn within 0 s and sampled no token") as failed:
+        await talk.sample()
+    assert (failed.value.failure.kind, failed.value.failure.boundary) == ("engine", "engine")
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "the host has not asked for it: they are repeated for 0.2 s" in warning
+
+
+async def test_aborts_between_which_tokens_come_are_waited_for(renderer, monkeypatch):
+    monkeypatch.setattr("agentrl.episode.engine_aborts._FIRST_PAUSE_S", 0.001)
+    whole = renderer.encode({"role": "assistant", "content": "It is the city of Paris, in France."})
+    sent = []
+
+    def one_by_one(input_ids):
+        sent.append(len(input_ids))
+        at = sum(sent[k] < sent[k + 1] for k in range(len(sent) - 1))
+        if len(sent) % 2:
+            return Generation((), (), "abort")
+        return Generation(whole[at : at + 1], [-0.5], "stop" if at + 1 == len(whole) else "abort")
+
+    talk = await opened(renderer, one_by_one)
+    talk.aborted = lambda: False
+    talk.options = replace(talk.options, engine_retry_s=0.02)
+    action, stop = await talk.sample()
+    assert (action.content, stop) == ("It is the city of Paris, in France.", None)
 
 
 async def test_what_breaks_names_its_boundary(renderer):

@@ -222,6 +222,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path, mode):
 
 def test_somebody_elses_folder_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.getuid", lambda: tmp_path.stat().st_uid + 1)
+    monkeypatch.setattr("agentrl._util.own_files._new_file_beside", lambda path: None)
     with pytest.raises(ConfigError, match="name a folder of your own"):
         Parking(str(tmp_path))
 

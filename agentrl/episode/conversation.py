@@ -12,7 +12,6 @@ The caller gives the answers. An episode asks its Env for them.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,6 +24,7 @@ from agentrl._util.concurrency import Deadline
 from agentrl.engine.base import Engine, MessageEngine, RequestFields, ask, stop_strings
 from agentrl.episode.bad_calls import messages_of, with_calls
 from agentrl.episode.chat_transcript import ChatTranscript, as_user, cut_to
+from agentrl.episode.engine_aborts import EngineAborts
 from agentrl.episode.gate import admission
 from agentrl.episode.images import check_images, check_takes_images, too_many_images, without_pads
 from agentrl.episode.options import EpisodeOptions
@@ -48,9 +48,6 @@ from agentrl.types import (
     ToolSpec,
     TurnOptions,
 )
-
-_ABORT_PAUSE_S = 0.05
-"""First wait after the engine aborted a request by itself, for example to update weights. It doubles each time."""
 
 
 class Sampled(NamedTuple):
@@ -217,13 +214,14 @@ class Conversation:
 
     async def _generate(self, turn_options: TurnOptions) -> StopReason | None:
         """Sample until the turn is complete. Aborts by the engine are followed by another generation."""
-        pause = _ABORT_PAUSE_S
+        aborts = EngineAborts(self.options.engine_retry_s)
         while True:
             if self.is_aborted():
                 return StopReason.ABORTED
             budget, reason = self._budget(turn_options)
             if budget <= 0:
                 return reason
+            started = time.monotonic()
             if self.speaker is not None:
                 asked = await self._ask_speaker(self.speaker, turn_options, budget)
                 if asked is None:
@@ -239,8 +237,8 @@ class Conversation:
             if self.aborted is None:
                 return StopReason.ABORTED
             if not self.is_aborted():
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 1.0)
+                with at_boundary("engine"):
+                    await aborts.wait(len(generation.tokens), time.monotonic() - started)
 
     async def _ask_engine(self, turn_options: TurnOptions, budget: int) -> Generation:
         trajectory, started = self.trajectory, time.monotonic()

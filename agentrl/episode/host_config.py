@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +14,9 @@ from agentrl._util.yaml_files import read_yaml
 from agentrl.engine.base import RETRY_S
 from agentrl.env.factory import EnvFactory, load_env
 from agentrl.episode.config import EpisodeConfig
+from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError
+from agentrl.types import JSON, SamplingParams
 
 CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"
 
@@ -64,9 +67,13 @@ class HostedConfig(EpisodeConfig):
     engine: str | None = None
     """URL of an SGLang server or router. Default: the host's."""
     engine_retry_s: float = Field(default=RETRY_S, ge=0, allow_inf_nan=False)
-    """Seconds for which requests to an unavailable engine are repeated, before an episode fails."""
+    """Seconds for which requests to an unavailable engine are repeated, and those that the engine aborts by itself,
+    before an episode fails."""
     parking: ParkingConfig = ParkingConfig()
     """How aborted episodes are kept until the host sends them back."""
+
+    def options(self, sampling_params: SamplingParams | None = None, **implied: JSON) -> EpisodeOptions:
+        return replace(super().options(sampling_params, **implied), engine_retry_s=self.engine_retry_s)
 
     def env_config_of(self, path: str) -> dict[str, Any]:
         """The configuration of the Env at a path."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from agentrl.engine.base import RETRY_S
 from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.errors import ConfigError
 from agentrl.types import Limits, MaybeAwait, Reward, SamplingParams
@@ -43,6 +44,9 @@ class EpisodeOptions:
     own render does, and they can forge a turn. "as_text" encodes them as text. Their count is a metric."""
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     """Where an AgentEnv's agent reaches its model."""
+    engine_retry_s: float = RETRY_S
+    """Seconds for which a request is repeated that the engine aborts by itself, without a token, before the episode
+    fails."""
 
     def __post_init__(self) -> None:
         if self.thinking == "strip" and self.limits.observation_tokens is not None:

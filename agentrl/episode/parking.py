@@ -13,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import os
 import pickle
 import shutil
-import stat
 import tempfile
 import threading
 import time
@@ -28,6 +26,7 @@ from typing import Any, cast
 from uuid import UUID, uuid4, uuid5
 
 from agentrl._util.boundary import FailedError, at_boundary
+from agentrl._util.own_files import check_own
 from agentrl.env.env import Env, close_env, is_agent, runtime
 from agentrl.episode.machines import machines_in, release
 from agentrl.episode.options import ParkFn
@@ -354,12 +353,7 @@ def _own_folder(name: str) -> Path:
     folder = Path(name).expanduser()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        check_own(folder, f"parking.folder {name}")
     except OSError as exc:
         raise ConfigError(f"parking.folder {name}: {exc.strerror}; name a folder of your own") from exc
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(
-            f"parking.folder {name}: others can write to it, and files that are read from there can run code; "
-            f"name a folder of your own, or run `chmod go-w {name}`"
-        )
     return folder

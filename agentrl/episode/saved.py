@@ -6,6 +6,9 @@
 
 The owner deletes the file when it is not needed any more. If the owner dies first, another process can take the file.
 An owner on another machine counts as dead when it has not touched its own file in the folder for `dead_s` seconds.
+
+A file's mtime is the time at which it expires, by the clock of the folder's file server. So the machines' own clocks
+may differ.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from threading import Lock
 from typing import Literal, TypeAlias
 from uuid import uuid4
 
-from agentrl._util.owners import Heartbeat, Owner, current, is_dead, silent_s
+from agentrl._util.owners import Heartbeat, Owner, current, folder_time, is_dead, silent_s
 from agentrl.errors import ResumeError
 
 SavedState: TypeAlias = Literal["parked", "taken", "ended"]
@@ -51,6 +54,8 @@ class SavedEpisodes:
         self._heart: Heartbeat | None = None
         self._lock = Lock()
         self._swept = float("-inf")
+        self._ahead_s = 0.0
+        """The seconds by which the clock of the folder is ahead of this machine's."""
 
     def plays(self, key: str) -> bool:
         """Whether this process plays an episode."""
@@ -65,7 +70,7 @@ class SavedEpisodes:
         unfinished = self.folder / f"{key}.{uuid4().hex}.{_UNFINISHED}"
         try:
             unfinished.write_bytes(data)
-            os.utime(unfinished, (until, until))
+            self._set_expiry(unfinished, until)
             before = self._own.get(key)
             if before and not self._path(key, before).exists():
                 del self._own[key]
@@ -99,7 +104,7 @@ class SavedEpisodes:
             while True:
                 found = self._found(key)
                 try:
-                    expired = found.stat().st_mtime < time.time()
+                    expired = found.stat().st_mtime < time.time() + self._ahead_s
                     found.rename(own)
                 except FileNotFoundError:
                     continue  # another process was faster
@@ -107,7 +112,7 @@ class SavedEpisodes:
             if expired:
                 raise ResumeError("it was parked for longer than parking.keep_s")
             data = own.read_bytes()
-            os.utime(own, (until, until))
+            self._set_expiry(own, until)
         except BaseException as exc:
             if not isinstance(exc, OwnedEpisodeError):
                 own.unlink(missing_ok=True)
@@ -175,12 +180,18 @@ class SavedEpisodes:
             return silent is None or silent > self.dead_s
         return dead
 
+    def _set_expiry(self, file: Path, until: float) -> None:
+        os.utime(file, (until + self._ahead_s, until + self._ahead_s))
+
     def _sweep(self) -> None:
         """Remove expired files, unless a process that lives owns them, and what processes that died have left."""
-        now = time.time()
-        if now - self._swept < _SWEEP_S:
+        if time.monotonic() - self._swept < _SWEEP_S:
             return
-        self._swept = now
+        self._swept = time.monotonic()
+        if self.shared:
+            with suppress(OSError):  # a full disk
+                self._ahead_s = folder_time(self.folder) - time.time()
+        now = time.time() + self._ahead_s
         owning = {current()}
         for path, age in self._files(now):
             owner = _owner(path)

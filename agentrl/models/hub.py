@@ -65,6 +65,14 @@ def folder_of(model: str, *, weights: bool) -> Path:
         raise ConfigError(_why(model, revision, exc)) from exc
 
 
+def cached_folder(model: str) -> Path | None:
+    """The folder of a model that is on this machine: a folder, or a name in the cache of the Hub. Sends no request."""
+    if Path(model).is_dir():
+        return Path(model)
+    name, _, revision = model.partition("@")
+    return _cached(name, revision or "main") if _may_be_on_hub(name) else None
+
+
 def check_name(model: str) -> None:
     """Raises ConfigError if this is not one of our models, a folder or a possible name on the Hub. Sends no request."""
     if model in NAMES or Path(model).is_dir() or _may_be_on_hub(model):

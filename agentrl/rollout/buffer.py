@@ -218,7 +218,9 @@ class GroupBuffer:
 
     def finished(self, group: PendingGroup, trajectories: Sequence[Trajectory]) -> None:
         """All episodes of the group have ended. It waits for the trainer."""
-        self._move(group, "finished", "playing")
+        self._move(group, "finished", "playing", "waiting")
+        if group in self.waiting:
+            self.waiting.remove(group)
         group.members = list(trajectories)
         self._keep_all(group)
 

@@ -5,16 +5,19 @@ journal keeps their episodes through a crash, ended or parked, so that they are 
 became of each group: one row in the table `groups`, for `sqlite3 journal.db` after the run.
 
 A thread writes it, in transactions of many changes, so the loop does not wait for the disk. It is in WAL mode, and
-locked as long as it is open, which also makes it work on network file systems. A kill at any instant leaves the last
-transaction out or in, whole.
+locked as long as it is open, which also makes it work on network file systems. Where the file system has no locks, it
+logs a warning. A kill at any instant leaves the last transaction out or in, whole.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import logging
 import os
 import pickle
 import sqlite3
-import stat
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -23,9 +26,12 @@ from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
+from agentrl._util.own_files import check_own
 from agentrl.episode.state import Parked
 from agentrl.errors import ConfigError
 from agentrl.trajectory.trajectory import Trajectory
+
+log = logging.getLogger("agentrl")
 
 Place: TypeAlias = tuple[int, int, int]
 """A group's number, and the row and epoch of its task."""
@@ -34,6 +40,8 @@ Change: TypeAlias = tuple[str, Sequence[Any]]
 """A statement and its values."""
 
 _VERSION = 1
+_FREE = "free some disk, or name a folder that can be written"
+_NOT_ABOUT_LOCKS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 _PAUSE_S = 0.02
 """Changes within this time share a transaction."""
 _TABLES = """
@@ -164,15 +172,32 @@ class Journal:
             )
 
     def _open(self) -> None:
-        new = not self.path.exists()
-        if new:
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-        found = self.path.stat()
-        if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ConfigError(
-                f"{self.path}: others can write to it, and reading it can run code; run `chmod go-w {self.path}`"
-            )
-        self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            if not self.path.exists():
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            check_own(self.path, str(self.path))
+        except OSError as exc:
+            raise ConfigError(f"{self.path}: the journal cannot be made ({exc.strerror}); {_FREE}") from exc
+        try:
+            about = self._begin("")
+        except sqlite3.DatabaseError as exc:
+            if _has_locks(self.path.parent):
+                raise _refusal(self.path, exc) from exc
+            log.warning("%s cannot be locked on its file system: let no other process write there", self.path)
+            try:
+                about = self._begin("?nolock=1")
+            except sqlite3.DatabaseError as exc:
+                raise _refusal(self.path, exc) from exc
+        if about.get("version") != str(_VERSION):
+            self._database.close()
+            raise ConfigError(f"{self.path}: a journal of another version of agentrl; delete it: episodes are replayed")
+        self.id = about["id"]
+        """Names this file, so that a checkpoint knows its own."""
+
+    def _begin(self, query: str) -> dict[str, str]:
+        """Open the database, with its tables, and return the entries of its table `about`."""
+        address = f"{self.path.absolute().as_uri()}{query}"
+        self._database = sqlite3.connect(address, timeout=0, isolation_level=None, check_same_thread=False, uri=True)
         try:
             self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._database.execute("PRAGMA journal_mode = WAL")
@@ -185,14 +210,10 @@ class Journal:
                 self._database.executemany("INSERT INTO about VALUES (?, ?)", about.items())
             about = dict(self._database.execute("SELECT key, value FROM about"))
             self._database.execute("COMMIT")
-        except sqlite3.DatabaseError as exc:
+        except sqlite3.DatabaseError:
             self._database.close()
-            raise _refusal(self.path, exc) from exc
-        if about.get("version") != str(_VERSION):
-            self._database.close()
-            raise ConfigError(f"{self.path}: a journal of another version of agentrl; delete it: episodes are replayed")
-        self.id = about["id"]
-        """Names this file, so that a checkpoint knows its own."""
+            raise
+        return about
 
     def _write(self) -> None:
         ended = False
@@ -229,10 +250,22 @@ class Journal:
         return found
 
 
+def _has_locks(folder: Path) -> bool:
+    """Whether a file in the folder can be locked, which some network file systems do not offer."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        return exc.errno in _NOT_ABOUT_LOCKS
+    return True
+
+
 def _refusal(path: Path, exc: sqlite3.DatabaseError) -> ConfigError:
     if "locked" in str(exc):
         return ConfigError(f"{path}: another process writes this journal; wait for its end, or end it")
-    return ConfigError(f"{path}: not a readable journal ({exc}); delete it: the episodes in it are played again")
+    if exc.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return ConfigError(f"{path}: not a readable journal ({exc}); delete it: the episodes in it are played again")
+    return ConfigError(f"{path}: the journal cannot be opened ({exc}); {_FREE}")
 
 
 def newest_weights(member: Trajectory | Parked, default: int) -> int:

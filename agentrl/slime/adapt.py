@@ -9,11 +9,14 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.slime import distill, replay, seats
 from agentrl.slime.config import SlimeConfig, fan_out_problems
-from agentrl.slime.fatal import failed_sample, log_once
-from agentrl.slime.host import HostArgs, abort_flag, drops_ended_groups, queues_lists
+from agentrl.slime.data_source import in_play
+from agentrl.slime.fatal import end_run, ended_sample, log_once
+from agentrl.slime.host import HostArgs, has_queues, refuses_rewards, rollout_state, takes_lists
 from agentrl.slime.images import pixels_of
 from agentrl.slime.playing import PlayedSample, SampleRequest, play_sample, play_seats
 from agentrl.slime.remote import sample_workers
+from agentrl.slime.rollouts import flat_samples
+from agentrl.slime.sample import set_reward_aside
 from agentrl.slime.ship import ship_evaluation, ship_training
 from agentrl.slime.task import from_sample, metadata_of, template_kwargs
 
@@ -26,28 +29,41 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
     flags allow it, training gets a list with one sample for each segment; an aborted episode is one sample, which slime
     can send again. `args` and `sampling_params` are not changed.
 
-    Raises ConfigError and TemplateError, which would break every sample, and passes on cancellation. slime's
-    fully-async rollout swallows exceptions. There the sample carries the error and ends the run (see `fatal`).
+    Raises ConfigError and TemplateError, which would break every sample, and passes on cancellation. Some rollouts
+    swallow exceptions. So after an error each sample carries the error, and ends the run (see `fatal`).
     """
     flags = HostArgs.of(args)
+    if not evaluation and (ended := await ended_sample(args, sample)) is not None:
+        return _for_group_model(flags, ended)
     try:
         sample.metadata = metadata_of(sample)
+        state = rollout_state(args, sample)
         call = _AdaptCall(
             flags,
             SlimeConfig.from_args(args),
             sample,
             sampling_params,
             evaluation,
-            abort_flag(args, sample),
-            holds_ended=flags.partial_rollout and not flags.fully_async and drops_ended_groups(args, sample),
+            None if state is None else lambda: bool(state.aborted),
+            holds_ended=flags.partial_rollout and flags.plays_ahead is not True and has_queues(state),
         )
         call.check_flags()
-        return await call.play()
-    except Exception as exc:  # the host's boundary: its fully-async rollout would swallow whatever this is
+        with in_play(args, sample):
+            played = await call.play()
+        return played if evaluation else _for_group_model(flags, played)
+    except Exception as exc:
         log_once(exc)
-        if evaluation or not flags.fully_async:
-            raise
-        return failed_sample(sample, exc)
+        if not evaluation:
+            end_run(args, exc)
+        raise
+
+
+def _for_group_model(flags: HostArgs, samples: Any) -> Any:
+    """The samples as the host's reward model of groups takes them."""
+    for sample in flat_samples(samples) if flags.group_rm else ():
+        if refuses_rewards(sample):
+            set_reward_aside(sample)
+    return samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +83,7 @@ class _AdaptCall:
     def check_flags(self) -> None:
         """Refuse flags and samples that agentrl or slime cannot handle."""
         if not self.evaluation:
-            self.config.check_fan_out(self.flags, queues_lists=queues_lists(self.sample))
+            self.config.check_fan_out(self.flags, takes_lists=takes_lists(self.flags, self.sample))
             distill.check_flags(self.flags, self.sample)
             replay.check_flags(self.flags)
 
@@ -123,5 +139,5 @@ class _AdaptCall:
 
     def _agent_fans_out(self) -> bool:
         """Whether each segment of an agent becomes a sample. Else its main line is the sample."""
-        problems = fan_out_problems(self.flags, queues_lists=queues_lists(self.sample))
+        problems = fan_out_problems(self.flags, takes_lists=takes_lists(self.flags, self.sample))
         return hasattr(self.sample, "rollout_id") and not problems

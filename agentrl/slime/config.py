@@ -117,9 +117,9 @@ class SlimeConfig(HostedConfig):
             )
         return reward
 
-    def check_fan_out(self, flags: HostArgs, *, queues_lists: bool) -> None:
+    def check_fan_out(self, flags: HostArgs, *, takes_lists: bool) -> None:
         """Raises ConfigError where episodes become several samples and a flag of slime does not allow that."""
-        if self.thinking == "strip" and (problems := fan_out_problems(flags, queues_lists=queues_lists)):
+        if self.thinking == "strip" and (problems := fan_out_problems(flags, takes_lists=takes_lists)):
             raise ConfigError(f"thinking: strip gives several samples of one episode: {'; '.join(problems)}")
 
     def slime_options(self, args: Any, sampling_params: Mapping[str, Any], *, evaluation: bool) -> EpisodeOptions:
@@ -150,18 +150,18 @@ def is_loopback(url: str | None) -> bool:
 _parsed: dict[tuple[type[SlimeConfig], str, str], SlimeConfig] = {}
 
 
-def fan_out_problems(args: Any, *, queues_lists: bool) -> list[str]:
+def fan_out_problems(args: Any, *, takes_lists: bool) -> list[str]:
     """The flags that do not work where one call returns a list of samples, each with its remedy.
 
-    `queues_lists`: whether this slime's fully-async rollout takes lists; see `host.queues_lists`.
+    `takes_lists`: whether the rollout function does; see `host.takes_lists`.
     """
     flags = HostArgs.of(args)
     problems = []
-    if flags.partial_rollout and not flags.fully_async:
+    if flags.partial_rollout and flags.plays_ahead is not True:
         problems.append("remove --partial-rollout, which reads each as one sample")
     if flags.group_rm:
         problems.append("remove --group-rm, which scores each as one sample")
-    if flags.fully_async and not queues_lists:
+    if not takes_lists:
         problems.append("remove --rollout-function-path: fully-async rollout takes lists only from slime 0.4 on")
     if flags.own_filter:
         problems.append("replace --dynamic-sampling-filter-path by a filter of agentrl.slime, which takes lists")

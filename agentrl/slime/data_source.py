@@ -6,28 +6,42 @@ import copy
 import logging
 import os
 import pickle
-import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl._util.loading import load_object
-from agentrl.errors import ConfigError
+from agentrl._util.own_files import check_owner
+from agentrl.errors import ConfigError, one_line
 from agentrl.rollout.buffer import GroupBuffer, PendingGroup, pop_first
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.stream import PromptLimit, TaskStream
 from agentrl.rollout.tasks import Columns, TaskFile
-from agentrl.slime.host import HostArgs, sample_class
+from agentrl.slime.host import PART, HostArgs, sample_class
 from agentrl.slime.rollouts import flat_samples
+from agentrl.slime.row_ids import set_row_id
 from agentrl.types import Task
 
 log = logging.getLogger("agentrl")
 
-_PART = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
 _UNPLAYED = ("pending", "aborted")
 _LIVING: weakref.WeakSet[DataSource] = weakref.WeakSet()
+
+
+@dataclass(slots=True)
+class _HandedOut:
+    """A group that slime has."""
+
+    group: PendingGroup
+    since: int
+    """How many rollouts had been shipped by then."""
+    playing: int = 0
+    """Samples of it that `adapt` plays now."""
 
 
 class DataSource:
@@ -38,6 +52,11 @@ class DataSource:
     and so do agentrl's rollout functions. What a checkpoint's rollouts have not shipped is handed out again after a
     restart: groups in flight, groups that waited with their tokens, and those of rollouts after the checkpoint. Without
     `shipped`, every group that was handed out and not added again counts as trained, as it does in slime.
+
+    slime's synchronous rollout forgets the groups that it does not ship, and they are handed out again at once. A
+    user's rollout function may play ahead. Its behaviour shows that: an episode is played while a rollout is shipped,
+    or a group is shipped that was handed out before the last rollout was. Unless it does, a group that two rollouts in
+    turn have not shipped is handed out again.
 
     Raises ConfigError for data that cannot be read, and for --multimodal-keys.
     """
@@ -55,10 +74,16 @@ class DataSource:
         self._buffer = GroupBuffer(
             stream, self._size, policy=self._filter(), args=args, journal=self._open_journal(), keeps_episodes=False
         )
-        self._out: dict[int, PendingGroup] = {}
+        self._out: dict[int, _HandedOut] = {}
         """Groups that slime has, by number."""
         self._shipped: dict[int, list[PendingGroup]] = {}
         """Groups that the trainer has, by rollout, until a checkpoint holds what it learned from them."""
+        self._shipped_in: dict[int, int] = {}
+        """The rollout that shipped a group, by the group's number."""
+        self._forgotten: set[int] = set()
+        """Numbers of groups that are handed out again although the rollout function did not give them back."""
+        self._rollouts = 0
+        self._plays_ahead = self.flags.plays_ahead
         self._told = False
         self.metadata: dict[str, Any] = {}
         _LIVING.add(self)
@@ -68,7 +93,7 @@ class DataSource:
         with self._lock:
             taken = [group for group in (self._buffer.take() for _ in range(num_samples)) if group is not None]
             for group in taken:
-                self._out[group.number] = group
+                self._out[group.number] = _HandedOut(group, self._rollouts)
                 group.members = self._samples(group)
             return [list(group.members) for group in taken]
 
@@ -83,56 +108,97 @@ class DataSource:
                     raise ConfigError(
                         f"add_samples: a group has {len(members)} samples, not {self._size}; add it whole"
                     )
-                if (group := self._out.pop(_number(members), None)) is None:
+                number = _number(members)
+                if (entry := self._out.pop(number, None)) is not None:
+                    self._buffer.put_back(entry.group, members)
+                elif (group := self._waiting_again(number)) is not None:
+                    group.members = list(members)
+                else:
                     raise ConfigError(
-                        f"add_samples: group {_number(members)} was not handed out, or was shipped; keep each sample's "
+                        f"add_samples: group {number} was not handed out, or was shipped; keep each sample's "
                         "group_index"
                     )
-                self._buffer.put_back(group, members)
 
     def shipped(self, rollout_id: int, samples: Any) -> None:
-        """A rollout has given these samples to the trainer.
+        """A rollout has given these samples to the trainer. It may be called twice for a rollout.
 
-        A synchronous rollout has then ended. What else it had taken out is handed out again, unless it was played and a
-        dynamic filter is there: then it is dropped as filtered.
+        A group that no rollout will ship is handed out again, unless it was played and a dynamic filter is there: then
+        it is dropped as filtered. Raises ConfigError for a group that is shipped twice: it would be trained twice.
         """
         with self._lock:
             self._told = True
-            numbers = dict.fromkeys(sample.group_index for sample in flat_samples(samples))
-            groups = [self._out.pop(number) for number in numbers if number in self._out]
+            numbers = self._new_numbers(rollout_id, list(flat_samples(samples)))
+            entries = [self._out.pop(number) for number in numbers if number in self._out]
+            remembered = [group for number in numbers if (group := self._waiting_again(number)) is not None]
+            carried_over = remembered or any(entry.since < self._rollouts for entry in entries)
+            if self._plays_ahead is None and (carried_over or any(entry.playing for entry in self._out.values())):
+                self._plays_ahead = True
+            groups = [*(entry.group for entry in entries), *remembered]
             for group in groups:
                 self._buffer.finished(group, ())  # slime has the samples
             self._shipped.setdefault(rollout_id, []).extend(groups)
-            if not self.flags.fully_async:
+            if numbers:
                 self._settle_rest()
+                self._rollouts += 1
+
+    def _new_numbers(self, rollout_id: int, samples: Sequence[Any]) -> list[int]:
+        """The numbers of the groups that are shipped for the first time. Samples of other data sources have none."""
+        counts = Counter(map(id, samples))
+        if (double := next((sample for sample in samples if counts[id(sample)] > 1), None)) is not None:
+            raise ConfigError(
+                f"rollout {rollout_id} ships sample {double.index} of group {double.group_index} twice; let the "
+                "rollout function return each sample once"
+            )
+        numbers = dict.fromkeys(sample.group_index for sample in samples)
+        drawn = [n for n in numbers if n in self._out or n in self._shipped_in or self._waiting_again(n) is not None]
+        twice = next((n for n in drawn if self._shipped_in.get(n, rollout_id) != rollout_id), None)
+        if twice is not None:
+            raise ConfigError(
+                f"rollout {rollout_id} ships group {twice} again, which rollout {self._shipped_in[twice]} has shipped, "
+                "so it would be trained twice; let the rollout function forget a group that it has returned"
+            )
+        new = [number for number in drawn if number not in self._shipped_in]
+        self._shipped_in.update(dict.fromkeys(new, rollout_id))
+        return new
+
+    def _waiting_again(self, number: int) -> PendingGroup | None:
+        """A group that waits, because it was taken for forgotten."""
+        if number not in self._forgotten:
+            return None
+        return next((group for group in self._buffer.waiting if group.number == number), None)
 
     def drop(self, samples: Any, reason: str) -> None:
         """These groups will not be trained, and are not handed out again. `reason` is a word or two, like "stale"."""
         with self._lock:
             for number in dict.fromkeys(sample.group_index for sample in flat_samples(samples)):
-                if (group := self._out.pop(number, None)) is not None:
-                    self._buffer.drop(group, reason)
+                if (entry := self._out.pop(number, None)) is not None:
+                    self._buffer.drop(entry.group, reason)
 
     def save(self, rollout_id: int | None) -> None:
-        """Save the state after this rollout was trained, beside slime's checkpoint."""
+        """Save the state after this rollout was trained, beside slime's checkpoint.
+
+        Raises ConfigError if it cannot be written; then the files of earlier rollouts stay.
+        """
         if self.flags.save is None:
             return
         with self._lock:
             state = self._state_after(rollout_id)
-            path = _file(self.flags.save, rollout_id)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".unfinished")
-            unfinished.write_bytes(pickle.dumps(state))
-            unfinished.replace(path)
+            _write(_file(self.flags.save, rollout_id), pickle.dumps(state))
             self._buffer.saved(state["buffer"])
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Be as after this rollout was trained. Without a file of it nothing changes."""
+        """Be as after this rollout was trained. Without a file of it nothing changes.
+
+        Raises ConfigError if others can have written the file, or if it cannot be read.
+        """
         if self.flags.load is None or not (path := _file(self.flags.load, rollout_id)).exists():
             return
-        if path.stat().st_uid != os.getuid():
-            raise ConfigError(f"{path}: it belongs to another user, and reading it can run code; copy it")
-        self.load_state_dict(pickle.loads(path.read_bytes()))
+        check_owner(path, str(path))
+        try:
+            state = pickle.loads(path.read_bytes())
+        except Exception as exc:
+            raise ConfigError(f"{path}: it cannot be read ({one_line(exc)}); load an earlier checkpoint") from exc
+        self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
         """The present state, for a manager that is started again."""
@@ -142,6 +208,7 @@ class DataSource:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:
             self._out, self._shipped, self._told = {}, {}, state["told"]
+            self._shipped_in, self._forgotten = {}, set()
             self.metadata = state["metadata"]
             self._buffer.restore(state["buffer"])
             for group in self._buffer.waiting:
@@ -176,7 +243,7 @@ class DataSource:
             self._buffer.trained(rollout, self._shipped.pop(rollout))
         if not self._told:
             for number in list(self._out):
-                group = self._out.pop(number)
+                group = self._out.pop(number).group
                 self._buffer.finished(group, ())
                 self._buffer.trained(rollout_id or 0, [group])
         return self._state()
@@ -186,13 +253,32 @@ class DataSource:
         return {"buffer": self._buffer.state(), "samples": samples, "metadata": self.metadata, "told": self._told}
 
     def _settle_rest(self) -> None:
-        for number in list(self._out):
-            group = self._out.pop(number)
-            played = not any(_status(member) in _UNPLAYED for member in group.members)
+        """Hand out again what the rollout function has forgotten."""
+        if self._plays_ahead:
+            return
+        is_synchronous = self._plays_ahead is False
+        for number, entry in list(self._out.items()):
+            if not is_synchronous and (entry.playing or entry.since == self._rollouts):
+                continue
+            del self._out[number]
+            played = not any(_status(member) in _UNPLAYED for member in entry.group.members)
             if played and self.flags.dynamic_sampling_filter_path:
-                self._buffer.drop(group, "filtered")
+                self._buffer.drop(entry.group, "filtered")
             else:
-                self._buffer.put_back(group)
+                self._forgotten.add(number)
+                self._buffer.put_back(entry.group)
+
+    @contextmanager
+    def in_play(self, sample: Any) -> Iterator[None]:
+        """Note that the sample is being played. It takes no lock: a save may hold the lock for long."""
+        entry = self._out.get(sample.group_index)
+        if entry is not None:
+            entry.playing += 1
+        try:
+            yield
+        finally:
+            if entry is not None:
+                entry.playing -= 1
 
     def _samples(self, group: PendingGroup) -> list[Any]:
         """The group's samples; new ones in place of those that are missing."""
@@ -208,6 +294,7 @@ class DataSource:
             metadata["tools"] = copy.deepcopy(list(group.task.tools))
         sample = sample_class()(prompt=copy.deepcopy(prompt), label=copy.deepcopy(group.task.label), metadata=metadata)
         sample.group_index, sample.index = group.number, group.number * self._size + index
+        set_row_id(sample, group.task.id)
         return sample
 
     def _filter(self) -> Callable[[Any, int | None, list[Any], int], Sequence[Any]]:
@@ -218,7 +305,10 @@ class DataSource:
         if self.flags.save is None:
             return None
         path = Path(self.flags.save) / "rollout" / "agentrl_journal.db"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise ConfigError(f"--save {self.flags.save}: {exc.strerror}; name a folder that can be written") from exc
         return Journal(path)
 
     def _load_tokenizer(self) -> Any:
@@ -226,7 +316,7 @@ class DataSource:
             return None
         from agentrl.models import load_tokenizer
 
-        return load_tokenizer(self.flags.hf_checkpoint or "")
+        return load_tokenizer(self.flags.hf_checkpoint or "", trust_remote_code=True)  # slime runs its code, too
 
     def _prompt(self, task: Task) -> Any:
         """The prompt as slime's flags want it: as it is, or with --apply-chat-template as text."""
@@ -246,6 +336,12 @@ class DataSource:
         return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+def in_play(args: Any, sample: Any) -> AbstractContextManager[None]:
+    """Let the data source of this process know that the sample is being played."""
+    source = next((source for source in _LIVING if source.args is args), None)
+    return nullcontext() if source is None or not hasattr(sample, "group_index") else source.in_play(sample)
+
+
 def note_shipped(args: Any, rollout_id: int, samples: Any) -> None:
     """Tell the data source of this process which samples a rollout has given to the trainer; for slime's hooks."""
     for source in _LIVING:
@@ -259,7 +355,7 @@ def _tasks(flags: HostArgs) -> TaskFile:
     if not flags.prompt_data:
         raise ConfigError("agentrl.slime.DataSource needs --prompt-data")
     path, part = flags.prompt_data, slice(None)
-    if found := _PART.fullmatch(path):
+    if found := PART.fullmatch(path):
         path = found["path"]
         part = slice(*(int(found[end]) if found[end] else None for end in ("start", "end")))
     columns = Columns(
@@ -273,6 +369,22 @@ def _tasks(flags: HostArgs) -> TaskFile:
 
 def _file(folder: str, rollout_id: int | None) -> Path:
     return Path(folder) / "rollout" / f"agentrl_data_{rollout_id}.pkl"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write the file whole or not at all. Raises ConfigError."""
+    unfinished = path.with_suffix(".unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # a network file system may report a full disk only here
+        unfinished.replace(path)
+    except OSError as exc:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: it cannot be written ({exc.strerror}); free some disk, and resume") from exc
 
 
 def _number(members: Iterable[Any]) -> int:

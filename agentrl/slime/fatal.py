@@ -1,18 +1,22 @@
 """Errors that would break every episode (a wrong configuration) end the run, even where slime would swallow them.
 
-An exception from a generate function ends slime's rollout and its evaluation. But slime's fully-async rollout logs the
-exception, drops the group and draws the next prompt, forever. There agentrl returns a sample whose reward raises the
-error when it is read. The rollout completes, and the first reader of the reward (slime's metrics, its conversion, a
-hook) raises the error.
+An exception from a generate function ends slime's rollout and its evaluation. But slime's fully-async rollout, miles'
+default one and those of users may log the exception, drop the group and draw the next prompt, forever. So after the
+first such error agentrl plays nothing more for these arguments. It returns samples whose reward raises the error when
+it is read. The rollout completes at once, and the first reader of a reward (slime's metrics, its conversion, a hook)
+raises the error. A filter may drop those samples unread. So after some samples `adapt` raises the error again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Never
 
 from agentrl.errors import Boundary, ConfigError, Failure
+from agentrl.slime.host import HostArgs, session_of
 from agentrl.slime.sample import clear, to_sample
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason, Task
@@ -20,6 +24,59 @@ from agentrl.types import StopReason, Task
 log = logging.getLogger("agentrl")
 
 _said: set[str] = set()
+_PAUSE_S = 1.0
+"""Before an error is raised again: a rollout that swallows each error would draw prompts without end."""
+_SWALLOWED = 16
+"""So many errors are raised again, and may each end the run, before EndedRun does."""
+
+
+class EndedRun(BaseException):
+    """The run ends, although its rollout swallows every Exception and drops what has failed."""
+
+
+@dataclass(slots=True)
+class _EndedRun:
+    """A run that an error has ended."""
+
+    args: Any
+    config: str
+    """agentrl's configuration then. Another one, as in a notebook, is another run."""
+    error: Exception
+    samples: int = 0
+    """Samples that were returned since then."""
+
+
+_ended: list[_EndedRun] = []
+
+
+def end_run(args: Any, error: Exception) -> None:
+    """From now on, no episode is played for these arguments."""
+    if _ended_run(args) is None:
+        _ended.append(_EndedRun(args, repr(HostArgs.of(args).agentrl), error))
+
+
+async def ended_sample(args: Any, sample: Any) -> Any:
+    """The sample with the reward NoReward, if an error has ended the run. None: the run goes on.
+
+    Raises the error if two rollouts' samples were returned, and no reward of them was read. Where the rollout swallows
+    the error, too, raises EndedRun.
+    """
+    run, flags = _ended_run(args), HostArgs.of(args)
+    if run is None:
+        return None
+    run.samples += 1
+    unread = 2 * flags.n_samples_per_prompt * max(flags.rollout_batch_size, flags.over_sampling_batch_size)
+    if run.samples > unread:
+        await asyncio.sleep(_PAUSE_S)
+        if run.samples > unread + _SWALLOWED:
+            raise EndedRun(_text(run.error)) from run.error
+        raise run.error
+    return failed_sample(sample, run.error)
+
+
+def _ended_run(args: Any) -> _EndedRun | None:
+    config = repr(HostArgs.of(args).agentrl)
+    return next((run for run in _ended if run.args is args and run.config == config), None)
 
 
 class NoReward(dict[str, str]):
@@ -67,7 +124,7 @@ def failed_episode(task: Task, session_id: str, exc: BaseException, boundary: Bo
 
 def failed_sample(sample: Any, error: Exception) -> Any:
     """Turn the sample of an episode that could not be played into a failed, masked one with the reward NoReward."""
-    trajectory = Trajectory(Task(prompt=""), session_id=getattr(sample, "session_id", None) or "")
+    trajectory = Trajectory(Task(prompt=""), session_id=session_of(sample))
     trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(error, "share")
     clear(sample)
     to_sample(trajectory, sample, decode=lambda _: "")

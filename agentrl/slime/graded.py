@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from agentrl.errors import ConfigError, Failure
 from agentrl.plain import number, to_json_lossy
 from agentrl.slime.host import HostArgs
-from agentrl.slime.sample import WRITTEN_KEY, episode_metadata, write_account
+from agentrl.slime.sample import SPANS_KEY, WRITTEN_KEY, episode_metadata, write_account
 from agentrl.slime.task import without_arrays
 from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON, Reward
@@ -109,7 +109,7 @@ def _sampled(sample: Any) -> list[bool]:
 def _decoder(checkpoint: str) -> Any:
     from agentrl.models import load_tokenizer
 
-    return load_tokenizer(checkpoint).decode
+    return load_tokenizer(checkpoint, trust_remote_code=True).decode  # slime runs the tokenizer's own code, too
 
 
 def _shown(args: Any, sample: Any, grade: float | Reward) -> JSON:
@@ -124,8 +124,22 @@ def _failed(args: Any, sample: Any, exc: Exception) -> JSON:
     failure = Failure.of(exc, "score")
     log.warning("sample %s is masked, its reward failed: %s", sample.index, failure.error)
     about = {"stop": "failed", "failure": {"kind": failure.kind, "boundary": "score", "error": failure.error}}
-    write_account(sample, {**episode_metadata(sample), **about})
+    write_account(sample, {**episode_metadata(sample), **about, **_masked(sample)})
     sample.status = type(sample).Status.FAILED
     sample.remove_sample = True
     sample.loss_mask = [0] * sample.response_length
     return _shown(args, sample, 0.0)
+
+
+def _masked(sample: Any) -> dict[str, JSON]:
+    """The account of a sample's tokens, now that all are masked. Empty if another generate function made the sample."""
+    account = episode_metadata(sample)
+    if (ledger := account.get("ledger")) is None:
+        return {}
+    failed = ledger["trained"] + ledger["masked"].get("env_failure", 0)
+    spans = [
+        [start, stop, kind, "env_failure" if kind == "sampled" and reason is None else reason, turn]
+        for start, stop, kind, reason, turn in account.get(SPANS_KEY, ())
+    ]
+    masked = {**ledger["masked"], "env_failure": failed}
+    return {"ledger": {**ledger, "trained": 0, "masked": masked}, SPANS_KEY: spans}

@@ -6,9 +6,13 @@ package of the Sample's class, so the same code works with slime's relatives.
 
 from __future__ import annotations
 
+import re
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from inspect import signature
+from types import FrameType
 from typing import Any, Self
 
 from agentrl.errors import ConfigError
@@ -21,6 +25,26 @@ CENTRED = (*SCALED, "reinforce_plus_plus_baseline")
 """The advantage estimators from whose rewards slime subtracts the mean of their prompt."""
 BATCH_CENTRED = ("flash_reinforce",)
 """The advantage estimators from whose rewards slime (0.4, data/batch_builder.py) subtracts the mean of the batch."""
+PART = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
+"""How slime names some of the rows of a file."""
+_SYNC = frozenset(
+    {
+        "",
+        "agentrl.slime.generate_rollout",
+        "miles.rollout.inference_rollout.inference_rollout_common.InferenceRolloutFn",
+        "miles.rollout.sglang_rollout.generate_rollout",
+        "slime.rollout.sglang_rollout.generate_rollout",
+    }
+)
+"""The hosts' rollout functions after which nothing is played, and what they did not ship is forgotten."""
+_AHEAD = frozenset(
+    {
+        "agentrl.slime.generate_rollout_fully_async",
+        "miles.rollout.fully_async_rollout.FullyAsyncRolloutFn",
+        "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
+    }
+)
+"""The hosts' rollout functions that play groups of later rollouts, and send aborted samples again."""
 ESTIMATORS = (*CENTRED, *BATCH_CENTRED, "reinforce_plus_plus", "ppo")
 """All advantage estimators of the versions of slime that agentrl supports."""
 
@@ -104,13 +128,14 @@ class HostArgs:
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     @property
-    def fully_async(self) -> bool:
-        return is_fully_async(self.rollout_function_path)
+    def plays_ahead(self) -> bool | None:
+        """Whether groups of later rollouts are played. None for a user's rollout function: its behaviour shows it."""
+        return plays_ahead(self.rollout_function_path)
 
     @property
-    def sends_aborted_again(self) -> bool:
-        """Whether slime sends an aborted sample again."""
-        return self.partial_rollout or self.fully_async
+    def may_send_again(self) -> bool:
+        """Whether an aborted sample may come back."""
+        return self.partial_rollout or self.plays_ahead is not False
 
     @property
     def masks_off_policy(self) -> bool:
@@ -186,6 +211,34 @@ def eval_renderings(flags: HostArgs, sample: Any, default: Rendering) -> list[Re
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of prompts, and the columns that slime takes of it."""
+
+    path: str
+    input_key: str
+    label_key: str | None
+    metadata_key: str | None
+
+    @classmethod
+    def of_training(cls, flags: HostArgs) -> Self:
+        return cls(flags.prompt_data, flags.input_key, flags.label_key, flags.metadata_key)
+
+
+def eval_files(flags: HostArgs, sample: Any) -> list[DataFile]:
+    """The files of the evaluation data sets that the sample may be from."""
+    return [
+        DataFile(
+            str(getattr(dataset, "path", "")),
+            getattr(dataset, "input_key", None) or flags.input_key,
+            getattr(dataset, "label_key", None),
+            getattr(dataset, "metadata_key", None),
+        )
+        for dataset in flags.eval_datasets
+        if _may_hold(dataset, sample)
+    ]
+
+
 def _may_hold(dataset: Any, sample: Any) -> bool:
     """Whether the sample has all fields that slime would have copied from this data set.
 
@@ -201,8 +254,10 @@ def _may_hold(dataset: Any, sample: Any) -> bool:
     return all(key in metadata and metadata[key] == value for key, value in injected.items())
 
 
-def is_fully_async(rollout_function_path: str | None) -> bool:
-    return "fully_async" in (rollout_function_path or "")
+def plays_ahead(rollout_function_path: str | None) -> bool | None:
+    """See `HostArgs.plays_ahead`."""
+    path = rollout_function_path or ""
+    return True if path in _AHEAD else False if path in _SYNC else None
 
 
 def sample_class() -> Any:
@@ -211,6 +266,11 @@ def sample_class() -> Any:
         if (found := getattr(sys.modules.get(f"{package}.utils.types"), "Sample", None)) is not None:
             return found
     raise ConfigError("agentrl.slime.DataSource makes slime's samples: name it in slime's --data-source-path")
+
+
+def session_of(sample: Any) -> str:
+    """The session by which the sample's requests are routed; miles calls it routing_key. "" if the host names none."""
+    return getattr(sample, "session_id", None) or getattr(sample, "routing_key", None) or ""
 
 
 def host_attribute(sample: Any, name: str, *modules: str) -> Any:
@@ -223,36 +283,56 @@ def host_attribute(sample: Any, name: str, *modules: str) -> Any:
     return None
 
 
-def abort_flag(args: Any, sample: Any) -> Callable[[], bool] | None:
-    """slime's abort flag. None outside of slime, as in a contract test or a notebook."""
-    generate_state = host_attribute(sample, "GenerateState", "rollout.sglang_rollout")
-    if generate_state is None:
-        return None
-    state = generate_state(args)  # a singleton, made before slime calls `adapt`
-    return lambda: bool(state.aborted)
+def rollout_state(args: Any, sample: Any) -> Any:
+    """The state of the rollout that plays the sample; `aborted` in it is slime's flag. None outside of slime.
 
-
-def drops_ended_groups(args: Any, sample: Any) -> bool:
-    """Whether slime, when it aborts, keeps only groups that have an aborted sample, and drops those that ended.
-
-    So where it has queues (rollout/sglang_rollout.py, `abort`). Before, slime collects every group.
+    In slime it is a singleton, made before slime calls `adapt`. Each of miles' class-based rollouts has its own. miles
+    gives it to the caller of `adapt` only, so the caller's variables are searched first.
     """
+    if (state := _state_of_caller()) is not None:
+        return state
     generate_state = host_attribute(sample, "GenerateState", "rollout.sglang_rollout")
-    return generate_state is not None and has_queues(generate_state(args))
+    return None if generate_state is None else generate_state(args)
+
+
+def _state_of_caller() -> Any:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in PACKAGES:
+            state = frame.f_locals.get("state")
+            if isinstance(getattr(state, "aborted", None), bool):
+                return state
+        frame = frame.f_back
+    return None
 
 
 def has_queues(state: Any) -> bool:
     """Whether this slime's rollout has queues, as from 0.4 on. Its GenerateState, given here, then lists the tasks that
-    it may cancel."""
+    it may cancel.
+
+    When it aborts, it keeps only groups that have an aborted sample, and drops those that ended (`abort` in
+    rollout/sglang_rollout.py). Before, slime collects every group.
+    """
     return hasattr(state, "cancellable_tasks")
 
 
-def queues_lists(sample: Any) -> bool:
-    """Whether slime's fully-async rollout takes an episode that is a list of samples.
+def takes_lists(args: Any, sample: Any) -> bool:
+    """Whether the rollout that plays the sample takes an episode that is a list of samples.
 
-    Before 0.4 it reads the index of each member of a group, which a list lacks. From then on it uses `iter_samples`.
+    slime's fully-async worker reads the index of each member of a group before 0.4, and a list has none. From 0.4 on it
+    uses `iter_samples`, as miles does.
     """
-    return host_attribute(sample, "iter_samples", "rollout.base_types") is not None
+    if host_attribute(sample, "iter_samples", "rollout.base_types", "rollout.fully_async_data_buffer") is not None:
+        return True
+    worker = host_attribute(sample, "_global_worker", "rollout.fully_async_rollout")
+    in_worker = getattr(worker, "worker_thread", None) is threading.current_thread()
+    return not in_worker and HostArgs.of(args).plays_ahead is not True
+
+
+def refuses_rewards(sample: Any) -> bool:
+    """Whether the host's reward model of groups takes no sample that has a reward, as in miles' main."""
+    model = host_attribute(sample, "batched_async_rm", "rollout.rm_hub")
+    return model is not None and "inplace_set_reward_field" in signature(model).parameters
 
 
 def epoch_of(data_source: Any) -> int:

@@ -16,7 +16,7 @@ from agentrl.slime.data_source import note_shipped
 from agentrl.slime.host import HostArgs, tracked_step, tracker
 from agentrl.slime.rewards import rollout_rewards
 from agentrl.slime.rollouts import by_prompt, by_rollout, flat_samples
-from agentrl.slime.sample import episode_metadata
+from agentrl.slime.sample import episode_metadata, is_played
 from agentrl.trajectory.spans import Ledger
 from agentrl.types import JSON, CheckCounts, StopReason
 
@@ -68,7 +68,7 @@ def rollout_metrics(args: Any, samples: Sequence[Any], *, evaluation: bool = Fal
     Tokens are counted as slime trains them. Tokens that slime or one of its filters masked in addition count as
     `host`, so sampled_tokens == trained_tokens + sum(masked_tokens.values()).
     """
-    played = [sample for sample in flat_samples(list(samples)) if episode_metadata(sample)]
+    played = [sample for sample in flat_samples(list(samples)) if is_played(sample)]
     if not played:
         return None
     prompts = list(by_prompt(played).values())

@@ -24,7 +24,7 @@ from agentrl.render.base import ImageCounter, Renderer
 from agentrl.slime import distill, seats
 from agentrl.slime.config import SlimeConfig
 from agentrl.slime.fatal import failed_episode
-from agentrl.slime.host import HostArgs, queues_lists
+from agentrl.slime.host import HostArgs, session_of, takes_lists
 from agentrl.slime.images import check_media, check_replay
 from agentrl.slime.replay import IncrementalExperts, forget_old_experts, request_fields
 from agentrl.slime.resumption import Resumption, sample_name
@@ -144,13 +144,13 @@ class _SamplePlayer:
         here = loop_resources()
         parking = here.parking(config.parking.folder, config.parking.dead_s)
         # an evaluation's samples are numbered from 0 as well, and may not take an episode of the training
-        name, session_id = ("", "") if evaluation else (sample_name(sample), getattr(sample, "session_id", None) or "")
+        name, session_id = ("", "") if evaluation else (sample_name(sample), session_of(sample))
         resumption = Resumption(parking, config.parking, name, session_id)
         parks = config.parking.keep_s > 0 and not evaluation
         hooks = EpisodeHooks(
             aborted=self.aborted,
             on_turn=forget_old_experts if self._replays_experts else None,
-            park=resumption.park if parks and flags.sends_aborted_again else None,
+            park=resumption.park if parks and flags.may_send_again else None,
             save=resumption.save if parks and config.parking.every_turn else None,
         )
         async with self._opened(here, hooks) as setup:
@@ -169,7 +169,7 @@ class _SamplePlayer:
         _check_prompt(task, request.env)
         seating = seats.seating_of(config, request.env, sample)
         if not request.evaluation and len(seating.trained) > 1:
-            seats.check_seats(request.flags, request.env, sample, queues_lists=queues_lists(sample))
+            seats.check_seats(request.flags, request.env, sample, takes_lists=takes_lists(request.flags, sample))
         async with self._opened(here, EpisodeHooks(aborted=self.aborted)) as setup:
             played = await seats.play_seats(
                 here.envs(config.env_path(task.metadata), config),
@@ -180,7 +180,7 @@ class _SamplePlayer:
                 renderer=setup.renderer,
                 options=setup.options,
                 reward=setup.reward,
-                session_id=getattr(sample, "session_id", None) or uuid4().hex,
+                session_id=session_of(sample) or uuid4().hex,
                 hooks=setup.hooks,
             )
         return {seat: await self._played(here, trajectory, setup.renderer, {}) for seat, trajectory in played.items()}
@@ -234,7 +234,7 @@ class _SamplePlayer:
     async def _episode(self, here: LoopResources, resumption: Resumption, setup: _EpisodeSetup) -> Trajectory:
         """Play or resume the episode. Errors outside of run_episode's boundaries become a failed Trajectory, too."""
         request, task = self.request, self.request.task
-        session_id = getattr(request.sample, "session_id", None) or uuid4().hex
+        session_id = session_of(request.sample) or uuid4().hex
         boundary: Boundary = "share"
         try:
             envs = await here.envs(request.config.env_path(task.metadata), request.config)

@@ -20,6 +20,7 @@ from agentrl.image import share_images
 from agentrl.models.vision import Vision, load_vision
 from agentrl.slime.config import is_loopback
 from agentrl.slime.fatal import failed_episode
+from agentrl.slime.host import session_of
 from agentrl.slime.playing import PlayedSample, SampleRequest, play_sample
 from agentrl.slime.resumption import sample_name
 from agentrl.slime.sample import METADATA_KEY
@@ -54,7 +55,7 @@ class SentSample:
         own = {METADATA_KEY: sample.metadata[METADATA_KEY]} if METADATA_KEY in sample.metadata else {}
         media = getattr(sample, "multimodal_inputs", None) or {}
         return cls(
-            getattr(sample, "session_id", None),
+            session_of(sample) or None,
             getattr(sample, "index", None),
             own,
             {kind: True for kind, given in media.items() if given is not None},
@@ -128,7 +129,7 @@ class SampleWorkers:
         """
         refuse_loopback(request.config.engine_url(request.flags), 0 if self._pool is None else self._pool.started)
         sent = replace(request, sample=SentSample.of(request.sample), flags=replace(request.flags, eval_datasets=()))
-        session_id = getattr(request.sample, "session_id", None) or uuid4().hex
+        session_id = session_of(request.sample) or uuid4().hex
         written = encoded(sent, f"sample {sample_name(request.sample) or session_id}")
         name = "" if request.evaluation else sample_name(request.sample)
         try:

@@ -14,7 +14,7 @@ from agentrl.episode.parking import Parking, key_of
 from agentrl.episode.saved import OwnedEpisodeError
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ResumeError, one_line
-from agentrl.slime.host import HostArgs
+from agentrl.slime.host import HostArgs, session_of
 from agentrl.slime.sample import NO_TOKEN, episode_metadata
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, StopReason
@@ -155,8 +155,8 @@ class Resumption:
 
 def sample_name(sample: Any) -> str:
     """The sample's session, or its number in the run: slime keeps both over aborts. "" if it has neither."""
-    session, index = getattr(sample, "session_id", None), getattr(sample, "index", None)
-    return session or ("" if index is None else f"index {index}")
+    index = getattr(sample, "index", None)
+    return session_of(sample) or ("" if index is None else f"index {index}")
 
 
 def _end_of(trajectory: Trajectory) -> Parked:
@@ -165,7 +165,7 @@ def _end_of(trajectory: Trajectory) -> Parked:
 
 def _earlier(sample: Any) -> Mapping[str, JSON]:
     """What was written about the sample before. Empty for a row that an earlier run has written."""
-    found, session = episode_metadata(sample), getattr(sample, "session_id", None)
+    found, session = episode_metadata(sample), session_of(sample)
     return {} if session and found.get("session_id", session) != session else found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.slime.host import ESTIMATORS, HostArgs
 from agentrl.slime.rollouts import branch_of, by_prompt, by_rollout, is_valid, reward_of, seat_of
-from agentrl.slime.sample import EPISODE_REWARD_KEY, episode_metadata
+from agentrl.slime.sample import EPISODE_REWARD_KEY, episode_metadata, reward_aside
 from agentrl.trajectory.trajectory import role_of
 from agentrl.types import JSON
 
@@ -32,8 +32,8 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> JSON:
     """
     if isinstance(sample, list):
         return [await reward(args, one, **kwargs) for one in sample]
-    if sample.reward is not None:
-        return sample.reward
+    if (value := reward_aside(sample) if sample.reward is None else sample.reward) is not None:
+        return value
     if not episode_metadata(sample):
         raise ConfigError(
             f"sample {sample.index} has no reward for agentrl.slime.reward to return: no Env played it; use "
@@ -61,7 +61,8 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     Two things differ from slime. Prompts are identified by `group_index`, and each rollout counts once, however many
     samples it has; slime treats uneven groups as a single one. (Where the branches of an agent's session have rewards,
     each branch counts once, against those of its role.) And an episode that was aborted, or failed by the environment
-    or a bug, neither counts nor gets an advantage: the policy did not cause its 0.0.
+    or a bug, neither counts nor gets an advantage: the policy did not cause its 0.0. Its raw reward is 0, also where a
+    reward model of --group-rm has given it another.
 
     Raises ConfigError for an estimator that this hook does not know, for a reward that is not a finite number, and for
     a sample without a group_index, where prompts have baselines.
@@ -73,7 +74,8 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
             f"which knows {', '.join(ESTIMATORS)}; remove --custom-reward-post-process-path, and slime computes the "
             "baseline"
         )
-    raw = [reward_of(flags, sample) for sample in samples]
+    rewards = [reward_of(flags, sample) for sample in samples]
+    raw = [value if is_valid(sample) else 0.0 for sample, value in zip(samples, rewards, strict=True)]
     if not flags.centred and not flags.batch_centred:
         return raw, list(raw)
     baselines = _baselines(flags, samples)

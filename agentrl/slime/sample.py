@@ -32,6 +32,7 @@ ROUNDS_KEY = "round_number"
 NO_TOKEN = 0
 """In the place of a prompt that an episode did not come to."""
 
+_ASIDE = "agentrl_reward"
 _ROW_KEY = "row"
 """What the row itself held under METADATA_KEY stays there, below the account."""
 
@@ -57,11 +58,27 @@ def episode_metadata(sample: Any) -> Mapping[str, JSON]:
     return found if isinstance(found, Mapping) and found.get("stop") in _STOPS else {}
 
 
+def is_played(sample: Any) -> bool:
+    """Whether `adapt` played the sample. Of other samples, agentrl notes only that their grader failed."""
+    return "ledger" in episode_metadata(sample)
+
+
 def write_account(sample: Any, account: Mapping[str, JSON]) -> None:
     """Write into a new mapping, since samples may share theirs. Only JSON types: slime pickles it."""
     own = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     row = {_ROW_KEY: own_metadata(own)[METADATA_KEY]} if METADATA_KEY in own_metadata(own) else {}
     _write(sample, metadata={**own, METADATA_KEY: {**to_json_lossy(account), **row}})
+
+
+def set_reward_aside(sample: Any) -> None:
+    """Keep the reward beside the sample, for a host whose reward model of groups takes no sample with a reward."""
+    setattr(sample, _ASIDE, sample.reward)
+    sample.reward = None
+
+
+def reward_aside(sample: Any) -> Any:
+    """The reward that was set aside. None without one."""
+    return getattr(sample, _ASIDE, None)
 
 
 def own_metadata(metadata: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -81,6 +98,7 @@ def clear(sample: Any) -> None:
     described the discarded tokens, and so did each field that slime names `rollout_...`, but for the rollout's number.
     """
     names = getattr(sample, "__dataclass_fields__", ())
+    vars(sample).pop(_ASIDE, None)
     _write(
         sample,
         tokens=[],

@@ -29,9 +29,9 @@ def seating_of(config: SlimeConfig, env: type[Env], sample: Any) -> Seating:
     return open_fixed(config.opponents).seating(env.seats, turn or 0)
 
 
-def check_seats(flags: HostArgs, env: type[Env], sample: Any, *, queues_lists: bool) -> None:
+def check_seats(flags: HostArgs, env: type[Env], sample: Any, *, takes_lists: bool) -> None:
     """Raises ConfigError for flags that do not allow a sample for each seat."""
-    problems = fan_out_problems(flags, queues_lists=queues_lists)
+    problems = fan_out_problems(flags, takes_lists=takes_lists)
     if flags.use_rollout_routing_replay:
         problems.append("remove --use-rollout-routing-replay, which follows one conversation")
     if flags.has_reward_model(sample):

@@ -10,6 +10,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.slime.host import HostArgs, Rendering, eval_renderings
 from agentrl.slime.images import with_images
+from agentrl.slime.row_ids import row_id
 from agentrl.slime.sample import own_metadata
 from agentrl.types import JSON, Observation, Raw, Task, ToolSpec
 
@@ -17,7 +18,8 @@ from agentrl.types import JSON, Observation, Raw, Task, ToolSpec
 def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
     """Build a Task from a copy of the sample's content. Raises ConfigError for content that it cannot read.
 
-    A prompt that slime's --apply-chat-template has rendered becomes Raw. All samples of a group have the same seed, so
+    The id is the row's, as in `agentrl train`; see `row_ids`. A prompt that slime's --apply-chat-template has rendered
+    becomes Raw. All samples of a group have the same seed, so
     they play in the same world. In evaluation slime numbers no groups: there each sample has its own seed, which is the
     same in every run.
     """
@@ -28,7 +30,7 @@ def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
         label=copy.deepcopy(without_arrays(sample.label)),
         metadata=metadata,
         tools=_tools(metadata.get("tools")),
-        id="" if index is None else str(index),
+        id=row_id(HostArgs.of(args), sample, metadata, evaluation=evaluation),
         seed=group if group is not None else index or 0,
         split="eval" if evaluation else "train",
     )

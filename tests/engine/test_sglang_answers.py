@@ -315,3 +315,11 @@ def test_the_vocabulary_is_known_by_the_models_configuration(tmp_path, config, e
     assert vocabulary_size(str(tmp_path)) is None
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert vocabulary_size(str(tmp_path)) == expected
+
+
+def test_the_vocabulary_of_a_name_in_the_hubs_cache(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    monkeypatch.setattr("agentrl.models.hub._cached", lambda name, revision: tmp_path if name == "org/cached" else None)
+    assert vocabulary_size("org/cached") == vocabulary_size("org/cached@main") == 300
+    assert vocabulary_size("org/absent") is None
+    assert vocabulary_size("tiny") == len(tiny_tokenizer())

@@ -25,7 +25,7 @@ class Lookup(Env):
     """metadata["break"] names the hook that breaks, metadata["how"] the way: one of ERRORS, or "hang".
 
     metadata["slow"] is the seconds that a tool takes, metadata["held_in"] names the hook that waits at the GATE. Of a
-    task with metadata["odd"] only every second sample does any of that.
+    task with metadata["odd"] only every second sample does any of that. metadata["number"] is the sample's.
     """
 
     config: dict[str, int]
@@ -46,7 +46,7 @@ class Lookup(Env):
 
     async def _visit(self, where: str) -> None:
         asked = self.task.metadata
-        if asked.get("odd") and int(self.task.id) % 2 == 0:
+        if asked.get("odd") and asked["number"] % 2 == 0:
             return
         while asked.get("held_in") == where and not GATE.is_set():  # noqa: ASYNC110 - a thread opens it
             await asyncio.sleep(0.01)
@@ -76,7 +76,7 @@ class Lookup(Env):
         await self._visit("score")
         right = float(trajectory.answer == self.task.label)
         if self.task.metadata.get("reward") == "index":
-            return Reward(float(self.task.id))
+            return Reward(float(self.task.metadata["number"]))
         if "reward" in self.task.metadata:
             return Reward(float(self.task.metadata["reward"]))
         return Reward(right, {"right": right, "turns": float(len(trajectory.turns))})
@@ -136,7 +136,7 @@ class Quiz(Env):
         return StepResult("No.", done=action.content == self.task.label)
 
     def score(self, trajectory: Trajectory) -> float:
-        return float(self.task.id)
+        return float(self.task.metadata["number"])
 
 
 def half(trajectory: Trajectory) -> float:

@@ -254,7 +254,15 @@ def test_a_good_configuration():
         ({"global_batch_size": 64}, "error", "--global-batch-size 64 is more than the 32 episodes"),
         ({"global_batch_size": 20}, "warning", "drops the last 12 of each"),
         ({"rollout_max_response_len": None}, "warning", "SGLang ends each turn after 128 tokens"),
-        ({"rollout_max_context_len": None}, "warning", "add --rollout-max-context-len"),
+        (
+            {"rollout_max_context_len": None, "rollout_max_response_len": 2000},
+            "warning",
+            "add --rollout-max-context-len",
+        ),
+        ({"rollout_max_context_len": 400}, "warning", "100 is the whole response here, all turns and results"),
+        ({"eval_max_response_len": 80}, "warning", "--eval-max-response-len 80 is the whole response here"),
+        ({"rollout_batch_size": 4, "over_sampling_batch_size": 3}, "error", "over-sampling-batch-size 3 is less than"),
+        ({"custom_generate_function_path": "agents_of_mine.play"}, "warning", "mine.play is not agentrl.adapt"),
         ({"rollout_max_response_len": 200}, "warning", "leaves no room for the prompt"),
         ({"sglang_context_length": 150}, "error", "200 is more than --sglang-context-length 150"),
         ({"max_tokens_per_gpu": 199}, "warning", "an episode of 200 tokens is more than --max-tokens-per-gpu 199"),
@@ -539,7 +547,7 @@ def test_memory(model):
     assert any("the chat template is exact" in text for text in found), found
     assert (
         "more than the model's max_position_embeddings 40960"
-        in only(serious(rollout_max_context_len=40961, max_tokens_per_gpu=50000))[1]
+        in only(serious(rollout_max_context_len=40961, rollout_max_response_len=30000, max_tokens_per_gpu=50000))[1]
     )
 
 

@@ -180,10 +180,11 @@ def test_aborted_episodes_are_parked_and_thoughts_kept():
     ],
 )
 def test_what_slime_cannot_do_to_several_samples_of_one_episode(flags, message):
-    read().check_fan_out(SimpleNamespace(**flags), queues_lists=False)
+    takes_lists = "rollout_function_path" not in flags
+    read().check_fan_out(SimpleNamespace(**flags), takes_lists=takes_lists)
     strip = read(thinking="strip")
     with pytest.raises(ConfigError, match=f"thinking: strip gives several samples.*{message}") as excinfo:
-        strip.check_fan_out(SimpleNamespace(**flags), queues_lists=False)
+        strip.check_fan_out(SimpleNamespace(**flags), takes_lists=takes_lists)
     one_line(excinfo)
     strip.check_fan_out(
         SimpleNamespace(
@@ -195,7 +196,7 @@ def test_what_slime_cannot_do_to_several_samples_of_one_episode(flags, message):
             rewards_normalization=True,
             custom_reward_post_process_path="agentrl.slime.post_process_rewards",
         ),
-        queues_lists=False,
+        takes_lists=True,
     )
 
 
@@ -205,7 +206,7 @@ def test_fully_async_rollout_of_slime_0_4_takes_lists(partial_rollout):
         rollout_function_path="slime.rollout.fully_async_rollout.generate_rollout_fully_async",
         partial_rollout=partial_rollout,
     )
-    read(thinking="strip").check_fan_out(flags, queues_lists=True)
+    read(thinking="strip").check_fan_out(flags, takes_lists=True)
 
 
 def test_nothing_bounded_by_slime():

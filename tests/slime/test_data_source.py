@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import sys
 from random import Random
 from types import ModuleType, SimpleNamespace
@@ -11,6 +14,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.slime import DataSource, log_rollout, rollout_functions
+from agentrl.slime.data_source import in_play
 from tests.slime.conftest import Sample
 
 Status = Sample.Status
@@ -139,6 +143,83 @@ def test_without_a_filter_what_was_played_and_not_shipped_is_played_again(make):
     groups = played(source.get_samples(2))
     source.shipped(0, groups[0])
     assert numbers(source.get_samples(2)) == [1, 2]
+
+
+OWN = {"rollout_function_path": "my_rollouts.generate_rollout"}
+
+
+def test_a_users_function_that_plays_ahead_is_seen_by_the_groups_that_it_carries_over(make):
+    source = make(**OWN)
+    groups = source.get_samples(4)
+    source.shipped(0, played(groups[:1])[0])
+    later = source.get_samples(2)
+    assert numbers(later) == [4, 5], "nothing comes back while the function may still ship it"
+    source.shipped(1, played(groups[1:2])[0])
+    source.shipped(2, played(later[:1])[0])
+    assert numbers(source.get_samples(2)) == [6, 7], "it plays ahead"
+    source.save(2)
+    again = make(**OWN)
+    again.load(2)
+    assert numbers(again.get_samples(6)) == [2, 3, 5, 6, 7, 8], "after a restart they do come back"
+
+
+def test_a_users_function_that_plays_ahead_is_seen_by_the_episodes_that_it_plays(make):
+    source = make(**OWN)
+    first, second = source.get_samples(2)
+    with in_play(source.args, second[0]):
+        source.shipped(0, played([first])[0])
+    for rollout in range(1, 4):
+        (group,) = source.get_samples(1)
+        assert numbers([group]) == [rollout + 1]
+        source.shipped(rollout, played([group])[0])
+
+
+@pytest.mark.parametrize("filter_path", ["", "x"])
+def test_what_two_rollouts_in_turn_do_not_ship_is_handed_out_again(make, filter_path):
+    """A user's function that is synchronous, whatever its name says."""
+    source = make(rollout_function_path="not_fully_async.generate", dynamic_sampling_filter_path=filter_path)
+    groups = source.get_samples(3)
+    played(groups[1:2], Status.ABORTED)
+    played(groups[2:])
+    source.shipped(0, played(groups[:1])[0])
+    (next_one,) = source.get_samples(1)
+    source.shipped(1, played([next_one])[0])
+    assert numbers(source.get_samples(2)) == ([1, 2] if not filter_path else [1, 4])
+
+
+def test_a_group_that_was_taken_for_forgotten_is_never_trained_twice(make):
+    source = make(**OWN)
+    groups = source.get_samples(3)
+    source.shipped(0, played(groups[:1])[0])
+    source.shipped(1, played(source.get_samples(1))[0])
+    assert source.get_buffer_length() == 2, "groups 1 and 2"
+    source.shipped(2, played(groups[1:2])[0])
+    assert source.get_buffer_length() == 1, "it was not forgotten after all"
+    source.add_samples([played(groups[2:], Status.ABORTED)[0]])
+    (again,) = source.get_samples(1)
+    assert again[0] is groups[2][0], "with its tokens"
+    source.shipped(3, played([again])[0])
+    with pytest.raises(ConfigError, match="ships group 2 again, which rollout 3 has shipped"):
+        source.shipped(4, groups[2])
+
+
+@pytest.mark.parametrize("path", ["", "agentrl.slime.generate_rollout_fully_async", "my_rollouts.generate"])
+def test_a_group_or_a_sample_that_is_shipped_twice_is_an_error(make, path):
+    source = make(rollout_function_path=path)
+    first, second = played(source.get_samples(2))
+    source.shipped(0, first)
+    source.shipped(0, first)  # by the rollout function and by the log hook
+    source.save(0)
+    with pytest.raises(ConfigError, match="rollout 1 ships group 0 again"):
+        source.shipped(1, [*second, *first])
+    with pytest.raises(ConfigError, match="ships sample 2 of group 1 twice"):
+        source.shipped(1, [second, second])
+
+
+def test_samples_of_another_data_source_do_not_matter(make):
+    source = make(**OWN)
+    for rollout in range(2):
+        source.shipped(rollout, [Sample(index=7), Sample(group_index=1000, index=8)])
 
 
 def test_what_a_rollout_function_drops_is_counted_and_gone(make):
@@ -273,3 +354,40 @@ def test_rendered_prompts_and_those_that_are_too_long(make, checkpoint, tmp_path
     assert "also short" in second[0].prompt
     assert third[0].prompt == first[0].prompt
     assert "more than max_prompt_tokens" in caplog.text
+
+
+def test_the_checkpoints_own_tokenizer_may_come_with_code(make, checkpoint, tmp_path):
+    """slime has run the code already."""
+    own = tmp_path / "own"
+    shutil.copytree(checkpoint, own)
+    config = json.loads((own / "tokenizer_config.json").read_text())
+    config |= {"auto_map": {"AutoTokenizer": [None, "own_tokenizer.Own"]}, "tokenizer_class": "Own"}
+    (own / "tokenizer_config.json").write_text(json.dumps(config))
+    (own / "own_tokenizer.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\n\n\nclass Own(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    source = make(rollout_max_prompt_len=50, hf_checkpoint=str(own))
+    assert numbers(source.get_samples(2)) == [0, 1]
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_earlier_state(make, tmp_path, monkeypatch):
+    source = make()
+    source.get_samples(2)
+    source.save(0)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match=r"agentrl_data_1\.pkl: it cannot be written \(No space left.*free some disk"):
+        source.save(1)
+    assert [file.name for file in (tmp_path / "ckpt" / "rollout").glob("agentrl_data*")] == ["agentrl_data_0.pkl"]
+    monkeypatch.undo()
+
+
+def test_a_state_that_cannot_be_read_is_one_line(make, tmp_path):
+    source = make()
+    source.save(0)
+    (tmp_path / "ckpt" / "rollout" / "agentrl_data_0.pkl").write_bytes(b"half of it")
+    with pytest.raises(ConfigError, match=r"it cannot be read .*; load an earlier checkpoint"):
+        source.load(0)

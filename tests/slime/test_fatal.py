@@ -44,10 +44,9 @@ IMPORTS = {
 @pytest.mark.parametrize("text", IMPORTS.values(), ids=IMPORTS)
 @pytest.mark.parametrize("evaluation", [False, True])
 async def test_an_import_that_fails_ends_the_run(Sample, make_args, broken_env, caplog, text, evaluation):
-    args = make_args(env=broken_env(text))
     for _ in range(2):
         with pytest.raises(ConfigError) as excinfo:
-            await adapt(args, question(Sample), PARAMS, evaluation=evaluation)
+            await adapt(make_args(env=broken_env(text)), question(Sample), PARAMS, evaluation=evaluation)
     assert "broken_env.py" in str(excinfo.value)
     said = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert [record.getMessage() for record in said] == [f"the run cannot go on: {excinfo.value}"], "once"
@@ -78,8 +77,10 @@ async def test_a_bug_in_share_ends_the_run(Sample, make_args, serve, broken_env)
         ({"reward": "json:nothing"}, "has no 'nothing'"),
     ],
 )
-async def test_slimes_fully_async_rollout_gets_a_sample_that_ends_the_run(Sample, make_args, config, message):
+async def test_a_rollout_that_swallows_the_error_gets_samples_that_end_the_run(Sample, make_args, config, message):
     args = make_args(args=FULLY_ASYNC, **config)
+    with pytest.raises(ConfigError, match=message):
+        await adapt(args, question(Sample, group_index=0, index=0), PARAMS)
     sample = await adapt(args, question(Sample, group_index=1, index=1), PARAMS)
     assert (sample.status, sample.remove_sample, sample.loss_mask) == (Sample.Status.FAILED, True, [0])
     assert message in sample.metadata["agentrl"]["failure"]["error"]
@@ -96,14 +97,40 @@ async def test_a_bug_outside_of_the_episode_ends_the_run_as_well(Sample, make_ar
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("agentrl.slime.adapt.from_sample", broken)
+    args = make_args()
     with pytest.raises(RuntimeError, match="a bug"):
-        await adapt(make_args(), question(Sample), PARAMS)
-    sample = await adapt(make_args(args=FULLY_ASYNC), question(Sample), PARAMS)
+        await adapt(args, question(Sample), PARAMS)
+    sample = await adapt(args, question(Sample), PARAMS)
     with pytest.raises(ConfigError, match="RuntimeError: a bug"):
         float(sample.reward)
     said = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(said) == 1
     assert said[0].exc_info, "where it happened"
+
+
+async def test_samples_that_are_dropped_unread_end_in_the_error_again(Sample, make_args, monkeypatch):
+    monkeypatch.setattr(fatal, "_PAUSE_S", 0.0)
+    args = make_args(env="nowhere:Env", args={"rollout_batch_size": 2, "n_samples_per_prompt": 3})
+    raised = 0
+    for _ in range(1 + 2 * 2 * 3 + fatal._SWALLOWED):
+        try:
+            await adapt(args, question(Sample), PARAMS)
+        except ConfigError:
+            raised += 1
+    assert raised == 1 + fatal._SWALLOWED
+    with pytest.raises(fatal.EndedRun, match="no module 'nowhere'"):  # which `except Exception` does not swallow
+        await adapt(args, question(Sample), PARAMS)
+
+
+async def test_another_configuration_is_another_run(Sample, make_args, serve):
+    async with serve() as (_, url):
+        args = make_args(url)
+        right, args.agentrl = args.agentrl, {"env": "nowhere:Env"}
+        with pytest.raises(ConfigError, match="nowhere"):
+            await adapt(args, question(Sample), PARAMS)
+        args.agentrl = right
+        sample = await adapt(args, question(Sample), PARAMS)
+    assert sample.status is Sample.Status.COMPLETED
 
 
 def test_the_reward_that_cannot_be_read_can_be_copied_and_dumped():

@@ -87,7 +87,7 @@ class Slime:
     def sample(self, index: int = 0, turns: int = 3, **metadata):
         label = sum(range(1, turns))
         return self.host.Sample(
-            prompt="Add up.", label=label, index=index, group_index=0, session_id=f"s-{index}", metadata=metadata
+            prompt="Add up.", label=label, index=index, group_index=index, session_id=f"s-{index}", metadata=metadata
         )
 
     async def play(self, sample):

@@ -423,7 +423,7 @@ def test_a_task_shares_nothing_with_its_sample(Sample):
 
 def test_a_group_faces_one_world(Sample):
     tasks = [from_sample(ARGS, Sample(group_index=5, index=i, prompt="p")) for i in (20, 21)]
-    assert [(t.seed, t.id, t.split) for t in tasks] == [(5, "20", "train"), (5, "21", "train")]
+    assert [(t.seed, t.id, t.split) for t in tasks] == [(5, "5", "train"), (5, "5", "train")]
     task = from_sample(ARGS, Sample(index=21, prompt="p"), evaluation=True)
     assert (task.seed, task.split) == (21, "eval")
     assert from_sample(ARGS, Sample(prompt="p", metadata=None)).seed == 0

@@ -23,6 +23,10 @@ class TrainCommand:
     path: tuple[str, ...] = ()
     """Folders where the command looks for modules first."""
     yaml_only: bool = False
+    submitted: bool = False
+    """Whether `ray job submit` starts it: then it does not run in the shell's environment."""
+    sets_python_path: bool = False
+    """Whether the environment that Ray gives to the job has a PYTHONPATH."""
 
 
 def read_command(words: Sequence[str]) -> TrainCommand:
@@ -33,9 +37,16 @@ def read_command(words: Sequence[str]) -> TrainCommand:
     at = next((i for i, word in enumerate(words) if Path(word).name in TRAIN_PROGRAMS), None)
     if at is None:
         return TrainCommand(tuple(words))
-    program = Path(words[at])
-    folders = (str(program.parent.resolve()), *_python_path(words[:at]))
-    return TrainCommand(tuple(words[at + 1 :]), program.name, tuple(dict.fromkeys(filter(None, folders))))
+    program, before = Path(words[at]), words[:at]
+    job_path = _python_path(before)
+    folders = (str(program.parent.resolve()), *job_path)
+    return TrainCommand(
+        tuple(words[at + 1 :]),
+        program.name,
+        tuple(dict.fromkeys(filter(None, folders))),
+        submitted="job" in before and "submit" in before,
+        sets_python_path=any(job_path),
+    )
 
 
 def read_argument(words: Sequence[str]) -> TrainCommand:

@@ -10,6 +10,7 @@ from agentrl._util.yaml_files import read_yaml
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.finding import LaunchFinding, error, warning
+from agentrl.slime.check.functions import is_misspelt
 from agentrl.slime.check.media import media
 from agentrl.slime.check.setup import GENERATE, Setup
 
@@ -76,7 +77,7 @@ def _function(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Laun
     if not function or function == GENERATE:
         return
     text = f"{where}: custom_generate_function_path {function}"
-    if str(function).startswith("agentrl"):
+    if is_misspelt(str(function)):
         yield error(f"{text}: there is no such function")
     else:
         yield warning(f"{text}: agentrl does not play this data set")

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 
@@ -14,17 +15,25 @@ from agentrl.errors import ConfigError, did_you_mean
 from agentrl.slime.check.finding import LaunchFinding, error, unchecked
 from agentrl.slime.check.setup import GENERATE, Setup
 
+_ALIKE = 0.85
 _GENERATE_FLAG = "--custom-generate-function-path"
 
 
 def functions(setup: Setup) -> Iterator[LaunchFinding]:
     for flag, path in dict.fromkeys(setup.args.functions()):
-        if flag == _GENERATE_FLAG and (path == GENERATE or path.startswith("agent")):
+        if flag == _GENERATE_FLAG and (path == GENERATE or is_misspelt(path)):
             continue  # the rule of that flag reports it
         if path.startswith("agentrl."):
             yield from _own(flag, path)
         else:
             yield from _foreign(flag, path, (*setup.command.path, *sys.path))
+
+
+def is_misspelt(path: str) -> bool:
+    """Whether the path is meant to be `agentrl.adapt`, and is not."""
+    return path != GENERATE and (
+        path.startswith("agentrl.") or bool(get_close_matches(path, [GENERATE], cutoff=_ALIKE))
+    )
 
 
 def _own(flag: str, path: str) -> Iterator[LaunchFinding]:

@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterator
 from agentrl.episode.parking import resume_method
 from agentrl.slime.check.evaluation import evaluation
 from agentrl.slime.check.finding import LaunchFinding, error, note, unchecked, warning
-from agentrl.slime.check.functions import functions
+from agentrl.slime.check.functions import functions, is_misspelt
+from agentrl.slime.check.job_path import job_path
 from agentrl.slime.check.media import media
 from agentrl.slime.check.setup import GENERATE, Setup
 from agentrl.slime.config import fan_out_problems, is_loopback
-from agentrl.slime.host import BATCH_CENTRED, CENTRED, ESTIMATORS, is_fully_async
+from agentrl.slime.host import BATCH_CENTRED, CENTRED, ESTIMATORS, HostArgs, plays_ahead
 from agentrl.slime.seats import NOT_IN_WORKERS
 
 POST_PROCESS = "agentrl.slime.post_process_rewards"
 REWARD = "agentrl.slime.reward"
 WATCH = "agentrl.slime.watch_log_probs"
+_ONE_TURN = 1024
+"""A response length below this, and below half of the context, is most likely meant for one turn."""
 _SLIMES_CPUS = 2
 """Its rollout manager and its lock."""
 LOG, LOG_EVAL = "agentrl.slime.log_rollout", "agentrl.slime.log_eval"
@@ -34,7 +37,7 @@ def generate_function(setup: Setup) -> Iterator[LaunchFinding]:
     path = setup.args.custom_generate_function_path
     if not path:
         yield error(f"slime would not call agentrl: add {flag} {GENERATE}")
-    elif path != GENERATE and path.startswith("agent"):
+    elif is_misspelt(path):
         yield error(f"{flag} {path}: there is no such function; write {flag} {GENERATE}")
     elif path != GENERATE:
         yield warning(f"{flag} {path} is not {GENERATE}: findings about episodes are valid only if it calls {GENERATE}")
@@ -139,6 +142,12 @@ def resuming(setup: Setup) -> Iterator[LaunchFinding]:
     if not (args.partial_rollout or setup.fully_async):
         if args.mask_offpolicy_in_partial_rollout:
             yield note("--mask-offpolicy-in-partial-rollout does nothing without --partial-rollout")
+        keep_s = setup.config.parking.keep_s if setup.config is not None else 0.0
+        if keep_s and plays_ahead(args.rollout_function_path) is None:
+            yield note(
+                f"--rollout-function-path {args.rollout_function_path} may send aborted samples again: agentrl keeps "
+                f"their episodes for parking.keep_s = {keep_s:g} s; if it never does, set that to 0"
+            )
         return
     if args.mask_offpolicy_in_partial_rollout:
         yield warning(
@@ -171,7 +180,7 @@ def resuming(setup: Setup) -> Iterator[LaunchFinding]:
 
 
 def fan_out(setup: Setup) -> Iterator[LaunchFinding]:
-    problems = fan_out_problems(setup.args, queues_lists=not setup.has_train_async)
+    problems = fan_out_problems(setup.args, takes_lists=setup.takes_lists)
     if setup.config is not None and setup.config.thinking == "strip":
         for problem in problems:
             yield error(f"`thinking: strip` gives several samples of one episode: {problem}")
@@ -184,7 +193,7 @@ def fan_out(setup: Setup) -> Iterator[LaunchFinding]:
 
 def filters(setup: Setup) -> Iterator[LaunchFinding]:
     path = setup.args.dynamic_sampling_filter_path or ""
-    if path.startswith("slime.") and "nonzero_std" in path:
+    if HostArgs.of(setup.args).own_filter and path.rpartition(".")[2].startswith("check_reward_nonzero_std"):
         ours = "prefer_spread" if path.endswith("fallback") else "has_spread"
         yield warning(
             f"--dynamic-sampling-filter-path {path} counts the 0.0 of failed episodes as a difference in rewards; "
@@ -224,7 +233,7 @@ def _evaluation_before_0_4(setup: Setup) -> Iterator[LaunchFinding]:
     own = (args.rollout_function_path or "").startswith("agentrl.") and not args.eval_function_path
     if not args.eval_interval or own:
         return
-    if is_fully_async(args.eval_function_path or args.rollout_function_path):
+    if plays_ahead(args.eval_function_path or args.rollout_function_path):
         yield error(
             "--eval-interval with fully-async rollout, which cannot evaluate; remove it, or add "
             "--eval-function-path slime.rollout.sglang_rollout.generate_rollout"
@@ -270,6 +279,12 @@ def queues(setup: Setup) -> Iterator[LaunchFinding]:
 def batches(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
     prompts, samples, batch = args.rollout_batch_size, args.n_samples_per_prompt, args.global_batch_size
+    at_once = args.over_sampling_batch_size
+    if prompts and at_once is not None and at_once < prompts:
+        yield error(
+            f"--over-sampling-batch-size {at_once} is less than --rollout-batch-size {prompts}: slime refuses that; "
+            "raise it, or remove it"
+        )
     if not prompts or not samples or not batch or args.num_steps_per_rollout:
         return
     if batch > prompts * samples:
@@ -288,6 +303,7 @@ def lengths(setup: Setup) -> Iterator[LaunchFinding]:
     args, context = setup.args, setup.context
     limits = setup.config.limits if setup.config else {}
     response = limits.get("tokens") or args.rollout_max_response_len
+    yield from _whole_response(setup)
     if response is None and not limits.get("max_tokens_per_turn"):
         yield warning("add --rollout-max-response-len: without it SGLang ends each turn after 128 tokens")
     if context is None:
@@ -299,6 +315,21 @@ def lengths(setup: Setup) -> Iterator[LaunchFinding]:
             f"{context}; raise the one, or lower the other"
         )
     yield from _too_long(setup, context)
+
+
+def _whole_response(setup: Setup) -> Iterator[LaunchFinding]:
+    """slime's own multi-turn examples take the response length for each turn. agentrl takes it for the episode."""
+    config = setup.config
+    if config is None or config.max_new_tokens == "turn" or "tokens" in config.limits or not setup.has_turns:
+        return
+    for flag in ("rollout_max_response_len", "eval_max_response_len"):
+        length = getattr(setup.args, flag)
+        if length is not None and length < min(_ONE_TURN, (setup.context or _ONE_TURN * 4) // 2):
+            yield warning(
+                f"--{flag.replace('_', '-')} {length} is the whole response here, all turns and results of tools, and "
+                "cuts episodes; where it is meant for each turn, as in slime's search-r1, write `max_new_tokens: turn` "
+                "under `agentrl`; else raise it"
+            )
 
 
 def _too_long(setup: Setup, context: int) -> Iterator[LaunchFinding]:
@@ -413,6 +444,7 @@ def logging(setup: Setup) -> Iterator[LaunchFinding]:
 RULES: tuple[Callable[[Setup], Iterator[LaunchFinding]], ...] = (
     generate_function,
     functions,
+    job_path,
     prompts,
     reward,
     group_reward,

@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.command import TRAIN_PROGRAMS, TrainCommand
 from agentrl.slime.config import CONFIG_FILE_VARIABLE, SlimeConfig
-from agentrl.slime.host import is_fully_async
+from agentrl.slime.host import plays_ahead
 
 GENERATE = "agentrl.adapt"
 
@@ -38,7 +38,14 @@ class Setup:
 
     @property
     def fully_async(self) -> bool:
-        return is_fully_async(self.args.rollout_function_path)
+        """Whether a rollout function of a host's that plays ahead is named. A user's own is not known from here."""
+        return bool(plays_ahead(self.args.rollout_function_path) or self.args.fully_async)
+
+    @property
+    def takes_lists(self) -> bool:
+        """Whether the rollout takes an episode that is a list of samples; see `host.takes_lists`."""
+        is_miles = self.args.fully_async or (self.args.rollout_function_path or "").startswith("miles.")
+        return not (self.fully_async and self.has_train_async) or bool(is_miles)
 
     @property
     def scores(self) -> str | None:
@@ -54,6 +61,12 @@ class Setup:
     def agent(self) -> type[Env] | None:
         """The Env if it is an agent, which plays by itself."""
         return self.env if self.env is not None and is_agent(self.env) else None
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether an episode may have several turns."""
+        limit = self.config.limits.get("turns") if self.config else None
+        return limit != 1 and self.env is not None and (self.has_tools or self.env.step is not Env.step)
 
     @property
     def has_tools(self) -> bool:

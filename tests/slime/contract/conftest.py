@@ -21,6 +21,7 @@ from agentrl.engine.sglang.server import create_app
 from agentrl.env.factory import load_env
 from agentrl.models import save_model, tiny_model, tiny_tokenizer
 from agentrl.slime.remote import sample_workers
+from agentrl.slime.rollouts import flat_samples
 from tests.slime.conftest import ENV_FILE
 from tests.slime.contract import hosts
 from tests.slime.contract.table import Table
@@ -38,7 +39,6 @@ NOT_IN_WORKERS = {
 """Tests that do not hold for episodes in workers, and why."""
 ASKING_FILE = Path(__file__).parents[1] / "asking_env.py"
 TABLE = Table()
-FULLY_ASYNC = "{}.rollout.fully_async_rollout.generate_rollout_fully_async"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -131,6 +131,13 @@ def served(engine: Any, decode: Any, *middlewares: Any) -> Iterator[str]:
         loop.close()
 
 
+def numbered(group: list[Any]) -> list[Any]:
+    """With the number of each sample in its metadata, for Envs that break for some samples of a group only."""
+    for sample in flat_samples(group):
+        sample.metadata["number"] = sample.index
+    return group
+
+
 @contextmanager
 def starting(host: hosts.Host, checkpoint: Path, renderer: Any, folder: Path) -> Iterator[Callable[..., hosts.Run]]:
     """`start(rows, engine=, agentrl={}, middlewares=(), **args)`: a Run over a served engine; all of it ends here."""
@@ -157,9 +164,12 @@ def starting(host: hosts.Host, checkpoint: Path, renderer: Any, folder: Path) ->
                 "agentrl": {"env": f"{ENV_FILE}:Lookup", "workers": WORKERS, **(agentrl or {})},
                 "eval_datasets": [host.eval_dataset(name="held_out", path=str(data), **hosts.EVAL)],
             }
-            args = SimpleNamespace(**{**hosts.ARGS, **given, **overrides})
+            args = SimpleNamespace(**{**hosts.ARGS, **host.more_args, **given, **overrides})
             host.http.init_http_client(args)
-            return hosts.Run(host, args, engine)
+            run = host.run_of(args, engine)
+            draw = run.data_source.get_samples
+            run.data_source.get_samples = lambda count: [numbered(group) for group in draw(count)]
+            return run
 
         yield start
         host.reset()

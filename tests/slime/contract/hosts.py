@@ -2,9 +2,10 @@
 
 SLIME_SRC is the root of slime's source (it is not on PyPI); SLIME04_SRC the root of slime 0.4's, which cannot be had
 whole: .ci/slime04.txt lists the files that were gathered. MILES_SRC is a folder into which
-`pip install --no-deps --target FOLDER miles-rl==0.0.2` was made. Their modules need torch, transformers, ray, httpx,
-aiohttp, sympy, pylatexenc, tqdm, pillow and requests; miles, and slime before July 2026, also pybase64, sglang-router
-and packaging. sglang's server and wandb, which a rollout imports and does not use, are stood in for.
+`pip install --no-deps --target FOLDER miles-rl==0.0.2` was made. MILES_MAIN_SRC is the root of miles' source, for which
+SGLang's and Megatron's Python come from MILES_SRC. Their modules need torch, transformers, ray, httpx, aiohttp, sympy,
+pylatexenc, tqdm, pillow and requests; miles, and slime before July 2026, also pybase64, sglang-router and packaging.
+sglang's server, wandb and polars, which a rollout imports and does not use, are stood in for.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -24,22 +26,28 @@ from typing import Any
 
 import pytest
 
-NAMES = ("slime", "slime04", "miles")
-PACKAGES = {"slime": "slime", "slime04": "slime", "miles": "miles"}
+NAMES = ("slime", "slime04", "miles", "miles_main")
+PACKAGES = {"slime": "slime", "slime04": "slime", "miles": "miles", "miles_main": "miles"}
 _NEEDS = ("torch", "ray", "httpx", "sympy", "pylatexenc", "tqdm", "PIL", "requests")
 
 
 class Host:
     """One framework, imported. Its modules keep the names that it gives them; what differs is said here."""
 
+    manager_module = "ray.rollout"
+    more_args: Mapping[str, Any] = {}
+    """Arguments that only this host has."""
+    keeps_aborted = True
+    """Whether its fully-async rollout sends an aborted sample again with the sample's tokens."""
+    loops = 2
+    """Event loops on which fully-async rollout and evaluation are played."""
+
     def __init__(self, key: str, source: Path) -> None:
         name = PACKAGES[key]
         self.name, self.source, self.label = name, source, label(key, source)
-        importlib.import_module(f"{name}.utils.processing_utils")  # transformers, which looks for wandb: before these
-        for module, values in _stand_ins(source).items():
-            vars(sys.modules.setdefault(module, ModuleType(module))).update(values)
+        self._stand_in()
         self.rollout = importlib.import_module(f"{name}.rollout.sglang_rollout")
-        manager = importlib.import_module(f"{name}.ray.rollout")
+        manager = importlib.import_module(f"{name}.{self.manager_module}")
         self.manager = manager.RolloutManager.__ray_metadata__.modified_class
         self.ray = manager.ray
         self.Sample = importlib.import_module(f"{name}.utils.types").Sample
@@ -58,10 +66,19 @@ class Host:
         found = [self.rollout, self._optional(f"{name}.rollout.generate_turn")]
         self.turns = next((module for module in found if hasattr(module, "generate_turn")), None)
         self.fully_async = self._optional(f"{name}.rollout.fully_async_rollout")
+        self.fully_async_path = f"{name}.rollout.fully_async_rollout.generate_rollout_fully_async"
         # slime moved its metrics out of ray/rollout.py in summer 2026.
         self.metrics = self._optional(f"{name}.observability.rollout_metrics") or manager
         if control := self._optional(f"{name}.backends.sglang_utils.server_control"):
             control.abort_server_until_idle.__defaults__ = (0.05,)  # seconds between two looks, instead of 3
+
+    def _stand_in(self) -> None:
+        importlib.import_module(f"{self.name}.utils.processing_utils")  # transformers, which looks for wandb: first
+        stand_in(_stand_ins(self.source))
+
+    def run_of(self, args: SimpleNamespace, engine: Any) -> Run:
+        """Its RolloutManager for these arguments."""
+        return Run(self, args, engine)
 
     @staticmethod
     def _optional(module: str) -> ModuleType | None:
@@ -75,6 +92,11 @@ class Host:
     def has(self, field: str) -> bool:
         """Whether this host's Sample has the field."""
         return field in self.Sample.__dataclass_fields__
+
+    @staticmethod
+    def session(sample: Any) -> Any:
+        """What its router gets of the sample."""
+        return getattr(sample, "session_id", None) or sample.routing_key
 
     def need(self, present: object, what: str) -> None:
         """Skip the test where the host lacks what it is about; the table of results shows the words."""
@@ -163,9 +185,9 @@ class Run:
 
 def absent(name: str) -> str:
     """Why a host cannot be tested here; empty if it can."""
-    variable = f"{name.upper()}_SRC"
-    if not os.environ.get(variable):
-        return f"{variable} is not set (docs/slime.md says how)"
+    for variable in (f"{name.upper()}_SRC", *(["MILES_SRC"] if name == "miles_main" else [])):
+        if not os.environ.get(variable):
+            return f"{variable} is not set (docs/slime.md says how)"
     missing = [module for module in _NEEDS if importlib.util.find_spec(module) is None]
     return f"{name} needs {', '.join(missing)}" if missing else ""
 
@@ -175,14 +197,27 @@ def imported(name: str) -> Iterator[Host]:
     """The host's modules, until the end."""
     source = Path(os.environ[f"{name.upper()}_SRC"]).resolve()
     before = set(sys.modules)
-    sys.path.insert(0, str(source))
+    folders = [str(source), *([os.environ["MILES_SRC"]] if name == "miles_main" else [])]
+    sys.path[:0] = folders
     try:
-        yield Host(name, source)
+        if name == "miles_main":
+            from tests.slime.contract.class_host import ClassHost
+
+            yield ClassHost(name, source)
+        else:
+            yield Host(name, source)
     finally:
-        sys.path.remove(str(source))
+        for folder in folders:
+            sys.path.remove(folder)
         for module in set(sys.modules) - before:
-            if module.partition(".")[0] in (PACKAGES[name], "sglang", "wandb"):
+            if module.partition(".")[0] in (PACKAGES[name], "sglang", "wandb", "megatron", "polars"):
                 del sys.modules[module]
+
+
+def stand_in(modules: dict[str, dict[str, Any]]) -> None:
+    for module, values in modules.items():
+        found = sys.modules.setdefault(module, ModuleType(module))
+        vars(found).update({"__spec__": ModuleSpec(module, None), **values})
 
 
 def _stand_ins(source: Path) -> dict[str, dict[str, Any]]:
@@ -204,6 +239,8 @@ def label(name: str, source: Path) -> str:
         return f"{PACKAGES[name]} {commit}"
     if name == "slime04":
         return "slime 0.4, gathered"
+    if name == "miles_main":
+        return "miles main"
     if (source / ".git").exists():
         asked = ["git", "-C", str(source), "rev-parse", "--short=9", "HEAD"]
         return f"{name} {subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()}"
@@ -331,4 +368,7 @@ ARGS: dict[str, Any] = {
     "use_fault_tolerance": False,  # 0.4
     "use_rollout_routing_replay": False,
     "use_score_centering": False,  # 0.4
+    "use_tensorboard": False,
+    "use_wandb": False,
+    "wandb_always_use_train_step": False,
 }

@@ -16,7 +16,6 @@ from aiohttp import web
 
 from agentrl import adapt
 from agentrl.trajectory.trajectory import Trajectory
-from tests.slime.contract.conftest import FULLY_ASYNC
 from tests.slime.player import Player
 
 PHASES = ["reset", "generate", "tool", "step", "score"]
@@ -67,7 +66,7 @@ def test_aborted_episodes_come_back_and_go_on(host, start, rows, renderer, event
     samples, _, _ = run.train()
     assert [s.group_index for s in samples] == [1, 1, 2, 2]
     (waiting,) = run.data_source.buffer
-    ended = phase == "score" and not host.takes_lists  # 0.4 would drop the group: agentrl holds its episodes
+    ended = phase == "score" and not host.batch_builder  # 0.4 would drop the group: agentrl holds its episodes
     assert {s.status for s in waiting} == {host.Status.COMPLETED if ended else host.Status.ABORTED}
     assert all(isinstance(s.reward, float) and len(s.loss_mask) == s.response_length >= 1 for s in waiting)
     before = [list(s.tokens) for s in waiting]
@@ -131,7 +130,7 @@ def rollout_function(host: Any, mode: str) -> str | None:
     if mode == "sync":
         return None
     host.need(host.fully_async, "fully-async rollout")
-    return FULLY_ASYNC.format(host.name)
+    return host.fully_async_path
 
 
 @pytest.mark.parametrize(
@@ -206,6 +205,7 @@ def test_versions_that_change_in_an_answer_are_spans_of_the_ledger(start, rows):
 
 @pytest.mark.path("fully-async: aborted groups come back")
 def test_fully_async_requeues_what_was_aborted(host, start, rows, held):
+    host.need(host.keeps_aborted, "need of it: its fully-async rollout plays aborted groups again from the start")
     run = start(
         rows(held_in="tool"),
         partial_rollout=True,

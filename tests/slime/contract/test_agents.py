@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.env.factory import load_env
-from tests.slime.contract.conftest import ASKING_FILE, FULLY_ASYNC
+from tests.slime.contract.conftest import ASKING_FILE
 from tests.slime.contract.test_aborts import PARTIAL, Held, until
 
 ROOT = Path(__file__).parents[3]
@@ -63,7 +63,7 @@ ONE = {
         "dynamic_sampling_filter_path": "{}.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std",
     },
     "partial rollout": {**LISTS, "partial_rollout": True},
-    "fully-async": {**LISTS, "rollout_function_path": FULLY_ASYNC},
+    "fully-async": {**LISTS},
 }
 
 
@@ -71,6 +71,7 @@ ONE = {
 def test_where_lists_are_not_taken_the_main_line_is_the_sample(host, start, rows, ended, flags):
     given = {name: v.format(host.name) if isinstance(v, str) else v for name, v in ONE[flags].items()}
     if flags == "fully-async":
+        given["rollout_function_path"] = host.fully_async_path
         host.need(host.fully_async, "fully-async rollout")
         host.need(not host.takes_lists, "need of it: its fully-async rollout takes lists")
     if flags == "its own filter":

@@ -20,7 +20,7 @@ from aiohttp import web
 from agentrl.engine import sglang
 from agentrl.slime import logs
 from tests.slime.conftest import ENV_FILE
-from tests.slime.contract.conftest import FULLY_ASYNC, WORKERS, starting
+from tests.slime.contract.conftest import WORKERS, starting
 
 GROUP = 4
 
@@ -63,10 +63,13 @@ FAULTS = {
     "engine 500 once": Fault({}, "500 once"),
     "engine refuses": Fault({}, "400", "engine", "engine", "HTTP 400"),
     "engine gone": Fault({}, "gone", "engine", "engine", "ServerDisconnectedError"),
+    "engine aborts": Fault({}, "abort", "engine", "engine", "and sampled no token"),
     "engine hangs": Fault({}, "hang", "engine", "engine", "no answer within 3 s"),
 }
 if WORKERS:
     del FAULTS["engine hangs"]  # the client's timeout is changed in this process
+ABORTED = {"text": "", "meta_info": {"finish_reason": {"type": "abort"}, "output_token_logprobs": []}}
+"""What SGLang answers to a request that it drops, as for new weights."""
 LIMITS = {"reset_s": 2, "step_s": 3, "tool_s": 1, "score_s": 2, "close_s": 2, "turns": 3}
 
 
@@ -96,22 +99,31 @@ def breaking(decode: Any) -> Any:
             seen = sessions.setdefault(name, [])
             if session not in seen:
                 seen.append(session)
+            how = "" if FAULTS[name].engine == "500 once" and session in failed else FAULTS[name].engine
             if session in seen[: GROUP // 2]:
-                match FAULTS[name].engine:
-                    case "400":
-                        raise web.HTTPBadRequest(text="no")
-                    case "500":
-                        raise web.HTTPInternalServerError(text="CUDA error")
-                    case "500 once" if session not in failed:
-                        failed.add(session)
-                        raise web.HTTPInternalServerError(text="a hiccup")
-                    case "gone":
-                        request.transport.abort()
-                    case "hang":
-                        await asyncio.sleep(30)
+                failed.add(session)
+                if (answer := await _broken_answer(how, request)) is not None:
+                    return answer
         return await handler(request)
 
     return fail
+
+
+async def _broken_answer(how: str, request: web.Request) -> web.StreamResponse | None:
+    match how:
+        case "400":
+            raise web.HTTPBadRequest(text="no")
+        case "500":
+            raise web.HTTPInternalServerError(text="CUDA error")
+        case "500 once":
+            raise web.HTTPInternalServerError(text="a hiccup")
+        case "abort":
+            return web.json_response(ABORTED)
+        case "gone":
+            request.transport.abort()
+        case "hang":
+            await asyncio.sleep(30)
+    return None
 
 
 @dataclass(frozen=True)
@@ -127,7 +139,7 @@ def outcome(request, host, checkpoint, renderer, tmp_path_factory) -> Iterator[O
     path = None
     if request.param == "fully-async":
         host.need(host.fully_async, "fully-async rollout")
-        path = FULLY_ASYNC.format(host.name)
+        path = host.fully_async_path
     count, folder = len(FAULTS), tmp_path_factory.mktemp("faults")
     with pytest.MonkeyPatch.context() as patch, starting(host, checkpoint, renderer, folder) as start:
         patch.setattr(sglang, "SGLangEngine", partial(sglang.SGLangEngine, timeout=3.0))

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from agentrl import ConfigError
+from agentrl import ConfigError, InfraError
 from agentrl.engine import Generation, ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
+from agentrl.rewards import grader
+from agentrl.slime import log_eval, log_rollout
+from agentrl.slime.logs import rollout_metrics
 from tests.rewards.scripted_judge import ScriptedJudge, serving
 from tests.slime.conftest import ENV_FILE
-from tests.slime.contract.conftest import FULLY_ASYNC
 from tests.slime.player import Player
 from tests.test_thinking import TEMPLATE
 
@@ -97,6 +99,74 @@ def test_filter(start, rows):
     assert metrics == {"rollout/dynamic_filter/drop_failed_environment_reset": 1}
 
 
+@grader
+async def broken(output):
+    raise InfraError("the judge is away")
+
+
+@pytest.mark.path("a grader that fails beside the host's own generate function")
+def test_a_grader_that_fails_beside_the_hosts_own_generate_function(start, rows, renderer):
+    """Metrics of agentrl's are about Envs. The log hooks leave such samples to the host."""
+    path = f"{__name__}.broken"
+    run = start(
+        rows(),
+        engine=Plain(renderer),
+        custom_generate_function_path=None,
+        custom_rm_path=path,
+        rollout_max_response_len=16,
+        custom_reward_post_process_path="agentrl.slime.post_process_rewards",
+    )
+    samples, data, _ = run.train()
+    assert log_rollout(0, run.args, samples, {}, 1.0) is False
+    assert data["raw_reward"] == data["rewards"] == [0.0] * 8
+    assert not any(sum(mask) for mask in data["loss_masks"])
+    run.args.eval_datasets[0].custom_rm_path = path
+    result = run.evaluate()
+    assert log_eval(0, run.args, {"held_out": result}, {}) is False
+    assert result["rewards"] == [0.0] * 8
+
+
+@pytest.mark.path("a grader that fails after an episode of an Env")
+def test_a_grader_that_fails_after_an_episode(start, rows):
+    run = start(rows(), agentrl={"env": f"{ENV_FILE}:Unscored"}, custom_rm_path=f"{__name__}.broken")
+    samples, _, _ = run.train()
+    metrics = rollout_metrics(run.args, samples)
+    assert (metrics.failed_episodes, metrics.failures) == (8, {"environment/score": 8})
+    counts = metrics.to_json()
+    assert counts["sampled_tokens"] == counts["masked_tokens"]["env_failure"] > 0 == counts["trained_tokens"]
+    for sample in samples:
+        spans = sample.metadata["agentrl"]["spans"]
+        assert {reason for _, _, kind, reason, _ in spans if kind == "sampled"} == {"env_failure"}
+
+
+class Plain(Player):
+    """It says the same to everybody, without a tool."""
+
+    def _say(self, input_ids: Any) -> Any:
+        return "Paris"
+
+
+@pytest.mark.path("group reward of a user's function")
+def test_a_users_group_reward_of_a_failed_episode_is_none(host, start, rows):
+    """The host gives it to all members, also to those that the environment failed."""
+    broken_rows = rows()
+    broken_rows[1]["metadata"] = {"break": "reset", "how": "world", "odd": True}
+    run = start(
+        broken_rows,
+        group_rm=True,
+        custom_rm_path=f"{__name__}.five",
+        custom_reward_post_process_path="agentrl.slime.post_process_rewards",
+    )
+    samples, data, _ = run.train()
+    failed = [sample.status == host.Status.FAILED for sample in samples]
+    assert sum(failed) == 1
+    assert data["raw_reward"] == [0.0 if one else 5.0 for one in failed]
+
+
+async def five(args: Any, samples: list[Any], **kwargs: Any) -> list[float]:
+    return [5.0] * len(samples)
+
+
 STOCK_FILTER = ".rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
 
 
@@ -157,15 +227,14 @@ def test_fan_out(host, quiz):
 @pytest.mark.path("fan-out: refused where the host cannot take it")
 @pytest.mark.parametrize("flag", ["partial_rollout", "group_rm", "fully-async", "filter"])
 def test_fan_out_is_refused_at_the_first_call(host, quiz, flag):
+    host.need(flag != "fully-async" or host.fully_async, "fully-async rollout")
     host.need(flag != "fully-async" or not host.takes_lists, "need of it: its fully-async rollout takes lists")
     args = {
         "partial_rollout": {"partial_rollout": True},
         "group_rm": {"group_rm": True, "custom_rm_path": "agentrl.slime.reward"},
-        "fully-async": {"rollout_function_path": FULLY_ASYNC.format(host.name)},
+        "fully-async": {"rollout_function_path": host.fully_async_path},
         "filter": {"dynamic_sampling_filter_path": f"{host.name}{STOCK_FILTER}"},
     }[flag]
-    path = args.pop("rollout_function_path", None)
     run = quiz(custom_reward_post_process_path="agentrl.slime.post_process_rewards", **args)
-    run.args.rollout_function_path = path  # only named
     with pytest.raises(ConfigError, match=r"thinking: strip"):
         run.train()

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from agentrl.models import tiny_model, tiny_tokenizer
 from tests.slime.conftest import ENV_FILE
-from tests.slime.contract.conftest import FULLY_ASYNC, WORKERS
+from tests.slime.contract.conftest import WORKERS
 from tests.slime.player import Player
 
 
@@ -98,7 +98,7 @@ def test_the_samples_own_session_routes(host, start, rows):
     policy = {"router_policy": "consistent_hashing", "sglang_router_policy": "consistent_hashing"}
     run = start(rows(session_id="shared by all"), **policy)
     samples, _ = run.samples()
-    assert set(run.engine.sessions) == {s.session_id for s in samples}
+    assert set(run.engine.sessions) == {host.session(s) for s in samples}
     assert len(set(run.engine.sessions)) == 8
     assert "" not in run.engine.sessions
 
@@ -260,7 +260,7 @@ def test_a_real_model(host, start, rows):
 @pytest.mark.path("fully-async")
 def test_fully_async(host, start, rows):
     host.need(host.fully_async, "fully-async rollout")
-    run = start(rows(), rollout_function_path=FULLY_ASYNC.format(host.name))
+    run = start(rows(), rollout_function_path=host.fully_async_path)
     for rollout_id in range(2):
         samples, data, _ = run.train(rollout_id)
         assert len(samples) == 8
@@ -273,7 +273,7 @@ def test_fully_async(host, start, rows):
 def test_fully_async_beside_evaluation(host, start, rows, events):
     """Two event loops of one process: the worker's own, and the one that evaluation runs on."""
     host.need(host.fully_async, "fully-async rollout")
-    run = start(rows(), rollout_function_path=FULLY_ASYNC.format(host.name))
+    run = start(rows(), rollout_function_path=host.fully_async_path)
     # slime's semaphore binds itself to the loop on which it is first waited for: one that nobody waits for serves both.
     host.rollout.GenerateState(run.args).semaphore = asyncio.Semaphore(10_000)
     samples, data, _ = run.train()
@@ -282,4 +282,4 @@ def test_fully_async_beside_evaluation(host, start, rows, events):
     assert set(data["raw_reward"]) <= {0.0, 1.0}
     assert sum(rewards) == 6.0
     if not WORKERS:  # each of them has its own, from an earlier test
-        assert events.count("share") == 2
+        assert events.count("share") == host.loops

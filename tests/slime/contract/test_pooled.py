@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from agentrl.slime.rollouts import flat_samples
-from tests.slime.contract.conftest import FULLY_ASYNC
 from tests.slime.contract.test_agents import AGENT, LISTS
 from tests.slime.contract.test_hooks import quiz as quiz  # a fixture
 
@@ -56,7 +55,7 @@ def run(host, quiz, monkeypatch) -> Any:
     host.need(host.has("rollout_id") and host.fully_async, "rollout_id, or no fully-async rollout")
     base_types = importlib.import_module(f"{host.name}.rollout.base_types")
     monkeypatch.setattr(base_types, "iter_samples", flat_samples, raising=False)
-    return quiz(**LISTS, rollout_function_path=FULLY_ASYNC.format(host.name), n_samples_per_prompt=1)
+    return quiz(**LISTS, rollout_function_path=host.fully_async_path, n_samples_per_prompt=1)
 
 
 def play(run: Any) -> tuple[Pooled, list[Any]]:

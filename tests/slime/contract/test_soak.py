@@ -15,7 +15,7 @@ from tests.hostile.env import LIMITS
 from tests.hostile.faults import BUGS, ODDITIES, ONCE, WORLD, script
 from tests.hostile.leaks import Before, no_tasks_left
 from tests.hostile.records import Record, rows, wrong
-from tests.slime.contract.conftest import FULLY_ASYNC, starting
+from tests.slime.contract.conftest import starting
 
 SAMPLES = int(os.environ.get("AGENTRL_SOAK", "120"))
 GROUP = 2
@@ -43,7 +43,7 @@ def record(sample) -> Record:
 @pytest.mark.skipif(sys.platform != "linux", reason="what is left is looked for in /proc")
 @pytest.mark.timeout(240 + SAMPLES)
 @pytest.mark.path("a hostile Env: every fault beside every other")
-@pytest.mark.parametrize("path", ["", FULLY_ASYNC], ids=["sync", "fully-async"])
+@pytest.mark.parametrize("path", ["", "fully-async"], ids=["sync", "fully-async"])
 def test_a_rollout_of_a_hostile_env(host, checkpoint, renderer, tmp_path, monkeypatch, path):
     if path:
         host.need(host.fully_async, "fully-async rollout")
@@ -62,7 +62,7 @@ def test_a_rollout_of_a_hostile_env(host, checkpoint, renderer, tmp_path, monkey
             n_samples_per_prompt=GROUP,
             global_batch_size=GROUP * prompts,
             rollout_max_response_len=800,
-            rollout_function_path=path.format(host.name) or None,
+            rollout_function_path=host.fully_async_path if path else None,
             sglang_server_concurrency=48 if path else 96,
             custom_reward_post_process_path="agentrl.slime.post_process_rewards",
         )

@@ -53,3 +53,35 @@ def test_a_wrong_configuration_ends_the_run(host, start, rows, wrong, mode, hook
 def test_a_wrong_configuration_ends_an_evaluation(start, rows, wrong):
     with pytest.raises(ConfigError, match=r"missing_here|unknown key (limits.)?turn"):
         start(rows(), agentrl=wrong).evaluate()
+
+
+@pytest.mark.path("a wrong configuration ends the run: a user's function that swallows errors")
+@pytest.mark.parametrize("dropping", [False, True])
+def test_a_wrong_configuration_ends_a_rollout_that_swallows_errors(host, start, rows, monkeypatch, dropping):
+    """And that may drop what has failed, unread."""
+    monkeypatch.setattr("agentrl.slime.fatal._PAUSE_S", 0.01)
+    run = start(rows(), agentrl={"env": "missing_here:Env"})
+    drawn = 0
+
+    async def roll():
+        nonlocal drawn
+        taken, errors = [], []
+        params = host.rollout.GenerateState(run.args).sampling_params
+        while len(taken) < 4 and len(errors) < 3:
+            drawn += 1
+            (group,) = run.data_source.get_samples(1)
+            try:
+                played = await host.rollout.generate_and_rm_group(run.args, group, params.copy())
+            except ConfigError as exc:
+                errors.append(exc)
+                continue
+            if not dropping or all(sample.status != host.Status.FAILED for sample in played):
+                taken += [played]
+        return taken, errors
+
+    taken, errors = host.run(roll())
+    assert len(errors) == (3 if dropping else 1), "an error that nobody sees is raised again"
+    assert drawn < 30
+    if not dropping:
+        with pytest.raises(ConfigError, match="missing_here"):
+            run.convert([sample for group in taken for sample in group])

@@ -1,0 +1,71 @@
+"""Whether a file that is unpickled, which can run code, was written by this process's user alone.
+
+A network file system may show another owner or another mode than the writer's. With root_squash, the files of root
+belong to nobody. Some mounts show mode 0777 for every file. So a file is compared with one that is made at that moment
+in the same folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+
+log = logging.getLogger("agentrl")
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def check_own(path: Path, name: str) -> None:
+    """Raises ConfigError if others can have written the file, or can write to the folder. `name` begins the message.
+
+    Raises OSError if there is no such file.
+    """
+    check_owner(path, name)
+    if not path.stat().st_mode & _OTHERS:
+        return
+    new_file = _new_file_beside(path)
+    if new_file is None or not new_file.st_mode & _OTHERS:
+        raise ConfigError(
+            f"{name}: others can write to it, and files read from there can run code; run `chmod go-w {path}`, "
+            "or name a folder of your own"
+        )
+    _warn_of_modes(path)
+
+
+def check_owner(path: Path, name: str) -> None:
+    """Raises ConfigError if another user has made the file or the folder. The rest is as in `check_own`."""
+    owner = path.stat().st_uid
+    if owner == os.getuid():
+        return
+    new_file = _new_file_beside(path)
+    expected = os.getuid() if new_file is None else new_file.st_uid
+    if owner != expected:
+        raise ConfigError(
+            f"{name}: it belongs to another user (uid {owner}, here {expected}), and files read from there can "
+            "run code; name a folder of your own, or copy it into one"
+        )
+
+
+def _new_file_beside(path: Path) -> os.stat_result | None:
+    """The state of a new file in the same folder. None if none can be made there."""
+    folder = path if path.is_dir() else path.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno())
+    except OSError:
+        return None
+
+
+@cache
+def _warn_of_modes(path: Path) -> None:
+    log.warning(
+        "%s: its file system shows every file as writable for others, so agentrl cannot check who writes there; other "
+        "users may run code here",
+        path,
+    )

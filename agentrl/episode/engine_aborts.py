@@ -1,0 +1,67 @@
+"""A turn is asked for again when the engine aborts it by itself, as for new weights. This bounds how long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from agentrl._util.concurrency import uncounted
+from agentrl.errors import EngineError
+
+log = logging.getLogger("agentrl")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+"""Between two requests. The pause doubles each time."""
+_REQUEST_S = 10.0
+"""Of a request, at most this counts: a paused engine answers when its weights are there."""
+_USUAL = 4
+"""So many aborts in a row are no cause to warn."""
+_WARN_S = 60.0
+
+_warned_at = float("-inf")
+
+
+@dataclass(slots=True)
+class EngineAborts:
+    """The aborts of one turn since its last token."""
+
+    bound_s: float
+    count: int = 0
+    lost_s: float = 0.0
+
+    async def wait(self, tokens: int, request_s: float) -> None:
+        """Wait before the next request. The last one took `request_s` seconds, and was aborted after so many tokens.
+
+        Raises EngineError after `bound_s` seconds without a token.
+        """
+        if tokens:
+            self.count, self.lost_s = 0, 0.0
+        pause = min(_FIRST_PAUSE_S * 2.0 ** min(self.count, 10), _LONGEST_PAUSE_S)
+        self.count += 1
+        self.lost_s += min(request_s, _REQUEST_S)
+        if self.count > 1 and self.lost_s >= self.bound_s:
+            raise EngineError(
+                f"the engine aborted {self.count} requests for a turn within {self.lost_s:.0f} s and sampled no token, "
+                "although the host did not abort; see its log (engine_retry_s bounds this)"
+            )
+        if self.count > _USUAL:
+            _warn(self)
+        with uncounted():  # the episode is not slow: it has no engine
+            await asyncio.sleep(pause)
+        self.lost_s += pause
+
+
+def _warn(aborts: EngineAborts) -> None:
+    """Thousands of turns may wait, so the rest is logged as INFO."""
+    global _warned_at
+    now = time.monotonic()
+    level = logging.WARNING if now - _warned_at >= _WARN_S else logging.INFO
+    _warned_at = now if level == logging.WARNING else _warned_at
+    log.log(
+        level,
+        "the engine has aborted %d requests for a turn, and the host has not asked for it: they are repeated for %g s",
+        aborts.count,
+        aborts.bound_s,
+    )

@@ -1,0 +1,52 @@
+"""Modules that only the shell's PYTHONPATH has. A job that is submitted to Ray does not get the shell's environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from agentrl.slime.check.finding import LaunchFinding, error, warning
+from agentrl.slime.check.setup import Setup
+
+
+def job_path(setup: Setup) -> Iterator[LaunchFinding]:
+    """Check that the job finds the Env, the reward and the functions that flags name."""
+    command = setup.command
+    if not command.submitted:
+        return
+    named = dict(setup.args.functions())
+    if setup.config is not None:
+        named |= {"env": setup.config.env or "", "reward": setup.config.reward or ""}
+    for name, path in named.items():
+        package = path.replace(":", ".").partition(".")[0]
+        folder = None if ".py" in path else _shell_folder(package, command.path)
+        if folder is None:
+            continue
+        text = (
+            f"{name} {path}: {package} is found here by the shell's PYTHONPATH ({folder}), which the job does not get"
+        )
+        remedy = 'write {"env_vars": {"PYTHONPATH": "' + f"...:{folder}" + '"}} into --runtime-env-json'
+        if command.sets_python_path:
+            yield error(f"{text}; {remedy}")
+        else:
+            yield warning(f"{text} unless Ray was started with it; {remedy}")
+
+
+def _shell_folder(package: str, job: tuple[str, ...]) -> str | None:
+    """The folder of the shell's PYTHONPATH that has the package. None if the job has it, too, or no folder has it."""
+    shell = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    resolved = {str(Path(folder).resolve()) for folder in job}
+    shell_only = [folder for folder in shell if str(Path(folder).resolve()) not in resolved]
+    holder = next((folder for folder in shell_only if _has(folder, package)), None)
+    if holder is None or any(_has(folder, package) for folder in job):
+        return None
+    absolute = {str(Path(folder).resolve()) for folder in shell}
+    installed = [folder for folder in sys.path if folder and str(Path(folder).resolve()) not in absolute]
+    return holder if PathFinder.find_spec(package, installed) is None else None
+
+
+def _has(folder: str, package: str) -> bool:
+    return Path(folder, package).is_dir() or Path(folder, f"{package}.py").is_file()
