@@ -569,10 +569,12 @@ def test_kv_bytes(config, cache, expected):
 
 
 def test_a_template_that_cannot_be_continued(model):
-    template = (model / "chat_template.jinja").read_text()
-    counted = template.replace("message.role", "(message.role ~ loop.index)")
-    if counted == template:
-        counted = "{% for m in messages %}{{ m.role }}{{ loop.revindex }}{{ m.content }}{% endfor %}"
+    """Each header holds the number of letters of the message before it, which a bridge does not render."""
+    counted = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}"
+        "{{ loop.previtem.content | length if loop.previtem is defined }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant{{ messages[-1].content | length }}\n{% endif %}"
+    )
     (model / "chat_template.jinja").write_text(counted)
     assert any(level == "error" and "chat template" in text for level, text in serious()), serious()
 
