@@ -1,7 +1,8 @@
 """Back ends of `agentrl.sandbox.Sandbox`.
 
-`open_backend` makes one by name: docker and bubblewrap for what a model wrote. LocalSandbox runs trusted code as a
-plain subprocess; FakeSandbox runs nothing and answers from a script, for tests. SandboxPool keeps sandboxes ready.
+`open_backend` makes a back end by name: docker and bubblewrap for code from a model. LocalSandbox runs trusted code as
+a plain subprocess. FakeSandbox runs no programs and answers from a script, for tests. SandboxPool keeps sandboxes
+ready.
 """
 
 from agentrl_sandbox.backend import Backend, FoundSandbox, open_backend

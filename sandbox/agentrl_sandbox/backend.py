@@ -1,4 +1,4 @@
-"""The Backend protocol: what makes, lists and removes sandboxes; and the table of back ends by name."""
+"""The Backend protocol, to make, list and remove sandboxes, and the table of back ends by name."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from agentrl_sandbox.spec import SandboxSpec
 
 @dataclass(frozen=True, slots=True)
 class FoundSandbox:
-    """A sandbox that a back end found on this machine or engine, whichever process made it."""
+    """A sandbox on this machine or engine, made by any process."""
 
     sandbox_id: str
     image: str
     owner: str
-    """As `agentrl_sandbox.owners` writes it: host, boot, process and start time."""
+    """Host, boot, process and start time, in the form of `agentrl_sandbox.owners`."""
     run: str
-    """The name of the run that made it."""
+    """The name of the run."""
     deadline: float
-    """Unix time after which it may be removed."""
+    """Unix time. After the deadline the sandbox may be removed."""
     gone: bool
-    """Whether its owner is gone, or its deadline has passed."""
+    """Whether the owner is gone, or the deadline has passed."""
     host: str = ""
-    """Where it is, if the back end has several hosts."""
+    """The host's name, if the back end has several hosts."""
 
 
 class Backend(Protocol):
-    """A way to make sandboxes. Entering it connects to what it needs and removes what earlier owners left.
+    """A maker of sandboxes. Entering a back end connects to the engine and removes the leftovers of earlier owners.
 
-    Raises SandboxError, naming the remedy, if it cannot work on this machine (no engine, no bubblewrap).
+    Raises SandboxError, naming the remedy, if the back end cannot work on this machine (no engine, no bubblewrap).
     """
 
     name: str
@@ -46,25 +46,25 @@ class Backend(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     def sandbox(self, spec: SandboxSpec) -> Sandbox:
-        """A sandbox that is not open yet. Raises ConfigError for a spec that this back end cannot enforce."""
+        """A sandbox, not open yet. Raises ConfigError for a spec beyond the limits of this back end."""
         ...
 
     async def prepare(self, image: str) -> None:
-        """Have an image ready, so that opening a sandbox need not wait for it. Raises SandboxError if there is none."""
+        """Make an image ready, so opening a sandbox need not wait. Raises SandboxError if the image does not exist."""
         ...
 
     async def list(self) -> Sequence[FoundSandbox]:
-        """All sandboxes of agentrl, those of other processes too."""
+        """All sandboxes of agentrl, including the sandboxes of other processes."""
         ...
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
-        """Remove sandboxes with all their processes. Those already gone are not an error."""
+        """Remove sandboxes with all their processes. Sandboxes already gone are not an error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something other than a sandbox that agentrl made on this machine or engine, and that no sandbox uses any more."""
+    """An object of agentrl on this machine or engine (no sandbox) without any user left."""
 
     kind: Literal["image", "cgroup", "process"]
     name: str
@@ -80,13 +80,13 @@ class HasLeftovers(Protocol):
     async def leftovers(self) -> Sequence[Leftover]: ...
 
     async def clear(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:
-        """Remove them. Returns those that are gone now. What is in use again is kept."""
+        """Remove leftovers. Returns the removed leftovers. Leftovers in use again stay."""
         ...
 
 
 @runtime_checkable
 class HasMachine(Protocol):
-    """A back end that, once entered, knows the machine where its sandboxes run. For other back ends it is this one."""
+    """A back end that, once entered, knows the machine of the sandboxes. Other back ends use this machine."""
 
     @property
     def machine(self) -> Machine: ...
@@ -94,23 +94,23 @@ class HasMachine(Protocol):
 
 @runtime_checkable
 class KeepsMachines(Protocol):
-    """A back end that can keep a running machine as it is, if its service offers that."""
+    """A back end that can save a running machine, if the service supports snapshots of machines."""
 
     @property
     def keeps_machines(self) -> bool:
-        """Whether the service offers it: known once the back end is entered."""
+        """Whether the service supports snapshots of machines. Known once the back end is entered."""
         ...
 
     async def keep(self, sandbox: Sandbox) -> MachineSnapshot:
-        """Keep the machine of an open sandbox, which runs on. No command may be awaited meanwhile. Raises SandboxError.
+        """Save the machine of an open sandbox. The sandbox runs on. No command may be awaited meanwhile.
 
-        A sandbox whose spec has its `image` continues from it.
+        A sandbox with the snapshot's `image` in the spec continues from there. Raises SandboxError.
         """
         ...
 
 
 def machine_of(backend: Backend) -> Machine:
-    """The machine on which a back end's sandboxes run, if it is known. The back end must be entered."""
+    """The machine of a back end's sandboxes, if known. The back end must be entered."""
     return backend.machine if isinstance(backend, HasMachine) else machine.here()
 
 
@@ -127,15 +127,15 @@ BACKENDS = {
 log = logging.getLogger("agentrl")
 
 _warned: set[str] = set()
-"""The fallbacks with a warning already, so that the pools of several event loops log it once."""
+"""The fallbacks already logged, so the pools of several event loops log each fallback once."""
 
 
 def open_backend(name: str) -> Backend:
-    """A back end by its name in BACKENDS, or the class at `package.module:Class`; it is not entered yet. After
-    "hosted:" comes the class of a service's sandbox: `hosted:slime.agent.sandbox:E2BSandbox`. After "docker:" come
-    hosts: `docker:ssh://user@one,ssh://user@two`.
+    """A back end by name in BACKENDS, or by class as `package.module:Class`, not entered yet. After "hosted:" comes the
+    class of a service's sandbox: `hosted:slime.agent.sandbox:E2BSandbox`. After "docker:" come hosts:
+    `docker:ssh://user@one,ssh://user@two`.
 
-    Raises ConfigError for an unknown name, or if a Python package is missing that the back end needs.
+    Raises ConfigError for an unknown name, or if a required Python package is missing.
     """
     kind, _, service = name.partition(":")
     if kind == "docker" and service:
@@ -204,7 +204,7 @@ class AutoBackend:
 
 
 def _tell_choice(name: str, reasons: Sequence[str]) -> None:
-    """Log which back end `auto` took, and why not the better one."""
+    """Log the choice of `auto`, and the reasons against better back ends."""
     if not reasons:
         log.info("sandboxes run in %s", name)
     elif (why := "; ".join(reasons)) not in _warned:

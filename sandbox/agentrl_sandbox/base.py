@@ -1,7 +1,7 @@
 """ShellSandbox: the whole Sandbox protocol, built on one primitive of the back end: start a program inside.
 
-Files travel through programs that run inside, as the requested user (cat, head, tar). So no path of the host is ever
-made from a sandbox's data, and links lead where they do inside.
+Files travel through programs inside the sandbox, run as the requested user (cat, head, tar). So no path of the host is
+ever made from a sandbox's data, and links lead to targets inside.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ShellSandbox(abc.ABC):
     """Shared by the back ends. A back end writes `_open`, `_close` and `_spawn`, and may override other hooks."""
 
     kind: ClassVar[str]
-    """The back end's name; `sandbox_id` starts with it."""
+    """The back end's name, and the start of `sandbox_id`."""
     shell: Sequence[str] = ("bash", "-c")
     has_services: ClassVar[bool] = False
-    """Whether it can have `SandboxSpec.services`."""
+    """Whether the back end supports `SandboxSpec.services`."""
     tool_path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    """PATH of the programs that transfer files: folders that no command of the sandbox can write to."""
+    """PATH of the programs for file transfers: folders not writable by any command of the sandbox."""
 
     def __init__(self, spec: SandboxSpec, sandbox_id: str) -> None:
         if spec.services is not None and not self.has_services:
@@ -64,21 +64,21 @@ class ShellSandbox(abc.ABC):
 
     @abc.abstractmethod
     async def _close(self) -> None:
-        """Remove the sandbox with all that runs in it, even one that was opened only in part. Not cancelled."""
+        """Remove the sandbox with all its processes, even after a partial open. Not cancelled."""
 
     async def _listener(self) -> socket.socket:
-        """A socket that listens at `egress.listening.PORT` of the open sandbox's loopback; for a spec with hosts."""
+        """A socket listening at `egress.listening.PORT` of the open sandbox's loopback. Used for a spec with hosts."""
         raise ConfigError(f"{self.kind} sandboxes cannot keep to a list of hosts; use docker or bubblewrap")
 
     @abc.abstractmethod
     async def _spawn(
         self, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str, stdin: bool, sink: OnOutput
     ) -> Running:
-        """Start a program. `env` is added to the sandbox's own environment, in which `spec.env` is. Without `stdin`,
-        its stdin is empty.
+        """Start a program. `env` extends the sandbox's own environment, `spec.env` included. Without `stdin`, stdin is
+        empty.
 
-        If this is cancelled, no process is left. Raises FileNotFoundError for a `cwd` that is no folder, and
-        SandboxKilledError or SandboxError if nothing can be started.
+        After a cancellation no process is left. Raises FileNotFoundError for a `cwd` that is no folder, and
+        SandboxKilledError or SandboxError if the program cannot be started.
         """
 
     def _check_user(self, user: str) -> None:  # noqa: B027 - by default each user will do
@@ -89,7 +89,7 @@ class ShellSandbox(abc.ABC):
         return absolute(posixpath.join(self.spec.workdir, sandbox_path))
 
     def _folders(self) -> tuple[str, ...]:
-        """The writable folders, which a snapshot holds."""
+        """The writable folders: the content of a snapshot."""
         workdir = absolute(self.spec.workdir)
         return ("/tmp",) if f"{workdir}/".startswith("/tmp/") else (workdir, "/tmp")
 
@@ -115,7 +115,7 @@ class ShellSandbox(abc.ABC):
         await self.close()
 
     async def close(self) -> None:
-        """Remove the sandbox with all that runs in it, even if this call is cancelled. Safe to call twice."""
+        """Remove the sandbox with all its processes, even if this call is cancelled. Safe to call twice."""
         if self._state != "new":
             self._state = "closed"
             await finish(self._shut())
@@ -183,8 +183,10 @@ class ShellSandbox(abc.ABC):
         return target.getvalue()
 
     async def read_stored(self, sandbox_path: str, *, max_bytes: int) -> bytes:
-        """The beginning of a plain file, whatever its permissions. If the back end can, it uses no program of the
-        sandbox, as its user may have replaced them. Raises FileNotFoundError if there is none."""
+        """The beginning of a plain file, whatever the permissions. If the back end can, the file is read without
+        programs of the sandbox, as the sandbox's user may have replaced programs. Raises FileNotFoundError for a
+        missing file.
+        """
         try:
             return await self.read_bytes(sandbox_path, user="root", max_bytes=max_bytes)
         except IsADirectoryError as exc:
@@ -289,8 +291,8 @@ class ShellSandbox(abc.ABC):
         target: IO[bytes] | None = None,
         limit: int = 1 << 20,
     ) -> None:
-        """Run a script of `tools` in the root. Raises OSError about `name`, the path as the caller wrote it; with
-        EFBIG if there are more than `limit` bytes of output.
+        """Run a script of `tools` in the root. Raises OSError about `name`, the caller's path, with EFBIG for more than
+        `limit` bytes of output.
         """
         catch = tools.Catch(target or io.BytesIO(), limit)
         running = await self._spawn(
@@ -316,7 +318,7 @@ class ShellSandbox(abc.ABC):
         await self._tool(tools.CHMOD, self._file(sandbox_path), mode, user=user, name=sandbox_path)
 
     def _tell_loosened(self) -> None:
-        """Log what is less safe than the defaults: once for each kind of sandbox, as a pool makes many alike."""
+        """Log settings less safe than the defaults: once for each kind of sandbox, as a pool makes many alike."""
         for weakness in self.spec.loosened():
             if (self.kind, weakness) not in _told:
                 _told.add((self.kind, weakness))

@@ -1,4 +1,4 @@
-"""A command in a sandbox: the back end's `Running`, and the protocol's `Process` on top of it."""
+"""A command in a sandbox: the back end's `Running`, and the protocol's `Process` on top."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from agentrl_sandbox.output import Output
 T = TypeVar("T")
 
 _LONGEST_SCRIPT = 128 << 10
-"""The longest argument of a program that Linux accepts, in bytes."""
+"""The longest argument of a program on Linux, in bytes."""
 _PIECE = 256 << 10
 
 
 class Running(Protocol):
-    """A command that a back end has started. Its output goes to the sink that `ShellSandbox._spawn` was given."""
+    """A command started by a back end. Output goes to the `sink` of `ShellSandbox._spawn`."""
 
     async def send(self, data: bytes) -> None:
-        """Write to its stdin and wait while the pipe is full. Raises BrokenPipeError once the reader is gone."""
+        """Write to stdin and wait while the pipe is full. Raises BrokenPipeError once the reader is gone."""
         ...
 
     async def close_stdin(self) -> None: ...
 
     async def ended(self) -> int:
-        """Wait until its first process has ended and its output is delivered; the exit code, 128 + n for signal n.
+        """Wait for the end of the first process and all output. Returns the exit code, 128 + n for signal n.
 
-        A background process that still holds the pipes delays it by a moment only. May be cancelled and called again.
+        A background process still holding the pipes causes only a moment's delay. May be cancelled and called again.
         Raises SandboxKilledError or SandboxError if the sandbox ended meanwhile.
         """
         ...
 
     async def kill(self) -> None:
-        """Kill it with its whole process tree, if it has not ended, and wait until it is dead and its output is
-        delivered. Raises SandboxKilledError if the sandbox had to be killed for it. Safe to call twice."""
+        """Kill the whole process tree, unless already ended, and wait for the end and all output. Raises
+        SandboxKilledError if the kill required the end of the sandbox. Safe to call twice.
+        """
         ...
 
 
 class ShellProcess:
-    """An `agentrl.sandbox.Process` made of a Running and its Output."""
+    """An `agentrl.sandbox.Process` made of a Running and an Output."""
 
     def __init__(self, running: Running, output: Output, check_open: Callable[[], None]) -> None:
         self._running = running
@@ -73,7 +74,7 @@ class ShellProcess:
         await finish(self._running.kill())
 
     async def _code(self, timeout: float | None) -> int | None:
-        """The exit code; None if it was killed at its timeout."""
+        """The exit code. None after a kill at the timeout."""
         try:
             async with asyncio.timeout(timeout) as deadline:
                 return await self._running.ended()
@@ -85,7 +86,7 @@ class ShellProcess:
 
 
 class Unstartable:
-    """The process of a command that no shell accepts."""
+    """The process of a command not accepted by any shell."""
 
     def __init__(self) -> None:
         self._result = ExecResult(CANNOT_RUN, "", "cannot run the command: it is too long or holds a NUL character\n")
@@ -109,7 +110,7 @@ def fits(script: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def fed(feed: Coroutine[Any, Any, None] | None) -> AsyncIterator[None]:
-    """Run `feed`, which writes to a command's stdin, beside the body. A missing reader is not an error."""
+    """Run `feed`, a writer to a command's stdin, beside the body. A missing reader is not an error."""
     if feed is None:
         yield
         return
@@ -124,7 +125,7 @@ async def fed(feed: Coroutine[Any, Any, None] | None) -> AsyncIterator[None]:
 
 
 async def finish(work: Awaitable[T]) -> T:
-    """Wait for `work` to its end, even if the caller is cancelled. The cancellation is raised afterwards."""
+    """Wait for the end of `work`, even if the caller is cancelled. The cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     cancelled = None
     while not task.done():

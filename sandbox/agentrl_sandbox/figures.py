@@ -1,4 +1,4 @@
-"""The figures of a pool: how many sandboxes, what went wrong, how long it took."""
+"""The figures of a pool: counts of sandboxes and failures, and durations."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class LaneFigures:
-    """One lane now."""
+    """One lane at present."""
 
     capacity: int
     ready: int
     in_use: int
     waiting: int
-    """Callers of `acquire` that have no sandbox yet."""
+    """Callers of `acquire` still without a sandbox."""
     making: int
     removing: int
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """A pool now, and what it has done so far."""
+    """A pool at present, and the totals so far."""
 
     lanes: Mapping[LaneName, LaneFigures]
     created: int
     removed: int
     handed_out: int
     at_once: int
-    """How many of those handed out were ready at the request."""
+    """Sandboxes handed out without a wait."""
     failed: int
-    """Creations that failed; each was tried again."""
+    """Failed creations, each followed by a retry."""
     died: int
-    """Sandboxes that were found dead before anyone used them."""
+    """Sandboxes that died before use."""
     left_behind: int
-    """Sandboxes that could not be removed. The back end's reaper removes them later."""
+    """Sandboxes left after a failed removal. The back end's reaper removes these later."""
     wait: Quantiles
     """From the call of `acquire` to the sandbox."""
     create: Quantiles

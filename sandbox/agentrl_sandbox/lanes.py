@@ -1,4 +1,4 @@
-"""The bookkeeping of a pool: its sandboxes, the callers that wait, and which sandbox to make next. No function here
+"""The bookkeeping of a pool: the sandboxes, the waiting callers, and the next sandbox to make. No function here
 waits.
 """
 
@@ -25,7 +25,7 @@ class PooledSandbox:
     spec: SandboxSpec
     born: float
     seen: float
-    """When it was last known to work."""
+    """The time of the last sign of life."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class SandboxRequest:
 
 @dataclass(slots=True)
 class Trouble:
-    """Creations of one spec that failed in a row. While there is trouble, one is tried at a time, after a pause."""
+    """Consecutive failed creations of one spec. During trouble, creations are tried one at a time, after a pause."""
 
     failures: int = 0
     until: float = 0.0
@@ -53,9 +53,9 @@ class Trouble:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """Sandboxes for one use, at most `capacity` of them at a time.
+    """Sandboxes for one use, at most `capacity` at a time.
 
-    Each is ready, in use, being made or being removed. No lane waits for another.
+    Each sandbox is ready, in use, being made or being removed. Lanes never wait for each other.
     """
 
     name: LaneName
@@ -111,12 +111,12 @@ class Lane:
         return list(lacking.elements())[: max(0, self.room - len(self.unmet()))]
 
     def surplus(self) -> PooledSandbox | None:
-        """A ready sandbox to give up, to make room for one that a caller waits for."""
+        """A ready sandbox to give up, to make room for a sandbox that a caller waits for."""
         missing = len(self.unmet()) - self.room - self.removing
         return self.ready[0] if self.ready and missing > 0 else None
 
     def take_out(self, box: PooledSandbox) -> bool:
-        """Count a sandbox as being removed. False if it was taken out before."""
+        """Count a sandbox as being removed. False if the sandbox was taken out before."""
         if box in self.ready:
             self.ready.remove(box)
         elif box in self.in_use:
@@ -127,14 +127,14 @@ class Lane:
         return True
 
     def withdraw(self, request: SandboxRequest) -> PooledSandbox | None:
-        """Forget a request. Returns the sandbox that it was given meanwhile."""
+        """Forget a request. Returns the sandbox assigned meanwhile."""
         if request in self.waiting:
             self.waiting.remove(request)
         future = request.sandbox
         return future.result() if future.done() and not future.cancelled() and future.exception() is None else None
 
     def refuse(self, error: type[Exception], text: str, spec: SandboxSpec | None = None) -> None:
-        """Raise an error in the callers that wait (for this spec)."""
+        """Raise an error in the waiting callers (for this spec)."""
         for request in list(self.waiting):
             if spec in (None, request.spec):
                 self.waiting.remove(request)

@@ -1,4 +1,4 @@
-"""The cores and the memory for sandboxes: what this process may use here, or those of another machine."""
+"""The cores and the memory for sandboxes: the share of this process here, or a remote machine."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _SHARE_OF_MEMORY = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that holds sandboxes."""
+    """A machine for sandboxes."""
 
     cores: float
     memory_mb: int
 
     def room(self, spec: SandboxSpec) -> int:
-        """How many sandboxes of a spec it holds at once; at least 2, one of them for grading."""
+        """The number of parallel sandboxes of a spec on the machine; at least 2, including a sandbox for grading."""
         by_memory = _SHARE_OF_MEMORY * self.memory_mb / spec.total_memory_mb
         return max(2, int(min(_SHARING * self.cores / spec.total_cpus, by_memory)))
 
 
 def here() -> Machine:
-    """The machine as this process may use it."""
+    """This machine, with the limits of this process."""
     return Machine(cores(), memory_mb())
 
 
@@ -39,14 +39,14 @@ def room(spec: SandboxSpec) -> int:
 
 
 def needed(spec: SandboxSpec, sandboxes: int) -> tuple[int, int]:
-    """The cores, and the memory in MiB, that this many sandboxes need."""
+    """The cores, and the memory in MiB, for this many sandboxes."""
     return math.ceil(sandboxes * spec.total_cpus / _SHARING), math.ceil(
         sandboxes * spec.total_memory_mb / _SHARE_OF_MEMORY
     )
 
 
 def cores(cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """CPU cores; a container may have part of one."""
+    """CPU cores; a container may have part of a core."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, period = [*_words(cgroups / "cpu.max"), "", ""][:2]  # version 2 of cgroups, else 1
     if not quota:

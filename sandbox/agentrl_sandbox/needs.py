@@ -1,4 +1,4 @@
-"""What a machine must have to run sandboxes, in words: for `Env.needs`, which `agentrl slime check` prints."""
+"""The needs of sandboxes on a machine, in words: for `Env.needs`, printed by `agentrl slime check`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SOCKET = "/var/run/docker.sock"
 
 
 def needs(backend: str, spec: SandboxSpec, episodes: int, size: int | None = None) -> list[str]:
-    """The needs of a SandboxPool for this many episodes at a time. `size` is the pool's, if it is given."""
+    """The needs of a SandboxPool for this many parallel episodes. `size` is the pool's size, if given."""
     sandboxes = min(episodes, size or episodes)
     both = sandboxes + max(1, (size or sandboxes) // 4)
     cores, memory_mb = machine.needed(spec, both)
@@ -29,7 +29,7 @@ def needs(backend: str, spec: SandboxSpec, episodes: int, size: int | None = Non
 
 
 def _runs_here(backend: str) -> bool:
-    """Whether its sandboxes run on this machine, as far as that can be known without asking an engine."""
+    """Whether the sandboxes run on this machine, as far as known without asking an engine."""
     remote = not (os.environ.get("DOCKER_HOST") or "unix://").startswith("unix://")
     if backend.startswith("docker:"):
         return "unix://" in backend
@@ -56,5 +56,5 @@ def _programs(backend: str) -> list[str]:
 
 
 def _is_there(address: str) -> bool:
-    """Whether a Unix socket is there. A socket of another machine is assumed to be there."""
+    """Whether a Unix socket exists. A socket of a remote machine is assumed to exist."""
     return "://" in address or Path(address).is_socket()

@@ -1,4 +1,4 @@
-"""The kept part of a command's output: the first and the last half of each stream, with a mark between them."""
+"""The retained part of a command's output: the first and the last half of each stream, with a mark between."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Stream: TypeAlias = Literal["stdout", "stderr"]
 
 
 class HeadTailBuffer:
-    """Keeps at most `limit` bytes of one stream. Its memory does not grow with the output."""
+    """Retains at most `limit` bytes of one stream. Memory does not grow with the output."""
 
     def __init__(self, limit: int) -> None:
         self._limit = max(limit, 0)
@@ -32,7 +32,7 @@ class HeadTailBuffer:
         return self._dropped > 0 or len(self._tail) > self._tail_limit
 
     def text(self) -> str:
-        """The stream as text, with U+FFFD for bytes that are not UTF-8. A character at the cut is left out."""
+        """The stream as text, with U+FFFD for invalid UTF-8. A character at the cut is left out."""
         self._trim()
         if not self._dropped:
             return (self._head + self._tail).decode(errors="replace")
@@ -48,7 +48,9 @@ class HeadTailBuffer:
 
 
 class Output:
-    """The two streams of a command. Each piece is also handed to `on_output`; what that raises is kept in `error`."""
+    """The two streams of a command. Each piece is also handed to `on_output`; an exception of `on_output` is stored in
+    `error`.
+    """
 
     def __init__(self, max_output: int, on_output: OnOutput | None = None) -> None:
         self._buffers: dict[Stream, HeadTailBuffer] = {
@@ -68,7 +70,7 @@ class Output:
             self.error = exc
 
     def result(self, exit_code: int) -> ExecResult:
-        """The result of a command that ended. Raises what `on_output` raised."""
+        """The result of an ended command. Raises the exception of `on_output`."""
         return self._result(exit_code, timed_out=False)
 
     def timed_out(self) -> ExecResult:
@@ -83,7 +85,7 @@ class Output:
 
 
 def _without_part_at_end(data: bytearray) -> bytearray:
-    """The data without its last bytes if they are the beginning of an incomplete UTF-8 character."""
+    """The data without the beginning of an incomplete UTF-8 character at the end."""
     for length in range(1, min(4, len(data) + 1)):
         byte = data[-length]
         if 0xC0 <= byte < 0xF8:
@@ -95,7 +97,7 @@ def _without_part_at_end(data: bytearray) -> bytearray:
 
 
 def _without_part_at_start(data: bytearray) -> bytearray:
-    """The data without its first bytes if they are the end of an incomplete UTF-8 character."""
+    """The data without the end of an incomplete UTF-8 character at the start."""
     start = 0
     while start < min(3, len(data)) and 0x80 <= data[start] < 0xC0:
         start += 1

@@ -1,7 +1,7 @@
-"""Who owns a sandbox, and whether that owner is gone.
+"""The owner of a sandbox, and whether the owner is gone.
 
-Owners that cannot be seen from here never count as gone, unless they share a folder of heartbeats with this process:
-AGENTRL_OWNERS names it. Otherwise their sandboxes' deadlines decide.
+Owners invisible from here never count as gone, unless AGENTRL_OWNERS names a folder of heartbeats shared with this
+process. Otherwise the sandboxes' deadlines decide.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["FOLDER", "RUN", "Owner", "current", "heartbeat", "is_gone", "run_nam
 log = logging.getLogger("agentrl")
 
 FOLDER = "AGENTRL_OWNERS"
-"""Environment variable: a folder that several machines or containers share, for their heartbeats."""
+"""Environment variable: a folder shared by several machines or containers, for heartbeats."""
 RUN = "AGENTRL_RUN"
 """Environment variable: the name of the run."""
 
 BEAT_S = 15.0
 """Seconds between heartbeats."""
 _STALE_S = 300.0
-"""An owner whose last heartbeat is older is gone. Network file systems may show times that are a minute old."""
+"""Seconds of silence after which an owner is gone. Network file systems may show times a minute old."""
 _FORGOTTEN_S = 7 * 86400.0
-"""Heartbeats of dead owners are removed after this time. By then the deadlines of their sandboxes have passed."""
+"""Seconds until heartbeats of dead owners are removed. By then the deadlines of their sandboxes have passed."""
 
 
 def run_name() -> str:
@@ -41,9 +41,9 @@ def run_name() -> str:
 
 
 def is_gone(owner: str, deadline: float = float("inf")) -> bool:
-    """Whether a sandbox's owner is known to be gone, or its deadline (Unix time) has passed.
+    """Whether a sandbox's owner is known to be gone, or the deadline (Unix time) has passed.
 
-    If it cannot be known, the answer is False: keeping a sandbox too long is better than taking it from its owner.
+    In doubt, the answer is False: a sandbox with a long life is better than a sandbox taken from a live owner.
     """
     if time.time() > deadline:
         return True
@@ -55,7 +55,7 @@ def is_gone(owner: str, deadline: float = float("inf")) -> bool:
 
 @contextlib.contextmanager
 def heartbeat() -> Iterator[None]:
-    """Show others that this process lives, if AGENTRL_OWNERS names a folder that they share."""
+    """Show other processes that this process lives, if AGENTRL_OWNERS names a shared folder."""
     folder = _folder()
     if folder is None:
         yield

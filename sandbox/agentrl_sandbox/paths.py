@@ -4,5 +4,5 @@ import posixpath
 
 
 def absolute(sandbox_path: str) -> str:
-    """The path from the sandbox's root, which is also where relative paths start; `..` stops there as in a chroot."""
+    """The path from the sandbox's root. Relative paths start at the root too, and `..` stops there as in a chroot."""
     return "/" + posixpath.normpath("/" + sandbox_path).lstrip("/")

@@ -26,38 +26,36 @@ log = logging.getLogger("agentrl")
 _TENDED_S = 15.0
 """Seconds between two checks of the ready sandboxes."""
 _LOOKED_AFTER_S = 120.0
-"""How long a ready sandbox may take to answer a check. If a program trains in this event loop, that program is the
-slow one.
-"""
+"""Seconds for a ready sandbox to answer a check. Training in this event loop may delay the answer."""
 _FRESH_S = 2 * _TENDED_S
-"""A ready sandbox that was alive this recently is handed out unchecked: a busy engine takes a second to answer."""
+"""A ready sandbox seen alive within this time is handed out unchecked: a busy engine takes a second to answer."""
 _RIPE = 0.25
-"""A ready sandbox is replaced after this share of its lifetime, so that it does not end under its user."""
+"""A ready sandbox is replaced after this share of the lifetime, so no sandbox ends during use."""
 _PREFETCHES = 2
 _said: set[str] = set()
-"""What was logged, so that the pools of several event loops log it once."""
+"""Messages logged already, so the pools of several event loops log each message once."""
 
 
 class SandboxPool:
-    """Sandboxes that are ready when an episode asks for one. Each is used once, then removed and replaced.
+    """Sandboxes ready for episodes. Each sandbox is used once, then removed and replaced.
 
         async with SandboxPool("docker", SandboxSpec(image="my-image"), size=16) as pool:
             async with pool.acquire() as box:
                 await box.exec("make test")
             async with pool.acquire(lane="grade") as box: ...
 
-    There are three lanes. At most `size` sandboxes exist for episodes, and `grade` more for grading, so an episode that
-    holds one sandbox can always be graded in another. As many again may exist for tests that run apart from the work.
-    When all are in use, `acquire` waits; a smaller pool makes a run slower, and nothing else. That wait does not count
-    towards the deadline of the hook that asked.
+    A pool has three lanes. At most `size` sandboxes exist for episodes, and `grade` more for grading, so an episode
+    with a sandbox can always be graded in a second sandbox. As many again may exist for tests apart from the work. When
+    all are in use, `acquire` waits: a smaller pool only makes a run slower. The wait does not count towards the
+    deadline of the calling hook.
 
-    `backend` is the name of a back end, which the pool opens and closes, or an open one. `spec` is what `acquire` gives
-    by default; with None, each call has to name one. Without `size`, the cores and the memory of the sandboxes'
-    machine decide. `warm` sandboxes are kept ready in each lane, with the latest requested specs. At most `create`
-    sandboxes are made at a time, and `rate` in a second. If no sandbox has become free for `wait_s` seconds, `acquire`
-    raises SandboxError.
+    `backend` is the name of a back end, to be opened and closed by the pool, or an open back end. `spec` is the default
+    of `acquire`; with None, each call has to name a spec. Without `size`, the cores and the memory of the sandboxes'
+    machine decide. Each lane has `warm` ready sandboxes, with the latest requested specs. At most `create` sandboxes
+    are made at a time, and `rate` in a second. If no sandbox has become free for `wait_s` seconds, `acquire` raises
+    SandboxError.
 
-    A pool belongs to the event loop in which it was entered. Entering it raises SandboxError if the back end or the
+    A pool belongs to the event loop in which the pool was entered. Entering raises SandboxError if the back end or the
     image is missing, and ConfigError if the back end cannot enforce `spec`.
     """
 
@@ -112,7 +110,7 @@ class SandboxPool:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Remove all sandboxes, those in use too."""
+        """Remove all sandboxes, including sandboxes in use."""
         closing = asyncio.create_task(self._close(), name="sandbox pool: close")
         try:
             await asyncio.shield(closing)
@@ -124,10 +122,11 @@ class SandboxPool:
     async def acquire(
         self, spec: SandboxSpec | None = None, *, lane: LaneName = "episode", restore: SandboxState | None = None
     ) -> AsyncIterator[Sandbox]:
-        """A sandbox for this caller alone, which continues from `restore`: with its files, or as a copy of its machine.
+        """A sandbox for this caller alone, continuing from `restore`: with the saved files, or as a copy of the saved
+        machine.
 
-        Raises SandboxError if none can be made, or if none has become free for `wait_s` seconds, and ConfigError if the
-        back end cannot enforce `spec`, or did not make `restore`.
+        Raises SandboxError if no sandbox can be made, or if none has become free for `wait_s` seconds, and ConfigError
+        if the back end cannot enforce `spec`, or did not make `restore`.
         """
         chosen_spec = spec or self._spec
         if chosen_spec is None:
@@ -146,10 +145,10 @@ class SandboxPool:
             self._retire(self._lanes[lane], box)
 
     async def snapshot(self, box: Sandbox) -> SandboxState:
-        """The state of a sandbox of this pool, for `acquire(restore=...)`: its running machine if the back end can keep
-        it, else its files.
+        """The state of a sandbox of this pool, for `acquire(restore=...)`: the running machine if the back end can save
+        machines, else the files.
 
-        A machine is kept until the spec's `lifetime_s`, or its `release`. No command may run meanwhile. Raises
+        A machine is stored until the spec's `lifetime_s`, or until `release`. No command may run meanwhile. Raises
         SandboxError.
         """
         backend = self._backend
@@ -158,7 +157,7 @@ class SandboxPool:
         return await box.snapshot()
 
     def prefetch(self, images: Iterable[str]) -> None:
-        """Get images ready for later, in the background. A failure is logged; `acquire` raises it again."""
+        """Get images ready for later, in the background. A failure is logged; `acquire` raises the error again."""
         for image in images:
             self._begin(self._prefetch(image))
 
@@ -166,7 +165,7 @@ class SandboxPool:
         return self._tally.figures({name: lane.figures() for name, lane in self._lanes.items()})
 
     def _plan(self, host_machine: Machine) -> None:
-        """Size the lanes by the given sizes, and by what the machine of the sandboxes holds."""
+        """Size the lanes by the given sizes, and by the room on the sandboxes' machine."""
         self._machine, self._most = host_machine, host_machine.cores
         size, grade = _sizes(host_machine.room(self._spec or SandboxSpec()), self._size, self._grade)
         warm = min(size, 8) if self._warm is None else max(0, self._warm)
@@ -178,7 +177,7 @@ class SandboxPool:
         }
 
     def _fit(self) -> None:
-        """Change the sizes if a host was lost, or is there again. A given size is that of all hosts."""
+        """Change the sizes after the loss or return of a host. A given size applies to all hosts together."""
         host_machine = machine_of(self._backend)
         if host_machine == self._machine:
             return
@@ -209,7 +208,7 @@ class SandboxPool:
         return spec.model_copy(update={"image": machine_snapshot.image})
 
     async def _take(self, lane: Lane, spec: SandboxSpec, *, once: bool = False) -> PooledSandbox:
-        """A living sandbox, which is counted as in use. After an error or a cancellation, none is left."""
+        """A living sandbox, counted as in use. After an error or a cancellation, no sandbox is left."""
         since = self._now()
         while True:
             if not self._open:
@@ -230,7 +229,7 @@ class SandboxPool:
             self._bury(lane, box, fault)
 
     def _is_fresh(self, box: PooledSandbox) -> bool:
-        """Whether it worked a moment ago, and nothing has happened to its host since."""
+        """Whether the sandbox worked a moment ago, and the host has been fine since."""
         return self._now() - box.seen < _FRESH_S and not getattr(box.sandbox, "doubtful", False)
 
     async def _wait(self, lane: Lane, request: SandboxRequest) -> PooledSandbox:
@@ -248,7 +247,7 @@ class SandboxPool:
     # What to do next
 
     def _schedule(self) -> None:
-        """Hand out what is ready, then begin to make what is missing. To be called after each change."""
+        """Hand out ready sandboxes, then begin to make missing sandboxes. To be called after each change."""
         if not self._open:
             return
         for lane in self._lanes.values():
@@ -263,7 +262,7 @@ class SandboxPool:
                 self._make(lane, spec)
 
     def _make(self, lane: Lane, spec: SandboxSpec) -> None:
-        """Begin to make a sandbox, if there is room for it and if it is time."""
+        """Begin to make a sandbox, if room and time allow."""
         making = [other.making for other in self._lanes.values()]
         if lane.room <= 0 or sum(specs.total() for specs in making) >= self._create:
             return
@@ -314,7 +313,7 @@ class SandboxPool:
             self._alarm.cancel()
 
     def _retire(self, lane: Lane, box: PooledSandbox) -> None:
-        """Remove a sandbox in the background. Its place is free once it is gone."""
+        """Remove a sandbox in the background. The place becomes free once the sandbox is gone."""
         if lane.take_out(box):
             remover = asyncio.create_task(self._remove(lane, box), name="sandbox pool: remove")
             self._removers.add(remover)
@@ -327,7 +326,7 @@ class SandboxPool:
         self._schedule()
 
     async def _tend(self) -> None:
-        """Replace ready sandboxes that died or grew old, before they are requested."""
+        """Replace dead and old ready sandboxes before a request."""
         while True:
             await asyncio.sleep(_TENDED_S)
             self._fit()
@@ -386,7 +385,7 @@ class SandboxPool:
 
 
 def _sizes(room: int, size: int | None, grade: int | None) -> tuple[int, int]:
-    """The capacities for episodes and for grading. If one is not given, it is the rest of what the machine holds."""
+    """The capacities for episodes and for grading. A missing size is the rest of the machine's room."""
     grade = grade or max(1, (size or room) // 4)
     return size or max(1, room - grade), grade
 

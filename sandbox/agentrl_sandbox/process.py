@@ -12,20 +12,22 @@ from typing import Any, cast
 from agentrl.sandbox import OnOutput
 
 _DYING_S = 5.0
-"""How long to wait for the end of a killed process. It takes longer than an instant only if it hangs in the kernel."""
+"""Seconds to wait for the end of a killed process. Only a process hanging in the kernel takes longer than an
+instant.
+"""
 
 _TRAILING_S = 0.25
-"""How long to wait for output after the end of a command, if a background process still holds its pipes."""
+"""Seconds to wait for output after the end of a command, if a background process still holds the pipes."""
 
 
 class HostProcess(asyncio.SubprocessProtocol):
-    """A `Running`, except that `kill` ends only its process group. A back end adds processes that left it."""
+    """A `Running`, except that `kill` ends only the process group. A back end adds processes outside of the group."""
 
     def __init__(self, sink: OnOutput) -> None:
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = loop.create_future()
         self.released: asyncio.Future[None] = loop.create_future()
-        """Done when the process is gone and its pipes are closed, so that nothing is left to release."""
+        """Done when the process is gone and the pipes are closed, so all resources are released."""
         self._sink = sink
         self._unwanted = False
         self._transport: asyncio.SubprocessTransport | None = None
@@ -42,8 +44,9 @@ class HostProcess(asyncio.SubprocessProtocol):
         pass_fds: Sequence[int] = (),
         uid: int | None = None,
     ) -> None:
-        """Start the program, as another user of this machine if `uid` is given. Raises OSError if no process can be
-        started. If this is cancelled, it is killed."""
+        """Start the program, as a different user of this machine if `uid` is given. Raises OSError if no process can be
+        started. A cancellation kills the program.
+        """
         other: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": ()}
         starting = asyncio.get_running_loop().subprocess_exec(
             lambda: self,
@@ -92,20 +95,20 @@ class HostProcess(asyncio.SubprocessProtocol):
         return 128 - code if code < 0 else code
 
     async def kill(self) -> None:
-        """Kill its process group, and wait until it is dead. A process that has ended is left alone."""
+        """Kill the process group, and wait for the end. A process that has ended is left alone."""
         self.kill_group()
         await asyncio.wait([self.exited], timeout=_DYING_S)
         await asyncio.wait([self.released], timeout=_TRAILING_S)
 
     def kill_group(self) -> None:
-        """Kill the process and its group, as soon as it runs. A process that has ended is left alone."""
+        """Kill the process and the group, as soon as the process runs. A process that has ended is left alone."""
         self._unwanted = True
         if self._transport is not None and not self.exited.done():
             with contextlib.suppress(ProcessLookupError):  # it has ended, but the loop does not know yet
                 os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
     async def release(self) -> None:
-        """Close the pipes of a killed process, even if a background process still holds them."""
+        """Close the pipes of a killed process, even if a background process still holds the pipes."""
         await asyncio.wait([self.exited], timeout=_DYING_S)
         if self._transport is not None:
             self._transport.close()

@@ -1,4 +1,6 @@
-"""Shell code that finds a tree of processes to kill. It starts no process: there may be no room for one."""
+"""Shell code to find a tree of processes to kill. The code starts no process: there may be no room for a new
+process.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ LIST_PROCESSES = r"""
     case $state in '' | Z | X) ;; *) pairs="$pairs $pid:$parent" ;; esac
   done
 """
-"""Sets `pairs`: each live process and its parent."""
+"""Sets `pairs`: each live process with the parent."""
 
 ADD_DESCENDANTS = r"""
   more=1
@@ -31,6 +33,6 @@ KILL_CHILDREN_FIRST = r"""
   for pid in $tree; do children_first="$pid $children_first"; done
   kill -KILL $children_first
 """
-"""Kills `tree`, whose processes are all stopped, children first. If a parent in another process group died first,
-the kernel would wake the stopped children with SIGHUP, and their traps could still run.
+"""Kills the processes of `tree`, all stopped, children first. If a parent in a different process group died first, the
+kernel would wake the stopped children with SIGHUP, and their traps could still run.
 """

@@ -1,4 +1,4 @@
-"""The reaper: removes the sandboxes whose owner is gone, or whose deadline has passed."""
+"""The reaper: removes sandboxes without a living owner, or past the deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("agentrl")
 
 _EVERY_S = 60.0
 _PATIENCE_S = 120.0
-"""A sweep that takes longer is abandoned, so that an engine that hangs does not keep a run from starting."""
+"""A sweep longer than this is abandoned, so a hanging engine does not prevent the start of a run."""
 
 
 _paused: ContextVar[bool] = ContextVar("agentrl_reaper_paused", default=False)
@@ -24,7 +24,7 @@ _paused: ContextVar[bool] = ContextVar("agentrl_reaper_paused", default=False)
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """A back end that is entered within this context removes nothing by itself: for listing and counting."""
+    """A back end entered within this context removes no sandboxes unasked: for listing and counting."""
     token = _paused.set(True)
     try:
         yield
@@ -34,7 +34,7 @@ def paused() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def reaping(backend: Backend) -> AsyncIterator[None]:
-    """Sweep now, and then regularly while the context is open. For a back end's `__aenter__`, once it is connected."""
+    """Sweep now, and then regularly while the context is open. For a back end's `__aenter__`, after connecting."""
     if _paused.get():
         yield
         return

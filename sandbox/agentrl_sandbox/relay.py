@@ -1,6 +1,6 @@
-"""A relay inside a sandbox: programs that speak TCP reach a Unix socket of the host, though there is no network.
+"""A relay inside a sandbox: TCP programs reach a Unix socket of the host, although the sandbox has no network.
 
-The sandbox needs the socket (`SandboxSpec.sockets`) and python3. A model's gateway is then reached so:
+The sandbox needs the socket (`SandboxSpec.sockets`) and python3. Example for a model's gateway:
 
     spec = SandboxSpec(sockets={"/run/gateway.sock": "/path/on/the/host/gateway.sock"})
     async with pool.acquire(spec) as box:
@@ -61,13 +61,13 @@ async def main():
 
 asyncio.run(main())
 """
-"""Its arguments: a port, a socket, and the notice of `relay`."""
+"""Arguments: a port, a socket, and the notice of `relay`."""
 
 
 async def relay(box: Sandbox, port: int, socket_path: str, *, notice: str = "") -> Process:
-    """Have `127.0.0.1:port` of a sandbox lead to a Unix socket in it, until the process returned is killed.
+    """Connect `127.0.0.1:port` of a sandbox to a Unix socket inside, until the returned process is killed.
 
-    A Unix socket cannot be reset. If a program inside resets its connection, it has not read all of an answer. Then the
+    A Unix socket cannot be reset. A program inside that resets the connection has not read the whole answer. Then the
     server outside gets `notice` before the connection ends.
 
     Raises SandboxError if the relay does not start: python3 is missing, or the port is taken.

@@ -1,4 +1,4 @@
-"""ServiceGroup: the containers beside a sandbox, such as its database, and what they share with it."""
+"""ServiceGroup: the containers beside a sandbox, such as a database, with shared networks and volumes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 StartedAs: TypeAlias = Literal["started", "healthy", "completed"]
-"""What a service waits for: that another runs, that its health check passes, or that it has ended with exit code 0."""
+"""A condition on a service: the service runs, the health check passes, or the service has ended with exit code 0."""
 
 MAIN = "main"
 """The name of the sandbox itself among its services."""
@@ -17,8 +17,9 @@ MAIN = "main"
 CAPABILITIES = (
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID", "SYS_CHROOT"),
 )
-"""What services may do as root: give their folders to a user of their own, become that user, and listen anywhere. It
-is less than an engine grants by default: no raw packets, no devices."""
+"""The capabilities of services as root: give folders to a separate user, become this user, and listen on any port. An
+engine's default grants more, such as raw packets and devices.
+"""
 
 _MOST = 32
 _DAY_S = 86_400.0
@@ -30,75 +31,75 @@ class _GroupPart(BaseModel):
 
 
 class Mount(_GroupPart):
-    """A folder of a container that its image does not provide."""
+    """A folder of a container, not provided by the image."""
 
     path: str
-    """Where it is in the container."""
+    """The path in the container."""
     volume: str = ""
-    """One of `ServiceGroup.volumes`; empty: an empty folder in memory, of this container alone."""
+    """A name in `ServiceGroup.volumes`. Empty: an empty folder in memory, of this container alone."""
     read_only: bool = False
     """The container may not write there."""
     owner: str = Field(default="0:0", pattern=r"^\d{1,9}:\d{1,9}$")
-    """Whose an empty folder is, as user:group in numbers. The sandbox's own folders are its user's."""
+    """The owner of an empty folder, as user:group in numbers. The sandbox's user owns the sandbox's folders."""
     mode: str = Field(default="1777", pattern=r"^[0-7]{3,4}$")
     """An empty folder's permissions."""
     size_mb: int = Field(default=0, ge=0)
-    """MiB that fit into an empty folder, at most the service's memory; 0: a quarter of that."""
+    """The size in MiB of an empty folder, at most the service's memory. 0: a quarter of the service's memory."""
 
 
 class HealthCheck(_GroupPart):
     """How the engine finds out whether a service works."""
 
     test: tuple[str, ...]
-    """As the engine takes it: ("CMD", program, argument ...), ("CMD-SHELL", line), or ("NONE",) for no check."""
+    """In the engine's form: ("CMD", program, argument ...), ("CMD-SHELL", line), or ("NONE",) for no check."""
     interval_s: float = Field(default=30.0, gt=0, le=_DAY_S)
-    """Seconds from the end of one check to the next one."""
+    """Seconds from the end of a check to the next check."""
     timeout_s: float = Field(default=30.0, gt=0, le=_DAY_S)
     """After this long a check has failed."""
     start_period_s: float = Field(default=0.0, ge=0, le=_DAY_S)
     """Failures during the first seconds do not count."""
     retries: int = Field(default=3, gt=0, le=100_000)
-    """So many failures in a row make it unhealthy."""
+    """Consecutive failures that make a service unhealthy."""
 
 
 class Placed(_GroupPart):
-    """What a container of the group needs from the others: names, folders, files."""
+    """The networks, folders and files of a container of the group."""
 
     networks: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Network -> other names that the container has there, beside the service's own. Empty: no network."""
+    """Network -> further names of the container there, beside the service's own name. Empty: no network."""
     mounts: tuple[Mount, ...] = ()
-    """Folders that its image does not provide."""
+    """Folders not provided by the image."""
     files: Mapping[str, str] = Field(default_factory=dict)
-    """Path in the container -> file of this machine, which is copied there before the container starts."""
+    """Path in the container -> file of this machine, copied before the container starts."""
     hosts: tuple[str, ...] = ()
-    """Lines of its /etc/hosts as "name:address"."""
+    """Lines of /etc/hosts as "name:address"."""
     after: Mapping[str, StartedAs] = Field(default_factory=dict)
-    """Service -> what must be so before this one starts; for the sandbox itself, before its first command."""
+    """Service -> condition for the start of this service. For the sandbox itself: before the first command."""
 
 
 class Service(Placed):
-    """A container beside the sandbox. What is not set is as in its image."""
+    """A container beside the sandbox. Unset values come from the image."""
 
     image: str
-    """The image that it runs."""
+    """The image to run."""
     entrypoint: tuple[str, ...] | None = None
     """The program, before `command`."""
     command: tuple[str, ...] | None = None
-    """The arguments of `entrypoint`, or the program where there is none."""
+    """The arguments of `entrypoint`, or the program if there is no entrypoint."""
     env: Mapping[str, str] = Field(default_factory=dict)
     """Environment variables."""
     user: str = ""
-    """Who runs it; empty: the user of its image."""
+    """The user of the process. Empty: the image's user."""
     workdir: str = ""
-    """Its working folder."""
+    """The working folder."""
     hostname: str = ""
-    """Its host name; empty: an id."""
+    """The host name. Empty: a random id."""
     within: str = ""
-    """Another service whose network it shares, with its addresses and ports, instead of `networks`."""
+    """A service whose network (addresses and ports) is shared, instead of `networks`."""
     health: HealthCheck | None = None
-    """How the engine finds out whether it works; None: as its image says."""
+    """The engine's health check of the service. None: the image's check."""
     restart: str = Field(default="no", pattern=r"^(no|always|unless-stopped|on-failure(:\d{1,3})?)$")
-    """When the engine starts it again: no, always, unless-stopped, on-failure or on-failure:COUNT."""
+    """When the engine starts the service again: no, always, unless-stopped, on-failure or on-failure:COUNT."""
     memory_mb: int = Field(default=1024, gt=0)
     """MiB of memory."""
     cpus: float = Field(default=1.0, gt=0)
@@ -106,35 +107,36 @@ class Service(Placed):
     pids: int = Field(default=256, gt=0)
     """Processes and threads."""
     disk_mb: int = Field(default=2048, gt=0)
-    """What it may write outside of its mounts. Beyond it, the whole sandbox is ended."""
+    """MiB that the service may write outside of the mounts. Above the limit, the whole sandbox is ended."""
     shm_mb: int = Field(default=64, gt=0)
     """MiB of /dev/shm."""
     ulimits: Mapping[str, tuple[int, int]] = Field(default_factory=dict)
     """Name -> soft and hard limit; -1 is none."""
     init: bool = False
-    """Its first process is one that buries the dead."""
+    """Whether the first process is an init process that reaps zombies."""
     tty: bool = False
-    """It has a terminal, and a standard input that stays open."""
+    """Whether the service has a terminal, and a standard input that stays open."""
 
 
 class ServiceGroup(_GroupPart):
-    """The services of one sandbox. They start before its first command can run, and are removed with it.
+    """The services of one sandbox. Services start before the first command can run, and are removed with the sandbox.
 
-    Each service has its own limits, so those of a sandbox with services are not limits of the group together.
+    Each service has its own limits, so the limits of a sandbox with services are not limits of the whole group.
     """
 
     services: Mapping[str, Service]
-    """By the name under which the others reach it. `main` is the sandbox itself."""
+    """Services by network name. `main` is the sandbox itself."""
     main: Placed = Placed(networks={"default": ()})
-    """What the sandbox itself needs from its services."""
+    """The networks, folders and files of the sandbox itself."""
     volumes: Mapping[str, str] = Field(default_factory=dict)
-    """Name -> folder of this machine whose content it has at first; empty: what the first image has at its place. Each
-    sandbox has its own, in memory: what is in it counts towards the `memory_mb` of the service that wrote it. Its size
-    is half the memory of the largest container that mounts it."""
+    """Name -> folder of this machine with the initial content. Empty: the content of the first image at the mounted
+    path. Each sandbox has its own volumes, in memory: content counts towards the `memory_mb` of the writing service.
+    The size is half the memory of the largest container with the mount.
+    """
     closed: tuple[str, ...] = ()
-    """Networks that have no way out, even with `network: open`."""
+    """Networks without a way out, even with `network: open`."""
     ready_s: float = Field(default=600.0, gt=0, le=_DAY_S)
-    """Seconds that all services together may take until they run, and those with a health check are healthy."""
+    """Seconds for all services together to run, and for all health checks to pass."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -166,7 +168,7 @@ class ServiceGroup(_GroupPart):
         return [network for part in (self.main, *self.services.values()) for network in part.networks]
 
     def _loop(self) -> list[str]:
-        """Services that wait for each other, the first one again at the end; empty if there are none."""
+        """Services that wait for each other, with the first service again at the end. Empty without a loop."""
         done = set[str]()
 
         def follow(name: str, path: list[str]) -> list[str]:
@@ -187,7 +189,7 @@ class ServiceGroup(_GroupPart):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names by which services are reached."""
+        """All network names of the services."""
         aliases = (alias for service in self.services.values() for some in service.networks.values() for alias in some)
         return tuple(dict.fromkeys((*self.services, *aliases)))
 

@@ -1,4 +1,4 @@
-"""A shell in a sandbox that remembers its folder and its exported variables from one command to the next."""
+"""A shell in a sandbox. Folder and exported variables carry over from command to command."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from agentrl.errors import ConfigError
 from agentrl.sandbox import ExecResult, Sandbox
 
 _LARGEST_ENVIRONMENT = 32 << 10
-"""Characters of exported variables that are remembered. All of them travel with every command."""
+"""Characters of exported variables to remember. All remembered variables travel with every command."""
 
 _REPORT_ROOM = 4 * _LARGEST_ENVIRONMENT
 """Bytes kept of each stream. However much a command writes, the report at the end is in the last half."""
 
 _NOT_KEPT = frozenset({"_", "PWD", "SHLVL", "SHELLOPTS", "BASHOPTS", "UID", "EUID", "PPID"})
-"""Variables that bash sets itself. Those of a back end, AGENTRL_..., may differ from command to command."""
+"""Variables set by bash itself. Variables of a back end, AGENTRL_..., may differ from command to command."""
 
 _NO_SUCH_COMMAND = 127
 
@@ -39,40 +39,40 @@ _SETUP = (
 
 @dataclass(frozen=True, slots=True)
 class ShellState:
-    """What a Shell remembers, as plain data. It fits another sandbox with the same image."""
+    """The memory of a Shell, as plain data. Valid for any sandbox with the same image."""
 
     cwd: str = "."
-    """The folder of the next command; relative if it lies below the folder where the sandbox's commands start."""
+    """The folder of the next command, relative if below the folder where the sandbox's commands start."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Exported variables that differ from those of the sandbox."""
+    """Exported variables that differ from the sandbox's variables."""
     unset: tuple[str, ...] = ()
     """Variables of the sandbox that were unset."""
 
 
 class Shell:
-    """Runs commands one after the other, as if they were typed into one bash.
+    """Runs commands one after the other, as if typed into a single bash.
 
     Folder and exported variables survive a command. Functions, aliases, shell options and variables that are not
-    exported do not, and neither does the environment beyond 32 KiB. A command that is killed, that replaces its shell
-    (`exec`), or that removes the shell's EXIT trap leaves the state as it was.
+    exported do not, and neither does the environment beyond 32 KiB. A command that is killed, that replaces the shell
+    (`exec`), or that removes the shell's EXIT trap leaves the state unchanged.
 
-    The state is kept on this machine and handed to each command, so that no process has to stay alive for it. A command
-    could send a false state, but only one that `cd` and `export` could also produce.
+    The state is stored on this machine and handed to each command, so no process has to stay alive. A command could
+    send a false state, but only a state that `cd` and `export` could also produce.
     """
 
     def __init__(self, box: Sandbox, state: ShellState | None = None, *, user: str | None = None) -> None:
         self.box = box
         self.state = state or ShellState()
-        """As the last command left it. Pickle it with the sandbox's snapshot to continue elsewhere."""
+        """The state after the last command. Pickle the state with the sandbox's snapshot to continue elsewhere."""
         self._user = user
         self._start: str | None = None
         self._base: Mapping[str, str] = {}
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self, cmd: str, *, timeout: float = 120, max_output: int = 1 << 20) -> ExecResult:
-        """Run a command where the last one left off. `stdout` holds its stderr too, in the order written.
+        """Run a command where the last command left off. `stdout` also holds stderr, in the order written.
 
-        Raises ConfigError if the sandbox has no bash, else as `Sandbox.exec`.
+        Raises ConfigError if the sandbox has no bash, and the errors of `Sandbox.exec`.
         """
         async with self._one_at_a_time:
             nonce = secrets.token_hex(16)
@@ -86,7 +86,7 @@ class Shell:
             return self._remember(nonce, result)
 
     def path(self, path: str) -> str:
-        """A path as a command would take it, for the sandbox's own file methods: from the shell's folder, with `~`."""
+        """A command's path in the form of the sandbox's own file methods: from the shell's folder, with `~`."""
         if path == "~" or path.startswith("~/"):
             path = self.state.env.get("HOME", self._base.get("HOME", "")) + path[1:]
         joined = posixpath.normpath(posixpath.join(self.state.cwd, path))
@@ -133,7 +133,7 @@ class Shell:
         self.state = ShellState(cwd, changed, tuple(name for name in self._base if name not in env))
 
     def _relative(self, path: str) -> str:
-        """A path relative to where commands start, if it lies below."""
+        """A path relative to the start folder of commands, if below."""
         start = self._start
         if start is None or not posixpath.isabs(path) or not (path + "/").startswith(start.rstrip("/") + "/"):
             return path
@@ -141,7 +141,7 @@ class Shell:
 
 
 def _read(body: str) -> tuple[str, dict[str, str]]:
-    """Folder and variables in a report. A value that is not UTF-8 cannot be handed on, so it is left out."""
+    """Folder and variables in a report. A value with invalid UTF-8 cannot be handed on, and is left out."""
     cwd, *lines = body.split("\0")
     pairs = [(name, value) for name, _, value in (line.partition("=") for line in lines)]
     kept = {name: value for name, value in pairs if name not in _NOT_KEPT and "\ufffd" not in value}

@@ -1,4 +1,4 @@
-"""SandboxSpec: what a sandbox is made of and what it may use. The defaults are safe; each loosening is logged."""
+"""SandboxSpec: the contents and limits of a sandbox. The defaults are safe; each loosening is logged."""
 
 from __future__ import annotations
 
@@ -12,54 +12,61 @@ from agentrl_sandbox.services import ServiceGroup
 
 
 class SandboxSpec(BaseModel):
-    """What a sandbox is made of. Two equal specs make interchangeable sandboxes, so a pool may hold either ready."""
+    """The contents and limits of a sandbox. Two equal specs make interchangeable sandboxes, so a pool may use
+    either.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     image: str = ""
     """An image of the back end; empty: the back end's base image (bash, coreutils, python3, git, patch)."""
     user: str = "agent"
-    """Commands run as this user unless they name another. `agent` is unprivileged; `root` has no capabilities."""
+    """The default user of commands. `agent` is unprivileged; `root` has no capabilities."""
     workdir: str = "/work"
-    """The writable folder in which commands start. `/tmp` is writable too."""
+    """The writable folder where commands start. `/tmp` is writable too."""
     memory_mb: int = Field(default=1024, gt=0)
-    """Memory of all its processes, in MiB. A process that needs more is killed."""
+    """Memory of all processes together, in MiB. A process above the limit is killed."""
     cpus: float = Field(default=1.0, gt=0)
-    """Cores that it may use, at most those of the machine."""
+    """Cores for the sandbox, at most the machine's cores."""
     pids: int = Field(default=256, gt=0)
     """Processes and threads at a time."""
     disk_mb: int = Field(default=512, gt=0)
-    """Size of the writable folders together. Where they are kept in memory, they count towards `memory_mb` too. With a
-    root that is not read-only, what may be written to it."""
+    """MiB of the writable folders together. Folders in memory count towards `memory_mb` too. For a writable root: the
+    bytes written to the root.
+    """
     file_mb: int = Field(default=256, gt=0)
     """Largest single file."""
     network: Literal["none", "open"] | tuple[str, ...] = "none"
-    """none: a loopback interface only. open: whatever the host reaches. A list of hosts, such as `pypi.org` and
-    `*.example.org:8443`: these only, over HTTP and HTTPS, through a proxy of ours. Without a port: 80 and 443."""
+    """none: a loopback interface only. open: the host's whole network. A list of hosts, such as `pypi.org` and
+    `*.example.org:8443`: only the listed hosts, over HTTP and HTTPS, through a proxy of ours. Without a port: 80 and
+    443.
+    """
     read_only: bool = True
     """Everything but the writable folders is read-only."""
     env: Mapping[str, str] = Field(default_factory=dict)
-    """Added to the environment of every command. Nothing of the host's own environment is passed in."""
+    """Added to the environment of every command. The host's own environment is never passed in."""
     sockets: Mapping[str, str] = Field(default_factory=dict)
     """Unix sockets of the host to mount in: path in the sandbox -> path on the host."""
     services: ServiceGroup | None = None
-    """Containers beside it on a network of their own, such as a database. Only the back end docker has them."""
+    """Containers beside the sandbox on a private network, such as a database. Only the back end docker supports
+    services.
+    """
     lifetime_s: float = Field(default=3600.0, gt=0)
-    """After this long the reaper may remove the sandbox, even if its owner is alive."""
+    """Seconds. Afterwards the reaper may remove the sandbox, even if the owner is alive."""
 
     @property
     def images(self) -> tuple[str, ...]:
-        """All images that it needs, its own first."""
+        """All images of the sandbox and its services, the sandbox's image first."""
         return (self.image, *(self.services.images if self.services is not None else ()))
 
     @property
     def total_memory_mb(self) -> int:
-        """MiB of the sandbox and its services."""
+        """MiB of the sandbox and all services."""
         return self.memory_mb + (self.services.memory_mb if self.services is not None else 0)
 
     @property
     def total_cpus(self) -> float:
-        """Cores of the sandbox and its services."""
+        """Cores of the sandbox and all services."""
         return self.cpus + (self.services.cpus if self.services is not None else 0)
 
     @field_validator("network", mode="before")
@@ -74,11 +81,11 @@ class SandboxSpec(BaseModel):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The list of `network`; empty if it is none or open."""
+        """The hosts listed in `network`. Empty for none and open."""
         return () if isinstance(self.network, str) else self.network
 
     def loosened(self) -> list[str]:
-        """The settings that are less safe than the defaults, as text for the log."""
+        """The settings less safe than the defaults, as text for the log."""
         weaknesses = []
         if self.network != "none":
             weaknesses.append(f"it reaches {', '.join(self.hosts) or 'the network'}")

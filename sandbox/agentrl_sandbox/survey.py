@@ -1,4 +1,4 @@
-"""What back ends can do on this machine, and which sandboxes exist: for `agentrl sandbox`."""
+"""The abilities of back ends on this machine, and the existing sandboxes: for `agentrl sandbox`."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _PROBES = {
     "disk": "i=0; while [ $i -lt 8 ] && head -c 7000000 /dev/zero > disk$i; do i=$((i+1)); done; [ $i -lt 8 ]",
     "processes": "exec sh -c 'i=0; while [ $i -lt 64 ]; do sleep 2 & i=$((i+1)); done'",
 }
-"""Commands that succeed where the sandbox enforces something; the last one fails there."""
+"""Commands that succeed if the sandbox enforces a limit. The last command fails in an enforcing sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What one back end can do here."""
+    """The abilities of one back end here."""
 
     name: str
     problem: str = ""
-    """Why it makes no sandboxes. Empty: it does."""
+    """Why the back end makes no sandboxes. Empty: no problem."""
     seconds: float = 0.0
     """Seconds until the first command in a new sandbox had finished."""
     enforced: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """Limits that its sandboxes do not enforce."""
+    """Limits not enforced by the back end's sandboxes."""
 
 
 async def check(name: str) -> Check:
-    """Make a sandbox, and try to break each of its limits."""
+    """Make a sandbox, and try to break each limit."""
     try:
         async with open_backend(name) as backend:
             await backend.prepare("")
@@ -69,13 +69,13 @@ async def _holds(box: Sandbox, probe: str) -> bool:
 
 
 async def found(name: str = "") -> Sequence[FoundSandbox]:
-    """The sandboxes of a back end, or of all that work here. Nothing is removed."""
+    """The sandboxes of a back end, or of all working back ends. Removes no sandbox."""
     with paused():
         return [sandbox for backend in await _working(name) for sandbox in await _listed(backend)]
 
 
 async def collect(name: str = "") -> int:
-    """Remove the sandboxes that are gone, of a back end or of all that work here; the number of them."""
+    """Remove the sandboxes without an owner, of a back end or of all working back ends. Returns their number."""
     count = 0
     with paused():
         for backend_name in await _working(name):
@@ -87,13 +87,13 @@ async def collect(name: str = "") -> int:
 
 
 async def left(name: str = "") -> Sequence[Leftover]:
-    """Other leftovers: images, cgroups, and processes of an engine that is gone. Nothing is removed."""
+    """Other leftovers: images, cgroups, and processes of a dead engine. Removes no leftover."""
     with paused():
         return [leftover async for tidied in _tidied(name) for leftover in await tidied.leftovers()]
 
 
 async def tidy(name: str = "") -> Sequence[Leftover]:
-    """Remove what `left` finds; what was removed."""
+    """Remove the leftovers in `left`. Returns the removed leftovers."""
     with paused():
         return [leftover async for tidied in _tidied(name) for leftover in await tidied.clear(await tidied.leftovers())]
 
@@ -114,7 +114,7 @@ async def _listed(name: str) -> Sequence[FoundSandbox]:
 
 
 async def _working(name: str) -> list[str]:
-    """The named back end, untested. Without a name, all back ends that work."""
+    """The named back end, untested. Without a name, all working back ends."""
     if name:
         return [name]
     names = []

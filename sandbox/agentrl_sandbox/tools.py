@@ -1,6 +1,6 @@
-"""Small scripts that move files in and out of a sandbox, and what their errors mean.
+"""Small scripts to move files in and out of a sandbox, and the meaning of the scripts' errors.
 
-They run in `sh` inside the sandbox, as the requested user. Names of files are arguments, never text of a script.
+The scripts run in `sh` inside the sandbox, as the requested user. File names are arguments, never text of a script.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ PACK = (
 )
 _GNU_TAR = 'tar --version 2>/dev/null | grep -q GNU || { echo "it needs GNU tar" >&2; exit 127; }; '
 SAVE = _GNU_TAR + 'tar -c -z -f - --format=posix --one-file-system -- "$@"; s=$?; [ $s -ne 1 ] || s=0; exit $s'
-"""Folders, relative to the root, where this runs. The format keeps parts of seconds. tar exits
-with 1 if a file changed while it was read."""
+"""Folders, relative to the root, the script's working folder. The format keeps parts of seconds. tar exits with 1 if a
+file changed during the read.
+"""
 RESTORE = (
     _GNU_TAR
     + 'for d; do chmod u+rwx -- "$d" 2>/dev/null; '
@@ -48,8 +49,8 @@ RESTORE = (
     + 'find "$d" -xdev -mindepth 1 -delete || exit 2; done; '
     + "exec tar -x -z -p -P --skip-old-files --delay-directory-restore -f -"
 )
-"""Arguments: folders, as above. The first `find` opens each folder to its owner before it enters it. tar then finds
-only the folders themselves, and skips them, because they may belong to another user.
+"""Arguments: folders, as above. The first `find` opens each folder to the owner before entering. tar then finds only
+the folders themselves, and skips the folders, because they may belong to a different user.
 """
 
 _KNOWN = {
@@ -63,7 +64,7 @@ _TOO_LARGE = (128 + 25, "File size limit exceeded")  # exit code of a program en
 _NOT_FOUND = 127
 _KILLED = 128 + 9
 NO_PROCESS = ("Cannot fork", "fork: Resource temporarily unavailable", "fork: retry")
-"""The messages of shells that cannot start a process."""
+"""Shell messages when no process can be started."""
 
 
 class Catch:
@@ -87,7 +88,7 @@ class Catch:
 
     @contextlib.asynccontextmanager
     async def killing(self, process: Process) -> AsyncIterator[None]:
-        """Kill the script once its output is too long."""
+        """Kill the script once the output is too long."""
 
         async def watch() -> None:
             await self._too_long.wait()
@@ -101,7 +102,7 @@ class Catch:
             await asyncio.wait([task])
 
     def check(self, result: ExecResult, name: str | None, sandbox_id: str) -> None:
-        """Raise what went wrong: OSError if it is about the one file `name`."""
+        """Raise the error of a failed script: OSError if the error concerns the one file `name`."""
         if self._too_long.is_set():
             raise OSError(errno.EFBIG, "longer than allowed; raise max_bytes or disk_mb", name)
         if result.exit_code == 0:
@@ -125,7 +126,7 @@ class Catch:
 
 
 def _meaning(result: ExecResult) -> int | None:
-    """The errno that a program's message ends with."""
+    """The errno at the end of a program's message."""
     if result.exit_code == _TOO_LARGE[0] or _TOO_LARGE[1] in result.stderr:
         return errno.EFBIG
     for line in result.stderr.splitlines():

@@ -1,4 +1,4 @@
-"""Folders of the host as tar files and back. A tar file that a sandbox wrote is not trusted."""
+"""Folders of the host as tar files and back. A tar file from a sandbox is not trusted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import IO
 from agentrl.errors import ConfigError, SandboxError
 
 OVERHEAD = 64 << 20
-"""Bytes that the headers of a tar file may take in addition to the content."""
+"""Bytes allowed for the headers of a tar file, beside the content."""
 _MOST_ENTRIES = 50_000
 _LONGEST_NAME = 4096
 _DEEPEST = 256
@@ -26,7 +26,7 @@ _PLAIN_TYPES = b"0125LK"  # files, hard links, links, folders; long names and lo
 
 
 def pack(source: Path, archive: IO[bytes]) -> None:
-    """Write the content of a folder as a tar file. Raises ConfigError for a link that leads out, or a special file."""
+    """Write the content of a folder as a tar file. Raises ConfigError for a link leading out, or a special file."""
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for folder, names, files in os.walk(source, onerror=_raise):
             names.sort()
@@ -63,10 +63,10 @@ def _stays_inside(link: Path, source: Path) -> bool:
 
 
 def unpack(archive: IO[bytes], target: Path, max_bytes: int, name: str) -> None:
-    """Write what a sandbox packed to `target`, all of it or nothing. A single file becomes `target` itself.
+    """Unpack a sandbox's archive to `target`, completely or not at all. A single file becomes `target` itself.
 
-    Raises SandboxError for anything but plain files, folders and links that stay inside, and OSError with EFBIG for
-    more than `max_bytes` bytes. `name` is what the sandbox calls it, for the messages.
+    Raises SandboxError for entries other than plain files, folders and links to targets inside, and OSError with EFBIG
+    for more than `max_bytes` bytes. `name` is the sandbox's name for the tree, used in messages.
     """
     _check_headers(archive, name)
     target = Path(os.path.abspath(target))
@@ -87,7 +87,7 @@ def unpack(archive: IO[bytes], target: Path, max_bytes: int, name: str) -> None:
 
 
 def _check_headers(archive: IO[bytes], name: str) -> None:
-    """Check each header before tarfile does: it would read headers of any length into memory, and sparse files."""
+    """Check each header before tarfile does: tarfile would read headers of any length into memory, and sparse files."""
     end = archive.seek(0, os.SEEK_END)
     position, entries = 0, 0
     while position + _BLOCK <= end:
@@ -109,7 +109,7 @@ def _check_headers(archive: IO[bytes], name: str) -> None:
 
 
 class _Tree:
-    """The unpacked tree: files and folders at once, links at the end. So nothing is ever written through a link."""
+    """The unpacked tree: files and folders at once, links at the end. So no file is ever written through a link."""
 
     def __init__(self, staging: Path, target: Path, max_bytes: int, name: str) -> None:
         self._staging, self._target, self._name = staging, target, name
@@ -209,7 +209,7 @@ class _Tree:
         return True
 
     def _link(self, path: str) -> str | None:
-        """Where a link leads; `/` if it is one that was in the target before."""
+        """The target of a link; `/` for a link present in the target folder before."""
         if path in self._kinds:
             return self._kinds[path] or None
         return "/" if (self._target / path).is_symlink() else None
@@ -219,7 +219,7 @@ class _Tree:
 
 
 def _move(staging: Path, target: Path, single: bool) -> None:
-    """Move what was unpacked to its place: first look whether all of it can go there, then move."""
+    """Move the unpacked tree into place: first check whether the whole tree fits, then move."""
     if single:
         (file,) = (path for path in staging.rglob("*") if not path.is_dir())
         if target.is_dir():

@@ -1,4 +1,4 @@
-"""The workshop of a pool: makes, checks and removes one sandbox at a time, within deadlines, and counts."""
+"""The factory of a pool: makes, checks and removes one sandbox at a time, within deadlines, and counts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from agentrl_sandbox.spec import SandboxSpec
 log = logging.getLogger("agentrl")
 
 _PULLING_S, _MAKING_S, _REMOVING_S, _PING_S = 1800.0, 120.0, 60.0, 10.0
-"""Deadlines for what a back end does with one sandbox."""
+"""Seconds for a back end's actions on one sandbox."""
 
 
 class SandboxFactory:
-    """The pool's calls to its back end. Any exception there becomes an agentrl error, or is logged."""
+    """The pool's calls to the back end. Any exception there becomes an agentrl error, or is logged."""
 
     def __init__(self, backend: Backend, tally: Tally, at_a_time: int) -> None:
         self._backend, self._tally = backend, tally
@@ -30,7 +30,7 @@ class SandboxFactory:
     async def make(self, spec: SandboxSpec) -> Sandbox:
         """An open sandbox. Raises SandboxError, or ConfigError if the back end cannot enforce the spec.
 
-        Nothing is awaited once it is open, so a cancellation cannot lose it.
+        No await follows the opening, so a cancellation cannot lose the sandbox.
         """
         try:
             for image in spec.images:
@@ -49,7 +49,7 @@ class SandboxFactory:
         return sandbox
 
     async def fault(self, sandbox: Sandbox, within_s: float | None = None) -> str:
-        """Why a sandbox can no longer be used; empty if it can. By default it must answer soon."""
+        """Why a sandbox is no longer usable; empty for a usable sandbox. By default the sandbox must answer soon."""
         try:
             await _within(within_s or _PING_S, sandbox.ping(), "ping")
         except Exception as exc:  # noqa: BLE001 - the back end's boundary: whatever is wrong with it, it is replaced
@@ -57,7 +57,7 @@ class SandboxFactory:
         return ""
 
     async def remove(self, sandbox: Sandbox) -> None:
-        """Close a sandbox. What cannot be closed is logged, and left to the back end's reaper."""
+        """Close a sandbox. A failed close is logged, and left to the back end's reaper."""
         with suppress(asyncio.CancelledError):  # an event loop that ends cancels all tasks, once
             return await self._remove(sandbox)
         return await self._remove(sandbox)
@@ -73,7 +73,7 @@ class SandboxFactory:
             self._tally.removed += 1
 
     async def prepare(self, image: str) -> None:
-        """Have an image ready. Callers that need the same one wait together. Raises as `make` does."""
+        """Make an image ready. Callers for the same image wait together. Raises as `make` does."""
         if image not in self._images:
             preparing = _within(_PULLING_S, self._backend.prepare(image), f"image {image or '(base)'}")
             self._images[image] = asyncio.create_task(preparing, name=f"sandbox image {image}")
@@ -84,13 +84,13 @@ class SandboxFactory:
             raise _as_ours(exc) from exc
 
     async def close(self) -> None:
-        """Give up images that are still on their way."""
+        """Cancel unfinished images."""
         for task in self._images.values():
             task.cancel()
         await asyncio.gather(*self._images.values(), return_exceptions=True)
 
     def _forget(self, image: str) -> None:
-        """Ask the back end for it again the next time."""
+        """Ask the back end for the image again the next time."""
         if image in self._images and self._images[image].done():
             del self._images[image]
 
@@ -106,5 +106,7 @@ async def _within(seconds: float, work: Awaitable[object], subject: str) -> None
 
 
 def _as_ours(exc: Exception) -> AgentRLError:
-    """The exception as one of agentrl's. A ConfigError is the user's and stays. Anything else is the world's."""
+    """The exception as an agentrl error. A ConfigError is the user's fault and stays. All other exceptions become
+    SandboxError.
+    """
     return exc if isinstance(exc, ConfigError | SandboxError) else SandboxError(one_line(exc))

@@ -1,1 +1,1 @@
-"""Sandboxes of Linux namespaces, made by the program bwrap: no daemon, one system package."""
+"""Sandboxes made of Linux namespaces by the program bwrap: no daemon, one system package."""

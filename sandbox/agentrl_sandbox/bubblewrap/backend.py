@@ -26,10 +26,10 @@ log = logging.getLogger("agentrl")
 
 
 class BubblewrapBackend:
-    """A `Backend` that needs the system packages bubblewrap (0.8 or newer) and libseccomp2, and no daemon.
+    """A `Backend` based on the system packages bubblewrap (0.8 or newer) and libseccomp2, without a daemon.
 
-    An image is a folder with a root file system, or a tar file of one, which is unpacked once for each content. Without
-    an image, the programs of this machine's /usr are used.
+    An image is a folder with a root file system, or a tar file of a root file system. A tar file is unpacked once for
+    each content. Without an image, the programs of this machine's /usr are used.
     """
 
     name = "bubblewrap"
@@ -82,7 +82,7 @@ class BubblewrapBackend:
 
 
 async def _probe() -> None:
-    """Make one box. Raises SandboxError, with the remedy, if this machine does not allow it."""
+    """Make one box. Raises SandboxError, with the remedy, if this machine does not allow boxes."""
     files, box = root.etc(), Box()
     try:
         await box.start(root.arguments(SandboxSpec(), files), files)

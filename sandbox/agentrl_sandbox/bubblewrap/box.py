@@ -1,4 +1,4 @@
-"""One box: the process bwrap, which holds the namespaces in which commands run."""
+"""One box: a bwrap process holding the namespaces of the commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _READY_S = 30.0
 _DYING_S = 5.0
 _LONGEST_WORDS = 4000
 _NOBODIES = range(1_600_000_000, 1_700_000_000)
-"""Unused user ids of the host. If this process is root, each box runs as one of them."""
+"""Unused user ids of the host. If this process is root, each box has a user id from this range."""
 INNER_UID = 1000
 _PF_EXITING = 0x4
 """A flag of /proc/PID/stat; include/linux/sched.h."""
@@ -32,7 +32,7 @@ ISOLATION = (
     *("--disable-userns", "--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"),
 )
 HOLDER = ("/bin/sh", "-c", "echo ready; read _")
-"""The program that holds the box open until its stdin is closed: by `end`, or by the death of this process."""
+"""The program that holds the box open until stdin is closed: by `end`, or by the death of this process."""
 
 
 def nobody() -> int | None:
@@ -40,15 +40,15 @@ def nobody() -> int | None:
 
 
 class Box:
-    """The process bwrap, its first process inside, and the handle that commands use to join it."""
+    """The bwrap process, the first process inside, and the handle for joining the box."""
 
     def __init__(self) -> None:
         self.uid = nobody()
-        """The host's user id that it runs as; None: this process's own."""
+        """The host's user id of the box. None: this process's own user id."""
         self.first = 0
         """The process id of the box's first process on the host."""
         self.handle = -1
-        """A pidfd of the process that holds the box open."""
+        """A pidfd of the process holding the box open."""
         self._output = bytearray()
         self._ready = asyncio.Event()
         self._process = HostProcess(self._hear)
@@ -83,11 +83,11 @@ class Box:
                 os.close(file)
 
     def firsts(self) -> tuple[int, int]:
-        """The host's process ids of its first process and of the one that holds it open."""
+        """The host's process ids of the box's first process and of the process holding the box open."""
         return self.first, _only_child(self.first)
 
     def holder(self) -> int:
-        """The process that holds the box open, by its id inside the box; 0 if it has ended."""
+        """The process holding the box open, by process id inside the box. 0 after the end of the process."""
         with contextlib.suppress(OSError, IndexError):
             status = Path(f"/proc/{_only_child(self.first)}/status").read_text()
             return int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1])
@@ -98,7 +98,7 @@ class Box:
         return self.handle >= 0 and not _has_ended(self.handle) and not _is_exiting(self.first)
 
     async def end(self) -> None:
-        """Kill it with all that runs in it, and wait until it is gone. Safe to call twice."""
+        """Kill the box with all its processes, and wait for their end. Safe to call twice."""
         if self.first and not self._process.exited.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.first, signal.SIGKILL)  # not reused: bwrap, its parent, still has it
@@ -128,7 +128,7 @@ class Box:
 
 
 def memory(content: str | bytes) -> int:
-    """A descriptor of a file in memory, to be read from its start."""
+    """A descriptor of a file in memory, positioned at the start."""
     number = os.memfd_create("agentrl")
     os.write(number, content.encode() if isinstance(content, str) else content)
     os.lseek(number, 0, os.SEEK_SET)
@@ -149,8 +149,8 @@ def _has_ended(handle: int) -> bool:
 def _is_exiting(pid: int) -> bool:
     """Whether a process has begun to exit, or is gone.
 
-    The box's first process does so before the kernel kills the others. So a command that died with the box never sees
-    it alive, however busy the host is.
+    The box's first process begins to exit before the kernel kills the rest. So a command killed with the box never sees
+    the box alive, however busy the host is.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,7 +1,7 @@
-"""The cgroups of a box: limits for all its commands together, and a folder for each command, used to kill it.
+"""The cgroups of a box: limits for all commands together, and a folder for each command, used to kill the command.
 
-Version 1 has a hierarchy for each controller, version 2 one for all. Where no folder can be made (most users who are
-not root), there are none, and limits hold for single processes.
+Version 1 has a hierarchy for each controller, version 2 a single hierarchy. Where no folder can be made (most users
+except root), a box has no cgroups, and limits hold for single processes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _CONTROLLERS = ("memory", "cpu", "pids")
 NAME = "agentrl"
 """Prefix of each folder's name."""
 _NEW_S = 60.0
-"""A younger folder may belong to a box that is being made."""
+"""A younger folder may belong to a box still under construction."""
 _DYING_S = 5.0
 _PERIOD_US = 100_000
 
 
 @dataclass(frozen=True)
 class Cgroups:
-    """The folders of one box. The commands' own folders are in that of `pids`."""
+    """The folders of one box. The commands' own folders are inside the `pids` folder."""
 
     folders: tuple[Path, ...]
     commands: Path
@@ -37,7 +37,7 @@ class Cgroups:
 
     @classmethod
     def make(cls, name: str, spec: SandboxSpec) -> Cgroups | None:
-        """None if this process may not make them, or if one of the three controllers is missing."""
+        """None if this process may not make cgroups, or if one of the three controllers is missing."""
         for make in (_version_1, _version_2):
             if groups := make(name, spec):
                 return groups
@@ -59,7 +59,7 @@ class Cgroups:
         return 0
 
     def remove(self) -> None:
-        """Kill what is in the folders, and remove them."""
+        """Kill all processes in the folders, and remove the folders."""
         remove(self.folders)
 
 
@@ -72,22 +72,22 @@ class CommandCgroup:
     """The command's first process joins through these files."""
 
     def join(self, pids: Iterable[int]) -> None:
-        """Move processes into it."""
+        """Move processes into the cgroup."""
         for file, pid in itertools.product(self.joins, pids):
             Path(file).write_text(str(pid))
 
     def kill(self) -> bool:
-        """Kill all that is in it; False if something is left after some seconds."""
+        """Kill all processes in the cgroup. False if a process is left after some seconds."""
         return _kill(self.folder)
 
     def remove(self) -> None:
-        """Remove it, unless something runs in it."""
+        """Remove the folder, unless a process runs inside."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
 
 def remove(folders: tuple[Path, ...]) -> None:
-    """Kill what is in the folders of a box, and remove them. Those already gone are no error."""
+    """Kill all processes in the folders of a box, and remove the folders. Missing folders are no error."""
     for folder in folders:
         inner = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
         for path in (*inner, folder):
@@ -97,7 +97,7 @@ def remove(folders: tuple[Path, ...]) -> None:
 
 
 def left(taken_names: Iterable[str]) -> list[Path]:
-    """Our empty folders that are not new and belong to no known box: their owner was killed before it recorded them."""
+    """Our empty folders, not new and without a known box: the owner was killed before the box was recorded."""
     taken, own_paths = {*taken_names}, _own()
     places = {(_ROOT / controller / own_paths.get(controller, "").lstrip("/")) for controller in (*_CONTROLLERS, "")}
     places |= {_ROOT / controller for controller in (*_CONTROLLERS, "")}
@@ -106,7 +106,7 @@ def left(taken_names: Iterable[str]) -> list[Path]:
 
 
 def clear(folder: Path) -> bool:
-    """Remove an empty folder with its commands' folders; False if something runs in it."""
+    """Remove an empty folder with the commands' folders. False if a process runs inside."""
     with contextlib.suppress(OSError):
         for path in (*(path for path in folder.iterdir() if path.is_dir()), folder):
             path.rmdir()
@@ -200,7 +200,7 @@ def _make(folder: Path, limits: Mapping[str, int | str]) -> Path | None:
 
 
 def _own() -> dict[str, str]:
-    """This process's cgroup by controller; that of version 2 by the empty name."""
+    """This process's cgroup by controller. The key of the version 2 cgroup is the empty name."""
     paths = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -1,9 +1,9 @@
-"""Run one command in a box that is open. This is a separate program that uses only the standard library: each `exec` of
-a sandbox starts it anew, so each import costs time.
+"""Run one command in an open box. This separate program uses only the standard library: each `exec` of a sandbox starts
+the program anew, so each import costs time.
 
-It joins the box's namespaces and forks. The child joins the command's cgroup, gives up all rights, loads the seccomp
-filter and becomes the command; the parent waits for it and ends as it did. Errors before the command runs are written
-to the pipe `said`, which is closed once the command runs.
+The program joins the box's namespaces and forks. The child joins the command's cgroup, gives up all rights, loads the
+seccomp filter and becomes the command. The parent waits for the child and ends the same way. Errors before the command
+runs are written to the pipe `said`. The pipe is closed once the command runs.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _become(order: dict[str, Any], cgroups: list[int], alive: int) -> NoReturn:
 
 
 def _run(argv: list[str], env: dict[str, str]) -> NoReturn:
-    """Like os.execvpe, which would import modules: here they would be the box's."""
+    """Like os.execvpe, but without imports: os.execvpe would import the box's modules here."""
     last: OSError = FileNotFoundError(errno.ENOENT, argv[0])
     for folder in [""] if "/" in argv[0] else env.get("PATH", "").split(":"):
         try:
@@ -119,7 +119,9 @@ def _run(argv: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def _adopt(order: dict[str, Any]) -> None:
-    """Without a cgroup, stay as the parent of all processes that outlive the command, so that they can be found."""
+    """Without a cgroup, stay as the parent of all processes outliving the command, so kill can reach these
+    processes.
+    """
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
     if child == 0:

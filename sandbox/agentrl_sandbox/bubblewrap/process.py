@@ -1,4 +1,4 @@
-"""A command in a box: the program `enter.py` on this side, and all that the command starts on the other."""
+"""A command in a box: the program `enter.py` outside, and the command's processes inside."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _DYING_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessControl:
-    """What a command needs from its sandbox."""
+    """Callbacks of the sandbox for a command."""
 
     cgroup: CommandCgroup | None
     check_alive: Callable[[], Awaitable[None]]
     """Raises SandboxKilledError if the box has ended."""
     why_killed: Callable[[], str]
-    """The message about a command that the kernel killed; empty: none."""
+    """The message about a command killed by the kernel. Empty: no kill."""
     give_up: Callable[[str], Awaitable[None]]
     """Kill the sandbox, as a command cannot be killed; raises SandboxKilledError."""
 
@@ -45,7 +45,9 @@ class BoxProcess(HostProcess):
         self._reported = False
 
     async def enter(self, order: Mapping[str, Any], box: int, *, stdin: bool) -> str:
-        """Start the command in the box whose pidfd is given. Returns once it runs, or with what went wrong."""
+        """Start the command in the box with the pidfd `box`. Returns an empty text once the command runs, else the
+        error message.
+        """
         reading, writing = os.pipe()
         order_file = os.memfd_create("agentrl-order")
         try:
@@ -116,7 +118,9 @@ async def _read(file: int) -> bytes:
 
 
 def _kill_below(entering: int) -> bool:
-    """Kill the processes below `enter.py`, without cgroups. Its child is stopped first: it adopts orphans."""
+    """Kill the processes below `enter.py`, without cgroups. `enter.py`'s child adopts orphans, so the child is stopped
+    first.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.kill(entering, signal.SIGSTOP)
         deadline = time.monotonic() + _DYING_S

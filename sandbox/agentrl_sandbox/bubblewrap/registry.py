@@ -1,4 +1,4 @@
-"""The boxes on this machine: one small file for each, in a folder of the user."""
+"""The boxes on this machine: one small file for each box, in a folder of the user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl_sandbox.bubblewrap import cgroups
 
 @dataclass(frozen=True, slots=True)
 class RegisteredBox:
-    """A box, and how to end it."""
+    """A running box, with the data to end the box."""
 
     sandbox_id: str
     image: str
@@ -26,9 +26,9 @@ class RegisteredBox:
     run: str
     deadline: float
     pid: int
-    """The box's first process. Its end ends all others."""
+    """The box's first process. The end of the first process ends the whole box."""
     start: str
-    """Its start time, as a process id may be reused."""
+    """The start time, as a process id may be reused."""
     cgroups: tuple[str, ...]
 
     def found(self) -> FoundSandbox:
@@ -41,7 +41,7 @@ class RegisteredBox:
 
 
 def folder() -> Path:
-    """The folder of the files. A reboot clears it, and ends the boxes too."""
+    """The folder of the files. A reboot clears the folder, and ends the boxes too."""
     base = "/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
     return Path(base, "agentrl") if base else Path(tempfile.gettempdir(), f"agentrl-{os.geteuid()}")
 
@@ -57,7 +57,7 @@ def write(entry: RegisteredBox) -> None:
 
 
 def entries() -> list[RegisteredBox]:
-    """All boxes that run, and those whose file and cgroups are left because their owner is gone."""
+    """All running boxes, and dead boxes with a file and cgroups left behind by an owner now gone."""
     boxes = []
     for file in sorted(folder().glob("bubblewrap-*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -68,7 +68,7 @@ def entries() -> list[RegisteredBox]:
 
 
 def end(entry: RegisteredBox) -> None:
-    """Kill a box with all that runs in it, and forget it."""
+    """Kill a box with all its processes, and forget the box."""
     if entry.runs:
         with contextlib.suppress(ProcessLookupError):
             os.kill(entry.pid, signal.SIGKILL)
@@ -80,7 +80,7 @@ def end(entry: RegisteredBox) -> None:
 
 
 def start_of(pid: int) -> str:
-    """When a process started, in ticks since the boot; empty if there is none, or it is dead."""
+    """The start of a process, in ticks since the boot. Empty for a missing or dead process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -20,14 +20,13 @@ _OF_ETC = (
     *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "ssl", "ca-certificates", "pki"),
     *("mime.types", "services", "protocols", "perl", "python3", "python3.11", "python3.12", "python3.13"),
 )
-"""Files that programs of the host's /usr read, and that reveal nothing about the host."""
+"""Files read by programs of the host's /usr, without any facts about the host."""
 _OF_NETWORK = ("resolv.conf", "nsswitch.conf", "gai.conf")
 _NOT_OF_IMAGE = {"proc", "dev", "sys", "tmp", "run"}
 
 
 def arguments(spec: SandboxSpec, files: Sequence[int]) -> list[str]:
-    """The arguments for a spec. `files` are descriptors of /etc/passwd, /etc/group and /etc/hosts, as `etc` makes
-    them."""
+    """The arguments for a spec. `files` are descriptors of /etc/passwd, /etc/group and /etc/hosts, made by `etc`."""
     image = resolve(spec.image) if spec.image else None
     workdir, size = absolute(spec.workdir), spec.disk_mb << 20
     options = _of_image(image) if image else _of_host(spec)
@@ -54,7 +53,7 @@ def arguments(spec: SandboxSpec, files: Sequence[int]) -> list[str]:
 
 
 def etc() -> list[int]:
-    """Descriptors of the files that name the user; to be closed once bwrap has them."""
+    """Descriptors of the files with the user's name. The caller closes the descriptors once bwrap has inherited all."""
     return [
         memory(f"agent:x:{INNER_UID}:{INNER_UID}::/tmp:/bin/bash\nnobody:x:65534:65534::/:/usr/sbin/nologin\n"),
         memory(f"agent:x:{INNER_UID}:\nnogroup:x:65534:\n"),
@@ -63,9 +62,9 @@ def etc() -> list[int]:
 
 
 def resolve(image: str) -> Path:
-    """The folder of a root file system: `image` itself, or what a tar file was unpacked to, once for each content.
+    """The folder of a root file system: `image` itself, or the folder of an unpacked tar file, one for each content.
 
-    Raises SandboxError if there is none.
+    Raises SandboxError for a missing image.
     """
     path = Path(image).expanduser()
     if path.is_dir():
@@ -84,7 +83,7 @@ def resolve(image: str) -> Path:
 
 
 def shell(image: str) -> tuple[str, str]:
-    """bash, or sh in an image without it."""
+    """bash, or sh in an image without bash."""
     folder = resolve(image)
     return ("bash" if any(os.path.lexists(folder / name) for name in ("bin/bash", "usr/bin/bash")) else "sh", "-c")
 
@@ -129,7 +128,7 @@ def _of_image(image: Path) -> list[str]:
 
 
 def _cache() -> Path:
-    """The folder of unpacked images. If this process is root, the users of boxes can enter it."""
+    """The folder of unpacked images. If this process is root, the users of boxes can enter the folder."""
     if os.geteuid() == 0:
         return Path("/var/cache/agentrl/images")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "agentrl", "images")

@@ -1,4 +1,4 @@
-"""BubblewrapSandbox: Linux namespaces that a process of bwrap holds open, and commands that join them."""
+"""BubblewrapSandbox: Linux namespaces held open by a bwrap process, and commands joining the namespaces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOMENTS = 5
 
 
 class BubblewrapSandbox(ShellSandbox):
-    """See `Sandbox`. It has one user, `agent`. The writable folders are in memory, and vanish with its processes."""
+    """See `Sandbox`. The only user is `agent`. The writable folders are in memory, and vanish with the box."""
 
     kind = "bubblewrap"
 
@@ -49,8 +49,8 @@ class BubblewrapSandbox(ShellSandbox):
 
     @property
     def holders(self) -> Sequence[int]:
-        """The process that holds the box open, by its id inside the box. It runs as the commands' user, so they can
-        end it.
+        """The process holding the box open, by process id inside the box. Commands run as the same user, so a command
+        can end this process.
         """
         return [] if self._box is None else [self._box.holder()]
 
@@ -164,7 +164,7 @@ class BubblewrapSandbox(ShellSandbox):
         return SandboxError(f"sandbox {self.sandbox_id} cannot start {program}: {subject}: {os.strerror(int(number))}")
 
     def _teller(self) -> Callable[[], str]:
-        """Returns a function that reports later kills by the kernel because the box's memory is used up."""
+        """Returns a function to report later kills by the kernel for lack of memory in the box."""
         before = self._cgroups.killed_for_memory() if self._cgroups else 0
 
         def tell() -> str:
@@ -188,7 +188,7 @@ class BubblewrapSandbox(ShellSandbox):
         return "its own commands ended it, or it was removed"
 
     async def _check_alive(self) -> None:
-        """Raises SandboxKilledError if the box has ended, which may take a moment to be seen."""
+        """Raises SandboxKilledError if the box has ended. The end may take a moment to be seen."""
         for _ in range(_MOMENTS):
             if self._state != "open":  # it was closed, which is reported elsewhere
                 return
@@ -207,5 +207,5 @@ async def _last_words(program: asyncio.subprocess.Process) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text without lone surrogates, which no program can be given."""
+    """The text without lone surrogates, as no program accepts lone surrogates."""
     return text.encode(errors="replace").decode()

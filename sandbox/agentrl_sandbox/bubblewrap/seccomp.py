@@ -1,8 +1,8 @@
 """The seccomp filter of a box, as a BPF program made by libseccomp.
 
-What is refused is what Docker's default profile refuses without capabilities: new namespaces, mounts, kernel modules
-and keys, tracing of the kernel, io_uring, clocks. Sockets other than Unix, IP and netlink are refused too: those of
-virtual machines (AF_VSOCK) know no namespaces. Programs of another architecture are killed.
+The filter refuses the same calls as Docker's default profile without capabilities: new namespaces, mounts, kernel
+modules and keys, tracing of the kernel, io_uring, clocks. Sockets other than Unix, IP and netlink are refused too:
+sockets of virtual machines (AF_VSOCK) ignore namespaces. Programs of a foreign architecture are killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where an engine is, as Docker's own client finds it: DOCKER_HOST, contexts, and certificates for TLS."""
+"""The address of an engine by the rules of Docker's own client: DOCKER_HOST, contexts, and certificates for TLS."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class EngineAddress:
     """The address of one engine."""
 
     name: str
-    """As the user wrote it, for messages."""
+    """The user's spelling, for messages."""
     address: str
     """`unix://PATH`, `tcp://HOST:PORT` or `ssh://USER@HOST:PORT/PATH`."""
     tls: ssl.SSLContext | None = None
 
     @property
     def is_local(self) -> bool:
-        """Whether paths of this machine mean the same to the engine, as far as the address shows it."""
+        """Whether paths of this machine mean the same to the engine, judging by the address."""
         return self.address.startswith("unix://")
 
 
 def engine_address(name: str = "") -> EngineAddress:
-    """The engine of this name: an address, or one of Docker's contexts. Without a name: DOCKER_HOST, else
-    DOCKER_CONTEXT, else Docker's current context, else the first of Docker's sockets that is there.
+    """The engine of a name: an address, or a context of Docker. Without a name: DOCKER_HOST, else DOCKER_CONTEXT, else
+    Docker's current context, else the first existing socket of Docker.
 
-    Raises ConfigError for an address or a context that cannot be used.
+    Raises ConfigError for an unusable address or context.
     """
     chosen = name or os.environ.get("DOCKER_HOST") or os.environ.get("DOCKER_CONTEXT") or _current()
     if "://" in chosen:
@@ -85,7 +85,7 @@ def _current() -> str:
 
 
 def _of_context(name: str) -> EngineAddress:
-    """An engine that `docker context create` described."""
+    """An engine described by `docker context create`."""
     digest = hashlib.sha256(name.encode()).hexdigest()
     try:
         meta = json.loads((folder() / "contexts" / "meta" / digest / "meta.json").read_text())
@@ -103,7 +103,7 @@ def _of_context(name: str) -> EngineAddress:
 
 
 def _tls_of_variables(address: str) -> ssl.SSLContext | None:
-    """TLS as DOCKER_TLS_VERIFY and DOCKER_TLS ask for it."""
+    """TLS according to DOCKER_TLS_VERIFY and DOCKER_TLS."""
     flags = {name: bool(os.environ.get(name)) for name in ("DOCKER_TLS_VERIFY", "DOCKER_TLS")}
     verify = flags["DOCKER_TLS_VERIFY"] or not flags["DOCKER_TLS"]
     encrypted = address.startswith("https://") or (address.startswith("tcp://") and any(flags.values()))
@@ -111,7 +111,7 @@ def _tls_of_variables(address: str) -> ssl.SSLContext | None:
 
 
 def _tls(files: Path, *, verify: bool) -> ssl.SSLContext:
-    """A context with the certificates in a folder, under the names that Docker gives them."""
+    """A context with the certificates in a folder, under Docker's file names."""
     authority, cert, key = (files / name for name in ("ca.pem", "cert.pem", "key.pem"))
     try:
         context = ssl.create_default_context(cafile=str(authority) if authority.is_file() else None)

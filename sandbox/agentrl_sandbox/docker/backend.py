@@ -27,9 +27,9 @@ _OWN_IMAGES = json.dumps({"reference": list(NAMES)})
 
 
 class DockerBackend:
-    """A `Backend` on one engine: at DOCKER_HOST or at Docker's usual sockets, or the one that `host` names.
+    """A `Backend` on one engine: the engine named by `host`, or DOCKER_HOST, or Docker's usual sockets.
 
-    An image is the name of one, a folder with a Dockerfile, or a root file system in a tar file: see `Images`.
+    An image is an image name, a folder with a Dockerfile, or a root file system in a tar file: see `Images`.
     """
 
     name = "docker"
@@ -63,7 +63,7 @@ class DockerBackend:
         return DockerSandbox(spec, *self.parts)
 
     def check(self, spec: SandboxSpec) -> None:
-        """Raises ConfigError for a spec that the engine cannot enforce."""
+        """Raises ConfigError for a spec beyond the limits of the engine."""
         if not spec.workdir.startswith("/") or spec.workdir.rstrip("/") in ("", "/tmp"):
             raise ConfigError(f"workdir {spec.workdir!r} must be an absolute path to a separate folder, such as /work")
         if spec.hosts and not self.engine.host.here:
@@ -74,12 +74,12 @@ class DockerBackend:
 
     @property
     def parts(self) -> tuple[DockerClient, Images, DiskWatch]:
-        """What its sandboxes are made with."""
+        """The client, images and disk watch shared by all sandboxes."""
         return *self._opened(), self._watch
 
     @property
     def engine(self) -> DockerClient:
-        """The client of its engine, once it is entered."""
+        """The client of the engine, once the back end is entered."""
         return self._opened()[0]
 
     async def prepare(self, image: str) -> None:
@@ -89,7 +89,7 @@ class DockerBackend:
 
     @property
     def machine(self) -> Machine:
-        """See `Placed.machine`: the engine's. If the engine runs on this machine, limits of this process apply to it
+        """See `Placed.machine`: the engine's machine. If the engine runs on this machine, limits of this process apply
         too.
         """
         host, local = self._opened()[0].host, machine.here()
@@ -111,7 +111,7 @@ class DockerBackend:
             await remove_groups(engine, sandbox_ids)
 
     async def leftovers(self) -> Sequence[Leftover]:
-        """The images that agentrl built, imported or made ready. While a run has sandboxes here, it may need them."""
+        """The images built, imported or made ready by agentrl. A run with sandboxes here may need these images."""
         if not all(sandbox.gone for sandbox in await self.list()):
             return []
         engine, _ = self._opened()
@@ -127,7 +127,7 @@ class DockerBackend:
         ]
 
     async def clear(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:
-        """See `Tidied.clear`. An image with another name loses only this name."""
+        """See `Tidied.clear`. An image with a second name loses only this name."""
         engine, _ = self._opened()
         cleared = []
         for leftover in leftovers:

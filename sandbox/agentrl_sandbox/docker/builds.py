@@ -1,6 +1,6 @@
-"""Builds of images from Dockerfiles: by the engine's API, or with BuildKit where a Dockerfile needs it.
+"""Builds of images from Dockerfiles: by the engine's API, or with BuildKit for Dockerfiles beyond the API.
 
-BuildKit asks its client for files and credentials while it builds. The command `docker` is that client here.
+BuildKit asks the client for files and credentials during a build. The command `docker` is the client here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NO_BUILDKIT = "buildx component is missing"
 _AS_IT_IS: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
 """For a tar file of ours. Python 3.11.3 and older know no filters."""
 _ELSEWHERE = ("DOCKER_CONTEXT", "DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION")
-"""Variables that would lead the command to another engine than ours, or to ours in another way."""
+"""Variables that would lead the command to a different engine, or to ours in a different way."""
 
 
 async def build(engine: DockerClient, folder: Path, tar: IO[bytes], name: str) -> None:
@@ -61,7 +61,7 @@ async def build(engine: DockerClient, folder: Path, tar: IO[bytes], name: str) -
 
 @asynccontextmanager
 async def alone(engine: DockerClient, name: str) -> AsyncIterator[None]:
-    """Wait for other processes of this user that make the same image on the same engine."""
+    """Wait for other processes of this user making the same image on the same engine."""
     key = hashlib.sha256(f"{engine.address}\0{name}".encode()).hexdigest()[:32]
     file = Path(tempfile.gettempdir(), f"agentrl-build-{os.getuid()}-{key}.lock")
     try:
@@ -109,8 +109,8 @@ async def _with_buildkit(engine: DockerClient, folder: Path, tar: IO[bytes], nam
 
 @asynccontextmanager
 async def _unpacked(tar: IO[bytes]) -> AsyncIterator[str]:
-    """A folder with the files of a tar file of ours. From `docker build -`, which reads tar files, the image would get
-    `Dockerfile` and `.dockerignore` even where .dockerignore names them.
+    """A folder with the files of a tar file of ours. `docker build -` could read the tar file, but would add
+    `Dockerfile` and `.dockerignore` to the image even where .dockerignore excludes both.
     """
     with tarfile.open(fileobj=tar) as archive:
         place = tempfile.TemporaryDirectory(prefix="agentrl-build-")
@@ -122,7 +122,7 @@ async def _unpacked(tar: IO[bytes]) -> AsyncIterator[str]:
 
 
 async def _network(engine: DockerClient) -> list[str]:
-    """An engine without its usual network builds without one. BuildKit has to be told so."""
+    """An engine without the usual network builds without a network. BuildKit needs an option for this."""
     try:
         await engine.docker._query_json("networks/bridge")
     except DockerError as exc:
@@ -133,7 +133,7 @@ async def _network(engine: DockerClient) -> list[str]:
 
 
 async def _heard(process: Process, folder: Path) -> str:
-    """Its last lines, once it has ended and closed its stderr. The steps are logged."""
+    """The last lines of the process, after the end and a closed stderr. The steps are logged."""
     assert process.stderr is not None
     last, rest = deque[str](maxlen=_LAST_LINES), b""
     while piece := await process.stderr.read(_PIECE):

@@ -22,20 +22,20 @@ kill "$watcher"
 wait "$watcher" 2> /dev/null
 exit "$code"
 """
-"""Runs a program that is killed, with all that it started, once stdin ends. ssh alone would wait for the commands whose
-connections it forwards.
+"""Runs a program. The end of stdin kills the program with all its children. ssh alone would wait for the commands
+behind forwarded connections.
 """
 
 
 async def start(*command: str, **options: Any) -> Process:
-    """Start a program with a pipe as its stdin. `options` are those of asyncio.create_subprocess_exec."""
+    """Start a program with a pipe as stdin. `options` are the options of asyncio.create_subprocess_exec."""
     return await asyncio.create_subprocess_exec(
         "/bin/sh", "-c", _WATCHED, "sh", *command, stdin=PIPE, start_new_session=True, **options
     )  # in a session of its own, because Ctrl-C is for this program alone
 
 
 async def end(process: Process) -> None:
-    """Kill it, with all that it started."""
+    """Kill a program with all its children."""
     assert process.stdin is not None
     process.stdin.close()
     with contextlib.suppress(ProcessLookupError):

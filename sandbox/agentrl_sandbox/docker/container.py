@@ -1,4 +1,4 @@
-"""What a container is created with. The fields are those of API 1.41."""
+"""The settings of a new container. The fields belong to API 1.41."""
 
 from __future__ import annotations
 
@@ -19,40 +19,42 @@ RUN = "agentrl.run"
 DEADLINE = "agentrl.deadline"
 IMAGE = "agentrl.image"
 DISK = "agentrl.disk"
-"""A label of sandboxes that can write to the engine's disk, with their `disk_mb`."""
+"""A label for sandboxes with write access to the engine's disk. The value is `disk_mb`."""
 SANDBOX_VARIABLE = "AGENTRL_SANDBOX"
-"""A variable of services: by it, their processes can be found once their engine is gone."""
+"""A variable of services, used to identify the processes of a service after the end of the engine."""
 FIRST = "exec sleep 2147483647"
-"""What the first process does: nothing."""
+"""The command of the first process: an endless sleep."""
 
 _AGENT = 1000
 """The user `agent`, by number, as images need not know the name."""
 KEEPER = 64_321
-"""The user of the processes that hold a container open."""
+"""The user of the processes holding a container open."""
 _MB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that is on the engine."""
+    """An image on the engine."""
 
     name: str
-    """Its id: the name may mean another image tomorrow."""
+    """The image id: the name may mean a different image tomorrow."""
     volumes: tuple[str, ...]
-    """The folders that it declares as volumes. They have a size limit, too."""
+    """The folders declared as volumes by the image. Volumes have a size limit, too."""
     user: str = "0:0"
     """The spec's user in numbers."""
     seed: bool = False
-    """Whether the content of its work folder must be copied into each sandbox: `images.sowing`."""
+    """Whether the content of the work folder must be copied into each sandbox: `images.sowing`."""
 
 
 def identity(user: str) -> str:
-    """A user in the form for the engine: `agent` and `root` need not be in the image's /etc/passwd, others must be."""
+    """A user in the engine's form: `agent` and `root` may be absent from the image's /etc/passwd, other users
+    may not.
+    """
     return {"agent": f"{_AGENT}:{_AGENT}", "root": "0:0"}.get(user, user)
 
 
 def labels(spec: SandboxSpec, sandbox_id: str) -> dict[str, str]:
-    """Labels by which other processes find the container, and know when it is gone."""
+    """Labels for other processes, to recognise the container and to know when the owner is gone."""
     deadline = time.time() + spec.lifetime_s
     return {
         SANDBOX: sandbox_id,
@@ -65,7 +67,7 @@ def labels(spec: SandboxSpec, sandbox_id: str) -> dict[str, str]:
 
 
 def configuration(spec: SandboxSpec, sandbox_id: str, image: Image, host: Host) -> dict[str, Any]:
-    """The body of a request to create it."""
+    """The body of a request to create the container."""
     return {
         "Image": image.name,
         # A user that no command has: so none can end it, or trace it. root has no capabilities here.
@@ -132,8 +134,8 @@ def _folders(spec: SandboxSpec, image: Image) -> dict[str, str]:
 
 
 def _share(spec: SandboxSpec) -> int:
-    """The MiB of each writable folder except the work folder. Together they must not fill the memory that holds
-    them.
+    """The MiB of each writable folder except the work folder. Together the folders must not fill the sandbox's
+    memory.
     """
     return max(min(spec.disk_mb // 8, spec.memory_mb // 4), 1)
 
@@ -148,7 +150,9 @@ def _sockets(spec: SandboxSpec) -> list[dict[str, Any]]:
 
 
 def file_size(size_mb: int, host: Host) -> int:
-    """The limit in bytes. An engine refuses more than its own hard limit. If it runs on this machine, that is ours."""
+    """The limit in bytes. An engine refuses more than the engine's own hard limit: our hard limit, if the engine runs
+    here.
+    """
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     size = size_mb * _MB
     return size if hard == resource.RLIM_INFINITY or not host.here else min(size, hard)

@@ -1,4 +1,4 @@
-"""The folder of a Dockerfile as the tar file that an engine builds from, and the hash of its content."""
+"""The folder of a Dockerfile as a tar file for the engine to build, and the hash of the content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _CONTINUED = re.compile(r"\\[ \t]*\n(?:[ \t]*\n)*")
 
 
 def pack(folder: Path, target: IO[bytes]) -> str:
-    """Write the tar file, without what `.dockerignore` names. The hash is that of names, modes, links and contents."""
+    """Write the tar file, without the paths in `.dockerignore`. Returns the hash of names, modes, links and
+    contents.
+    """
     digest = hashlib.sha256()
     with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for path in _paths(folder):
@@ -46,7 +48,7 @@ def pack(folder: Path, target: IO[bytes]) -> str:
 
 
 def needs_buildkit(folder: Path) -> str:
-    """What in a Dockerfile an engine cannot build without BuildKit; empty if nothing."""
+    """The part of a Dockerfile that requires BuildKit; empty if no part does."""
     text = (folder / "Dockerfile").read_text(encoding="utf-8", errors="replace")
     text = _CONTINUED.sub(" ", _COMMENT.sub("", text))
     if match := _FLAG.search(text):
@@ -59,7 +61,7 @@ def needs_buildkit(folder: Path) -> str:
 
 
 def bases(folder: Path) -> list[str]:
-    """The names of images that a Dockerfile begins from, but for those with a variable or a platform."""
+    """The names of a Dockerfile's base images, without images named by a variable or with a platform."""
     stages, names = {"scratch"}, list[str]()
     for base, stage in _FROM.findall((folder / "Dockerfile").read_text(encoding="utf-8", errors="replace")):
         if base.lower() not in stages and "$" not in base:
@@ -69,7 +71,7 @@ def bases(folder: Path) -> list[str]:
 
 
 def _paths(folder: Path) -> Iterator[Path]:
-    """The paths in order. An ignored folder may contain files that are not ignored, so each is searched."""
+    """The paths in order. An ignored folder may contain files not ignored, so every folder is searched."""
     rules = _rules(folder / ".dockerignore")
     for top, folders, files in os.walk(folder):
         folders.sort()
@@ -81,7 +83,7 @@ def _paths(folder: Path) -> Iterator[Path]:
 
 
 def _rules(file: Path) -> list[tuple[re.Pattern[str], bool]]:
-    """The patterns, each with whether it excludes or includes again."""
+    """The patterns. True marks an exclusion, False an inclusion."""
     if not file.is_file():
         return []
     lines = [line.strip() for line in file.read_text().splitlines()]
@@ -93,7 +95,7 @@ def _rules(file: Path) -> list[tuple[re.Pattern[str], bool]]:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """The pattern as Docker reads it: `**` is any number of folders, and everything below a matching folder matches."""
+    """The pattern by Docker's rules: `**` is any number of folders, and everything below a matching folder matches."""
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", text.removeprefix("./"))
     return re.compile(
@@ -102,7 +104,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _is_left_out(path: str, rules: list[tuple[re.Pattern[str], bool]]) -> bool:
-    """The last rule that matches decides."""
+    """The last matching rule decides."""
     left_out = False
     for pattern, leaves_out in rules:
         if pattern.fullmatch(path):

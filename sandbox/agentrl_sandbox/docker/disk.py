@@ -1,7 +1,7 @@
-"""The limit of what sandboxes with a writable root write to the engine's disk.
+"""The limit for bytes written to the engine's disk by sandboxes with a writable root.
 
-An engine limits a container's disk only on XFS with project quotas (`Host.quotas`). So it is also asked, again and
-again, what each of these sandboxes has written. One that has written more than its `disk_mb` is killed.
+An engine limits a container's disk only on XFS with project quotas (`Host.quotas`). So the engine is also asked
+regularly for the bytes written by each of these sandboxes. A sandbox with more than `disk_mb` is killed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ log = logging.getLogger("agentrl")
 _EVERY_S = 1.0
 """Seconds between two measurements. A disk takes half a gigabyte or more in this time."""
 _OFTEN_S = 0.2
-"""The pause once a sandbox has used half of its limit: the next measurement must not come too late."""
+"""The pause once a sandbox has used half of the limit: the next measurement must not come too late."""
 _REST = 4
-"""The pause lasts at least this many times as long as a measurement, so that measuring takes at most a fifth of the
+"""The shortest pause, as a multiple of a measurement's duration. Measuring takes at most a fifth of the
 engine's time.
 """
 
 
 class DiskWatch:
-    """Watches the sandboxes of one back end. It asks for all of them at once, and only while there are some."""
+    """Watches the sandboxes of one back end. One request measures all sandboxes, and only while sandboxes exist."""
 
     def __init__(self, engine: DockerClient) -> None:
         self._engine = engine
@@ -73,7 +73,7 @@ class DiskWatch:
             await asyncio.sleep(max(_OFTEN_S if fullest > 0.5 else _EVERY_S, _REST * took))
 
     async def _look(self) -> float:
-        """The share of its limit that a sandbox has used, the largest of all."""
+        """The largest used share of a limit among all sandboxes."""
         shares = [0.0]
         for sandbox_id, used in (await self._written()).items():
             disk_mb, kill = self._watched.get(sandbox_id, (0, None))
@@ -86,7 +86,7 @@ class DiskWatch:
         return max(shares)
 
     async def _written(self) -> dict[str, int]:
-        """The bytes that each container of this process's sandboxes has written to its root."""
+        """The bytes written to the root by each container of this process's sandboxes."""
         labels = json.dumps({"label": [DISK, f"{OWNER}={owners.current()}"]})
         with self._engine.telling("the sizes of sandboxes"):
             containers = await self._engine.docker._query_json(

@@ -1,4 +1,4 @@
-"""The connection to the engine: its address, and the translation of its errors."""
+"""The connection to the engine: the address, and the translation of errors."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ _ANSWER_S = 120.0
 """Seconds for the engine to answer; creating a container takes seconds where many are created at once."""
 _GREETING_S = 20.0
 _NO_CONNECTION = 900
-"""The status that aiodocker reports if there is no HTTP status."""
+"""The status in errors of aiodocker without an HTTP status."""
 
 
 @dataclass(slots=True)
 class Host:
-    """The machine that an engine runs on."""
+    """The machine of an engine."""
 
     cores: float
     memory_mb: int
     here: bool
-    """Whether it is this machine."""
+    """Whether the engine runs on this machine."""
     quotas: bool = True
-    """Whether its disk can limit a container's size. Unknown until the first container with a limit is made."""
+    """Whether the disk can limit a container's size. Unknown until the first container with a limit is made."""
 
 
 class DockerClient:
-    """A client of one engine. It speaks API 1.41, which Docker has had since 2020."""
+    """A client of one engine, speaking API 1.41. Docker has supported API 1.41 since 2020."""
 
     def __init__(self, name: str = "") -> None:
-        """`name` is an address or one of Docker's contexts; see `engine_address`. Raises ConfigError."""
+        """`name` is an address or a context of Docker; see `engine_address`. Raises ConfigError."""
         parsed = engine_address(name)
         self.name, self.address, self.is_local = parsed.name, parsed.address, parsed.is_local
         self.gone = ""
-        """Why no request is worth making now: a pool of hosts sets it."""
+        """Why no request is worth making now, set by a pool of hosts."""
         self._tunnel = _tunnel(parsed)
         self.url = f"unix://{self._tunnel.socket}" if self._tunnel else parsed.address
         """Where programs of this machine reach the engine while this is connected."""
@@ -68,7 +68,7 @@ class DockerClient:
         self.host = Host(math.inf, 0, here=True)
 
     async def connect(self) -> None:
-        """Raises SandboxError, naming the remedy, if no engine answers, or one that lets commands out."""
+        """Raises SandboxError, naming the remedy, if no engine answers, or if commands could escape from the engine."""
         if self._tunnel is not None:
             await self._tunnel.open()
         version = await self._greeted(self.docker.version())
@@ -82,7 +82,9 @@ class DockerClient:
         self.host = Host(info.get("NCPU") or math.inf, (info.get("MemTotal") or 0) >> 20, here)
 
     async def create(self, body: dict[str, Any], name: str) -> None:
-        """Create a container, without a size of its root if this engine's disk cannot limit one. Raises DockerError."""
+        """Create a container, without a size limit on the root if this engine's disk cannot limit the size. Raises
+        DockerError.
+        """
         try:
             await self.docker.containers.create(body, name=name)
         except DockerError as exc:
@@ -116,7 +118,7 @@ class DockerClient:
 
     @contextmanager
     def telling(self, subject: str) -> Iterator[None]:
-        """Turn the engine's errors into SandboxError, about `what`."""
+        """Turn the engine's errors into SandboxError about `subject`."""
         try:
             yield
         except DockerError as exc:
@@ -145,7 +147,7 @@ def _tunnel(engine: EngineAddress) -> SshTunnel | TlsTunnel | None:
 
 
 def close_stdin(stream: Stream) -> None:
-    """End the stdin of a command that keeps running. aiodocker can only close both directions."""
+    """End the stdin of a command still running. aiodocker can only close both directions."""
     connection = stream._resp.connection if stream._resp is not None else None
     if connection is not None and connection.transport is not None and not connection.transport.is_closing():
         connection.transport.write_eof()
@@ -161,7 +163,7 @@ async def hang_up(stream: Stream) -> None:
 
 
 async def exit_code(command: Exec) -> int | None:
-    """None: it still runs."""
+    """None: the command still runs."""
     state: dict[str, Any] = await command.inspect()
     return None if state["Running"] else int(state["ExitCode"] or 0)
 

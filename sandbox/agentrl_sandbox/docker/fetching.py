@@ -1,4 +1,4 @@
-"""One pull of an image by an engine, with the credentials of this machine's user, and its progress."""
+"""One pull of an image by an engine, with the credentials of this machine's user, and with reports of progress."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from aiodocker import Docker, DockerError
 from agentrl_sandbox.docker.registries import ImageName, credentials
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the bytes downloaded so far, and with the compressed size of the layers that are announced so far."""
+"""Called with two sizes in bytes: downloaded so far, and the compressed size of the layers announced so far."""
 
 
 async def fetch(docker: Docker, name: ImageName, heard: Progress) -> None:
-    """Have the engine pull an image. It gives up the pull when this is cancelled. Raises DockerError.
-
-    Raises what `heard` raises, too.
-    """
+    """Let the engine pull an image. A cancellation ends the pull. Raises DockerError, and any error of `heard`."""
     header = await credentials(name.registry)
     headers = {"X-Registry-Auth": header} if header else {}
     query = {"fromImage": str(name)}

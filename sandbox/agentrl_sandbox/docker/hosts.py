@@ -1,4 +1,6 @@
-"""DockerHosts: one back end over the engines of several hosts. A lost host takes only its own sandboxes along."""
+"""DockerHosts: one back end over the engines of several hosts. Losing a host affects only the sandboxes on that
+host.
+"""
 
 from __future__ import annotations
 
@@ -28,25 +30,25 @@ _EVERY_S = 5.0
 _ANSWER_S = 30.0
 """An engine with a hundred sandboxes on a busy machine may take this long."""
 _SURE_S = 2.0
-"""After a question without an answer, one more is asked this much later: a restart takes a second."""
+"""Seconds between an unanswered request and the confirming request: a restart takes a second."""
 _AGAIN_S, _LONGEST_AGAIN_S = 15.0, 300.0
-"""The pause before a lost host is tried again; it doubles."""
+"""Seconds before a lost host is tried again, doubled each time."""
 _ASIDE_S, _LONGEST_ASIDE_S = 5.0, 300.0
-"""How long a host that answers, but could not make a sandbox, comes after the others; it doubles."""
+"""Seconds for which a host that failed to make a sandbox comes last, doubled each time."""
 
 
 class EngineHost:
-    """One of the engines, and what this process has on it."""
+    """An engine, and this process's sandboxes there."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.backend = DockerBackend(name)
         self.boxes: set[PlacedSandbox] = set()
-        """Those that are open, or being opened."""
+        """Sandboxes open, or being opened."""
         self.abandoned: set[str] = set()
-        """The ids of those that could not be removed."""
+        """The ids of sandboxes not removed after an error."""
         self.lost = "it was not tried yet"
-        """Why it is not used; empty if it is."""
+        """Why the host is not used; empty while the host is used."""
         self.doubted = asyncio.Event()
         """A request failed there. Until the engine has answered again, other hosts are better."""
         self._entered = False
@@ -63,13 +65,13 @@ class EngineHost:
         self.lost = self.backend.engine.gone = ""
 
     async def lose(self, why: str) -> None:
-        """Everything that runs there fails now, for this reason."""
+        """Fail all sandboxes of the host now, with this reason."""
         self.lost = self.backend.engine.gone = f"host {self.name} was lost: {why}"
         log.warning("%s; %d sandboxes are lost with it, and it is tried again later", self.lost, len(self.boxes))
         await asyncio.gather(*(box.condemn(self.lost) for box in list(self.boxes)))
 
     async def check(self) -> str:
-        """Why its engine does not answer; empty if it does."""
+        """Why the engine does not answer; empty after an answer."""
         problem = ""
         for _ in range(2):
             try:
@@ -82,14 +84,14 @@ class EngineHost:
         return problem
 
     async def clear_abandoned(self) -> None:
-        """Remove what this process could not remove there, such as while the host was lost."""
+        """Remove sandboxes after an earlier failure, such as while the host was lost."""
         names = set(self.abandoned)
         with contextlib.suppress(SandboxError):
             await self.backend.remove(list(names))
             self.abandoned -= names
 
     def set_aside(self) -> None:
-        """It could not make a sandbox."""
+        """Prefer the other hosts for a while, after a failure to make a sandbox."""
         self._aside_until = time.monotonic() + self._aside_s
         self._aside_s = min(2 * self._aside_s, _LONGEST_ASIDE_S)
         self.doubted.set()
@@ -104,7 +106,9 @@ class EngineHost:
 
 
 class PlacedSandbox(DockerSandbox):
-    """A container on the host with the least load. It is chosen at opening; if that fails, the next one is tried."""
+    """A container on the host with the least load. The host is chosen at opening. After a failure the next host is
+    tried.
+    """
 
     def __init__(self, spec: SandboxSpec, hosts: DockerHosts, first: EngineHost) -> None:
         super().__init__(spec, *first.backend.parts)
@@ -131,7 +135,7 @@ class PlacedSandbox(DockerSandbox):
                 return
 
     async def _open_here(self) -> None:
-        """Open it on the chosen host. Raises SandboxError, also if that host is lost meanwhile."""
+        """Open the sandbox on the chosen host. Raises SandboxError, also if the host is lost meanwhile."""
         self._opening = opening = asyncio.create_task(super()._open())
         try:
             await opening
@@ -142,19 +146,19 @@ class PlacedSandbox(DockerSandbox):
             raise SandboxError(f"sandbox {self.sandbox_id}: {self._host.lost}") from None
 
     async def condemn(self, why: str) -> None:
-        """See `DockerSandbox.condemn`. If it is being opened, another host is tried."""
+        """See `DockerSandbox.condemn`. A sandbox being opened moves to the next host."""
         if self._opening is not None:
             self._opening.cancel()
         await super().condemn(why)
 
     @property
     def doubtful(self) -> bool:
-        """Whether it must be asked if it still works, although it did a moment ago."""
+        """Whether a check is needed, although the sandbox worked a moment ago."""
         return bool(self._host.lost) or self._host.doubted.is_set() or self._dead is not None
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """As for any container. After a failure, the host is asked at once whether it still answers."""
+        """See `DockerSandbox.telling`. After a failure, the host is checked at once."""
         try:
             with super().telling():
                 yield
@@ -180,9 +184,9 @@ class PlacedSandbox(DockerSandbox):
 class DockerHosts:
     """A `Backend` on several engines: `docker:ssh://user@one,ssh://user@two`.
 
-    A host is an address (unix://, tcp:// or ssh://) or the name of one of Docker's contexts. Each new sandbox goes to
-    the least loaded host, by its cores and memory. Entering it raises SandboxError if no host answers. One that does
-    not is logged, and tried again while the back end is open.
+    A host is an address (unix://, tcp:// or ssh://) or the name of a context of Docker. Each new sandbox goes to the
+    least loaded host, by cores and memory. Entering raises SandboxError if no host answers. A silent host is logged,
+    and tried again while the back end is open.
     """
 
     name = "docker"
@@ -197,7 +201,7 @@ class DockerHosts:
 
     @classmethod
     def at(cls, names: str) -> Self:
-        """The hosts of a text with commas between them."""
+        """The hosts of a comma-separated text."""
         return cls([name.strip() for name in names.split(",")])
 
     async def __aenter__(self) -> Self:
@@ -250,7 +254,7 @@ class DockerHosts:
         raise SandboxError("; ".join(host.lost for host in self._hosts) or "the docker back end is not open")
 
     async def prepare(self, image: str) -> None:
-        """See `Backend.prepare`: on each host. It is enough if one of them can have the image."""
+        """See `Backend.prepare`: on each host. One host with the image is enough."""
         living = self._living
         results = await asyncio.gather(*(host.backend.prepare(image) for host in living), return_exceptions=True)
         failed = [(host, error) for host, error in zip(living, results, strict=True) if error is not None]
@@ -264,7 +268,7 @@ class DockerHosts:
 
     @property
     def machine(self) -> Machine:
-        """See `HasMachine.machine`: all hosts that answer, together."""
+        """See `HasMachine.machine`: all answering hosts together."""
         machines = [host.backend.machine for host in self._living]
         return Machine(
             sum(host_machine.cores for host_machine in machines),
@@ -308,7 +312,7 @@ class DockerHosts:
             host.lost = " ".join(str(exc).split())
 
     async def _watch(self, host: EngineHost) -> None:
-        """Notice when a host is lost, and when it is there again."""
+        """Notice the loss and the return of a host."""
         pause = _AGAIN_S
         while True:
             if host.lost:

@@ -1,6 +1,6 @@
-"""Images: found on the engine, built from a Dockerfile, imported from a root file system, or pulled.
+"""Images: present on the engine, built from a Dockerfile, imported from a root file system, or pulled.
 
-What is built or imported is named by the hash of its content, so equal content is made once.
+Built and imported images are named by the hash of the content, so equal content is made once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from agentrl_sandbox.spec import SandboxSpec
 log = logging.getLogger("agentrl")
 
 NAMES = READY, BUILT, IMPORTED = "agentrl-ready", "agentrl-build", "agentrl-import"
-"""The name of our images. After a colon follows the hash of what they were made of."""
+"""The repositories of our images. The tag is the hash of the content."""
 
 BASE = "AGENTRL_BASE_IMAGE"
-"""Environment variable: the image of a SandboxSpec that names none."""
+"""Environment variable: the image of a SandboxSpec without an image."""
 
 SOWN = "sown"
 """The last word of the command of `sowing`."""
@@ -64,8 +64,8 @@ fi
 echo "$2"
 [ -n "$changed" ] || exit 3
 """.strip()
-"""Makes a folder and gives it to a user. The user gets a name too if it has none, because git and others ask for
-one. If a folder in memory will hide this one, its content is also kept elsewhere.
+"""Makes a folder and gives the folder to a user. A user without a name gets a name too, because programs such as git
+ask for a name. If a folder in memory will hide the new folder, the content is also stored elsewhere.
 """
 
 _TARS = (".tar", ".tar.gz", ".tgz")
@@ -73,13 +73,13 @@ _PIECE = 1 << 20
 
 
 class Images:
-    """The images of one engine. Each is looked for, built or pulled once, however many ask at a time.
+    """The images of one engine. Parallel callers for an image share one search, build or pull.
 
     An image is given as
-    - "": the one that AGENTRL_BASE_IMAGE names, or else one built from a Dockerfile of ours (it needs a registry);
-    - a path that begins with `/`, `./`, `../` or `~`: a folder with a Dockerfile, which is built, or a root file system
-      in a tar file, which is imported. It is read once: what changes later is for the next back end;
-    - anything else: a name, as `docker run` takes it. It is pulled if it is not there.
+    - "": the image named by AGENTRL_BASE_IMAGE, else an image built from a Dockerfile of ours (needs a registry);
+    - a path beginning with `/`, `./`, `../` or `~`: a folder with a Dockerfile, to be built, or a root file system in a
+      tar file, to be imported. The path is read once: later changes are for the next back end;
+    - any other text: a name in the form of `docker run`. A missing image is pulled.
     """
 
     def __init__(self, engine: DockerClient) -> None:
@@ -88,22 +88,24 @@ class Images:
         self._tasks: dict[tuple[str, ...], asyncio.Task[Image]] = {}
 
     async def ready(self, image: str) -> Image:
-        """The image, on the engine. Raises SandboxError saying what was tried."""
+        """The image, on the engine. Raises SandboxError with the attempts so far."""
         return await self._once((image,), lambda: self._made(image))
 
     async def owned(self, spec: SandboxSpec) -> Image:
-        """The image of a spec. In it, the folder where commands start exists and belongs to their user."""
+        """The image of a spec. In the image, the folder where commands start exists and belongs to the
+        commands' user.
+        """
         image = await self.ready(spec.image)
         key = (image.name, spec.workdir, spec.user, str(spec.read_only))
         return await self._once(key, lambda: self._owned(image, spec))
 
     async def has(self, image: str) -> bool:
-        """Whether `ready` would find the image on the engine, without making it."""
+        """Whether the engine has the image already."""
         with self._engine.telling(f"image {image or 'of the spec'!r}"):
             return await self._is_here(await self._known_as(image))
 
     async def pull(self, image: str, mirror: str = "", heard: Progress = lambda done, size: None) -> None:
-        """Pull an image of this name, from a mirror if that has it. Raises SandboxError."""
+        """Pull an image by name, from a mirror if the mirror has the image. Raises SandboxError."""
         try:
             with self._engine.telling(f"image {image!r}"):
                 await self._pull(image, mirror, heard)
@@ -111,7 +113,7 @@ class Images:
             self.forget()
 
     async def remove(self, image: str) -> None:
-        """Remove an image's name, and with it what no other name needs. What is in use is kept."""
+        """Remove an image's name, with all layers no other name needs. Images in use stay."""
         with self._engine.telling(f"image {image!r}"):
             try:
                 await self._docker.images.delete(image)
@@ -120,11 +122,11 @@ class Images:
                     raise
 
     def forget(self) -> None:
-        """Look for each image again the next time: an image that was there is gone."""
+        """Look for each image again the next time, because an image has vanished."""
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
 
     async def _once(self, key: tuple[str, ...], make: Callable[[], Coroutine[Any, Any, Image]]) -> Image:
-        """A failure is tried again the next time. A cancelled caller does not disturb the others."""
+        """A failure is tried again the next time. A cancelled caller does not disturb the other callers."""
         task = self._tasks.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._tasks[key] = asyncio.create_task(make())
@@ -136,7 +138,7 @@ class Images:
             raise
 
     async def close(self) -> None:
-        """Give up the images that are on their way."""
+        """Cancel unfinished images."""
         running = [task for task in self._tasks.values() if not task.done()]
         for task in running:
             task.cancel()
@@ -197,7 +199,7 @@ class Images:
         return Image(inspected["Id"], volumes)
 
     async def _seeded(self, container: DockerContainer) -> list[str]:
-        """The settings of the image that is made from a container."""
+        """The settings of the image made from a container."""
         changed = await self._docker._query_json(f"containers/{container.id}/changes")
         return [f"LABEL {_SEEDED}=1"] if any(change["Path"] == _SEED for change in changed or ()) else []
 
@@ -220,7 +222,7 @@ class Images:
                 raise SandboxError(f"{exc}; set {BASE} to an image with bash, git and python3, or name one") from exc
 
     async def _known_as(self, image: str) -> str:
-        """The name under which the engine has an image, if it has it."""
+        """The engine's name for an image, if the image is present."""
         if not image:
             if name := os.environ.get(BASE):
                 return await self._known_as(name)
@@ -253,7 +255,9 @@ class Images:
         return name
 
     async def _pull_private_bases(self, folder: Path) -> None:
-        """The engine has no credentials of its own for what a Dockerfile begins from. BuildKit asks for them."""
+        """Pull a Dockerfile's base images with our credentials, as the engine has none. BuildKit asks for credentials
+        itself.
+        """
         for base in await asyncio.to_thread(context.bases, folder):
             if await credentials(ImageName.parse(base).registry) and not await self._is_here(base):
                 await self._pull(base)
@@ -268,7 +272,7 @@ class Images:
         return name
 
     async def _post(self, path: str, parameters: dict[str, Any], data: AsyncIterator[bytes], subject: str) -> None:
-        """A long request that aiodocker has no method for."""
+        """A long request without a method in aiodocker."""
         try:
             query = self._docker._query
             async with query(path, "POST", params=parameters, data=data, timeout=None) as response:
@@ -291,7 +295,7 @@ class Images:
             ) from exc
 
     async def _mirrored(self, image: str, at_mirror: ImageName, heard: Progress) -> bool:
-        """Pull an image from a mirror. False: the mirror does not have it."""
+        """Pull an image from a mirror. False: the mirror does not have the image."""
         try:
             await fetch(self._docker, at_mirror, heard)
         except DockerError as exc:
@@ -313,7 +317,7 @@ class Images:
 
 
 def sowing(folder: str) -> list[str]:
-    """A command that copies the seed into a folder, and prints SOWN at the end."""
+    """A command to copy the seed into a folder and print SOWN at the end."""
     return ["/bin/sh", "-c", f'cp -a -- {_SEED}/. "$1"/ && echo {SOWN}', "sh", folder]
 
 
@@ -323,7 +327,7 @@ def _digest(path: Path) -> str:
 
 
 def _kind(image: str) -> tuple[Literal["folder", "tar"], Path]:
-    """What lies at a path, and the path without `~`."""
+    """The kind of the file at a path, and the path without `~`."""
     path = Path(image).expanduser()
     if path.is_dir():
         return "folder", path

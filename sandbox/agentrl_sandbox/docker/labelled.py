@@ -1,4 +1,4 @@
-"""What belongs to sandboxes on an engine, by its labels: containers, networks and volumes; and their removal."""
+"""The parts of sandboxes on an engine, identified by labels: containers, networks and volumes; and their removal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from agentrl_sandbox.docker.engine import DockerClient
 _AT_ONCE = 8
 """Removals at a time."""
 _REMOVALS_S = (0.1, 0.3, 1.0, 2.0, 0.0)
-"""Pauses after a removal that the engine refused: it learns a moment later that no container has a network."""
+"""Pauses after a removal refused by the engine: the engine notices free networks a moment late."""
 
 
 async def remove_groups(engine: DockerClient, sandbox_ids: Sequence[str]) -> None:
-    """Remove sandboxes with their services, networks and volumes. What is gone already is not an error.
+    """Remove sandboxes with their services, networks and volumes. Missing parts are not an error.
 
-    What can be removed is, before an error is raised.
+    All removable parts are removed before an error is raised.
     """
     resources = await labelled(engine, sandbox_ids[0] if len(sandbox_ids) == 1 else "")
     room, ids, failures = asyncio.Semaphore(_AT_ONCE), set(sandbox_ids), list[DockerError]()
@@ -43,7 +43,7 @@ async def remove_groups(engine: DockerClient, sandbox_ids: Sequence[str]) -> Non
 
 
 class Labelled:
-    """What has the label of a sandbox on an engine: (name, sandbox) for each thing."""
+    """The objects on an engine with the label of a sandbox, as pairs (name, sandbox)."""
 
     def __init__(
         self, containers: Sequence[Any], networks: Sequence[Mapping[str, Any]], volumes: Sequence[Mapping[str, Any]]
@@ -59,7 +59,7 @@ class Labelled:
 
 
 async def labelled(engine: DockerClient, sandbox_id: str = "") -> Labelled:
-    """All things on an engine that belong to sandboxes, or to one of them."""
+    """All objects of sandboxes on an engine, or of one sandbox."""
     parameters = {"filters": json.dumps({"label": [f"{SANDBOX}={sandbox_id}" if sandbox_id else SANDBOX]})}
     query = engine.docker._query_json
     containers = await query("containers/json", params={**parameters, "all": "1"})
@@ -77,7 +77,7 @@ async def _remove_container(engine: DockerClient, name: str) -> None:
 
 
 async def _remove_thing(engine: DockerClient, path: str) -> None:
-    """Remove a network or a volume. The engine learns a moment later that no container has it."""
+    """Remove a network or a volume. The engine notices the end of the last container a moment late."""
     for pause in _REMOVALS_S:
         try:
             async with engine.docker._query(path, "DELETE") as response:

@@ -1,7 +1,8 @@
-"""Containers whose engine was killed and has not come back: their processes run on, and no engine knows them.
+"""Containers of a killed engine that has not come back: the processes run on, unknown to any engine.
 
-They are found by the name of a sandbox's first process, or by a variable of its services, on the machine of the
-engine. Their parent is containerd's shim. Its command line names the socket on which its containerd would answer.
+Orphans are identified by the name of a sandbox's first process, or by a variable of the services, on the engine's
+machine. The parent of an orphan is containerd's shim. The shim's command line names the socket of the shim's
+containerd.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _DYING_S = 5.0
 class _Orphan:
     sandbox_id: str
     pid: int
-    """Its first process. Its end ends all others."""
+    """The first process. The end of the first process ends the whole container."""
     shim: int
 
 
 class Orphans:
-    """A `Tidied` that needs no engine."""
+    """A `Tidied` without an engine."""
 
     async def leftovers(self) -> Sequence[Leftover]:
         """See `Tidied.leftovers`."""
@@ -73,7 +74,7 @@ def _orphan(pid: int) -> _Orphan | None:
 
 
 def _end(orphan: _Orphan) -> bool:
-    """Kill the container's first process and its shim, and remove their cgroups. False if this user may not."""
+    """Kill the container's first process and the shim, and remove the cgroups. False if this user lacks the rights."""
     folders = list(_folders(orphan.pid))
     try:
         os.kill(orphan.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Files and folders of this machine as tar files that an engine unpacks in a container."""
+"""Files and folders of this machine as tar files for an engine to unpack in a container."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from agentrl.errors import ConfigError
 
 _LARGEST = 256 << 20
-"""Bytes of one archive, which is in memory on its way."""
+"""Bytes of one archive. An archive is held in memory during the transfer."""
 
 
 def packed_files(files: Mapping[str, str]) -> bytes:
-    """The files (path in the container -> file here), as root's. Raises ConfigError for what cannot be read."""
+    """The files (path in the container -> file here), as root's. Raises ConfigError for unreadable files."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for inside, here in files.items():
@@ -23,7 +23,9 @@ def packed_files(files: Mapping[str, str]) -> bytes:
 
 
 def packed_folder(folder: str) -> bytes:
-    """What is in a folder, as root's: files, folders, and links as links. Raises ConfigError as `packed_files` does."""
+    """The content of a folder, as root's: files, folders, and links as links. Raises ConfigError as `packed_files`
+    does.
+    """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for path in sorted(Path(folder).rglob("*")):

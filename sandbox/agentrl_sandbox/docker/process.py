@@ -1,4 +1,4 @@
-"""A command that runs in a container."""
+"""A running command in a container."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentrl_sandbox.docker.sandbox import DockerSandbox
 
 _ENDING_S = 5.0
-"""Time limit for the end of a killed container's commands, and for a killed command whose end is uncertain."""
+"""Seconds for the end of a killed container's commands, and for a killed command with an uncertain end."""
 _STDERR = 2
 _TRAILING_S = 0.25
 """Time limit for a killed command's last output."""
@@ -32,7 +32,7 @@ _NO_USER = re.compile("unable to find (user|group)|no matching entries in passwd
 
 
 class DockerProcess:
-    """An `agentrl_sandbox.command.Running`: reads the command's streams until its marks, or their end, arrive."""
+    """An `agentrl_sandbox.command.Running`: reads the command's streams up to the marks, or to the end."""
 
     def __init__(
         self, box: DockerSandbox, command: Exec, stream: Stream, token: str, user: str, sink: OnOutput
@@ -42,11 +42,11 @@ class DockerProcess:
         self._marks: dict[StreamName, Marks] = {"stdout": self._out, "stderr": self._err}
         self._started = asyncio.Event()
         self._early: list[tuple[StreamName, bytes]] = []
-        """What came before the first mark: the command's stderr, or the engine's message if no command began."""
+        """Output before the first mark: the command's stderr, or the engine's message if no command began."""
         self._code = asyncio.create_task(self._run())
 
     def when_done(self, callback: Callable[[DockerProcess], None]) -> None:
-        """Call it with this process once its streams have been read."""
+        """Call `callback` with this process once the streams have been read."""
 
         def done(code: asyncio.Task[int]) -> None:
             if not code.cancelled():
@@ -56,7 +56,7 @@ class DockerProcess:
         self._code.add_done_callback(done)
 
     async def begun(self) -> None:
-        """Wait until the command runs. Raises what prevented that."""
+        """Wait until the command runs. Raises the error of a failed start."""
         waiting = asyncio.create_task(self._started.wait())
         try:
             await asyncio.wait([waiting, self._code], return_when=asyncio.FIRST_COMPLETED)
@@ -72,7 +72,7 @@ class DockerProcess:
 
     @property
     def _first(self) -> tuple[int, int] | None:
-        """The process id, and how many processes had been killed for memory. None: it has not begun."""
+        """The process id, and the number of earlier kills for memory. None: the command has not begun."""
         match = BEGUN.fullmatch(self._out.reports[0]) if self._out.reports else None
         return (int(match[1]), int(match[2])) if match else None
 
@@ -146,7 +146,7 @@ class DockerProcess:
             await hang_up(self._stream)
 
     async def _read(self) -> None:
-        """Read to the last marks, or to the end if they do not come."""
+        """Read to the last marks, or to the end of streams without marks."""
         while not (self._out.complete and self._err.complete):
             message = await self._stream.read_out()
             if message is None:

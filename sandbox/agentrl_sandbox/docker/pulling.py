@@ -1,6 +1,6 @@
-"""Images before they are needed: each image of a task set onto each host, within a disk budget and a rate.
+"""Pulls ahead of need: each image of a task set onto each host, within a disk budget and a rate.
 
-The engines themselves remember what they have, so a pull that was killed resumes where it was.
+The engines remember finished layers, so a new pull resumes a killed pull.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ log = logging.getLogger("agentrl")
 
 _TRIES = 3
 _PAUSE_S = 2.0
-"""The pause before a failed pull is tried again; it doubles."""
+"""Seconds before a failed pull is tried again, doubled each time."""
 _ASKED_AT_ONCE = 16
 _DF_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 0.0)
-"""An engine measures its disk for one client at a time."""
+"""An engine measures the disk for one client at a time."""
 _SMALL = 32 << 20
 """Bytes."""
 _FINAL = ("not found", "manifest unknown", "denied", "unauthorized", "no basic auth", "invalid reference")
-"""Words of registries for what another try does not change."""
+"""Words in registry errors for which a retry is useless."""
 
 Outcome: TypeAlias = Literal["there", "pulled", "no room", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """How images are pulled. The bounds are those of each host."""
+    """The settings of pulls. The bounds apply to each host."""
 
     mirror: str = ""
-    """A registry, HOST:PORT or HOST:PORT/PREFIX, that is asked first."""
+    """A registry, HOST:PORT or HOST:PORT/PREFIX, asked first."""
     at_a_time: int = 4
     """Pulls at a time."""
     an_hour: float = float("inf")
     """Pulls begun in an hour."""
     disk_bytes: float = float("inf")
-    """What all images of the engine may take together, unpacked."""
+    """The bound for all images of the engine together, unpacked."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
-    """What became of one image on one host."""
+    """The outcome of one image on one host."""
 
     host: str
     image: str
@@ -61,7 +61,7 @@ class ImageOutcome:
 
 
 class PullListener(Protocol):
-    """Hears what happens during a long pull."""
+    """Hears the events of a long pull."""
 
     def missing(self, host: str, missing: int, images: int) -> None:
         """Before the first pull on a host."""
@@ -70,7 +70,7 @@ class PullListener(Protocol):
         """One image is done, on one host."""
 
     def progress(self, host: str, image: str, done: int, size: int) -> None:
-        """So many bytes of what is announced so far have arrived."""
+        """`done` of `size` bytes have arrived. `size` grows as layers are announced."""
 
 
 async def pull_images(
@@ -78,7 +78,7 @@ async def pull_images(
 ) -> list[ImageOutcome]:
     """Pull, build or import each image on each host of a back end.
 
-    Raises ConfigError if the back end has no engines, and SandboxError if one of its hosts does not answer.
+    Raises ConfigError if the back end has no engines, and SandboxError if a host does not answer.
     """
     names = list(dict.fromkeys(images))
     with paused():
@@ -87,7 +87,7 @@ async def pull_images(
 
 
 async def missing_images(backend: str, images: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    """For each host, the images that it does not have. A host that does not answer is left out."""
+    """The missing images of each host. A silent host is left out."""
     names = list(dict.fromkeys(images))
 
     async def one(host: str) -> tuple[str, Sequence[str]] | None:
@@ -103,7 +103,7 @@ async def missing_images(backend: str, images: Sequence[str]) -> Mapping[str, Se
 
 
 def hosts_of(backend: str) -> list[str]:
-    """The names of a back end's engines. Raises ConfigError if it has none."""
+    """The names of a back end's engines. Raises ConfigError for a back end without engines."""
     kind, _, names = backend.partition(":")
     if kind not in ("docker", "auto"):
         raise ConfigError(f"back end {backend!r} has no engine that pulls images; name docker, or docker:HOST,HOST")
@@ -146,7 +146,7 @@ class _NoRoomError(Exception):
 
 @dataclass(slots=True)
 class _Disk:
-    """What the images of an engine take, and what those on their way will take at least."""
+    """The disk use of an engine's images, and the least disk use of unfinished pulls."""
 
     engine: DockerClient
     limit: float
@@ -174,9 +174,9 @@ class _Disk:
         return self.used > self.limit
 
     def expect(self, image: str, done: int, size: int) -> None:
-        """Raises _NoRoomError if an image of this size cannot fit beside the others, and much of it is still to come.
+        """Raises _NoRoomError if an image of this size cannot fit beside the other images, and much is still to come.
 
-        A small rest is let through: the engine would complete it before it learns that the pull was given up.
+        A small rest is let through: the engine would complete the pull before the cancellation arrives.
         """
         self.coming[image] = size
         if self.used + sum(self.coming.values()) > self.limit and size - done > _SMALL:
@@ -193,7 +193,7 @@ class _HostPull:
         self._full = False
 
     async def trim(self, images: Sequence[str]) -> None:
-        """Remove the last of these images while the budget is exceeded: an earlier pull was killed before it could."""
+        """Remove the last of these images while the budget is exceeded, after an earlier pull was killed."""
         for image in reversed(images):
             if not self._disk.is_over:
                 break

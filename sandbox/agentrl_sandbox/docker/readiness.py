@@ -1,4 +1,4 @@
-"""The start of a sandbox's services: each after those that it waits for, until all are ready or one has failed."""
+"""The start of a sandbox's services, in the order of their dependencies, until all are ready or one has failed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ _SHOWN = 10
 """Lines of a service's log in an error."""
 _POLL_S, _LONGEST_POLL_S = 0.1, 1.0
 _SURE_S = 0.5
-"""A service without a health check counts as running if it lives this long after its start."""
+"""Seconds a service without a health check must live after the start to count as running."""
 _SECOND = 1_000_000_000
 _CHECK_S = 10.0
 _MUTE_S = 30.0
-"""So long a service passes its check, and listens on no port though its image declares some, before that is right."""
+"""Seconds after which a service passing the check without listening on any declared port counts as right."""
 _LISTENERS = ("cat", "/proc/net/tcp", "/proc/net/tcp6")
 _LISTENS = "0A"
 _OWN_V4, _OWN_V6 = "7F", "0" * 24 + "01000000"
-"""How addresses end, as the kernel shows them, that only the service itself reaches: 127.0.0.0/8, and ::1."""
+"""The ends of loopback addresses in the kernel's tables: 127.0.0.0/8, and ::1. Only the service itself reaches
+these.
+"""
 
 
 class ServiceStart:
@@ -39,15 +41,15 @@ class ServiceStart:
         self._id, self._group, self._docker = siblings.sandbox_id, siblings.group, siblings.docker
         self._started = {name: asyncio.Event() for name in self._group.services}
         self._healthy = set[str]()
-        """Those that passed their health check once."""
+        """Services with at least one passed health check."""
         self._passing: dict[str, float] = {}
-        """Those that pass it, but cannot be reached, and since when."""
+        """Unreachable services with a passed check, and the time of the first pass."""
         self._last = 0.0
-        """When the last one was started."""
+        """The time of the last start."""
 
     async def run(self) -> None:
-        """Start all services. Raises SandboxError, with the end of its log, about a service that does not start, fails,
-        or is not ready in time.
+        """Start all services. Raises SandboxError, with the end of the service's log, about a service that does not
+        start, fails, or is not ready in time.
         """
         if not self._group.services:
             return
@@ -83,7 +85,7 @@ class ServiceStart:
         await self._until(name, None)
 
     async def _until(self, name: str, how: StartedAs | None) -> None:
-        """Wait until a service is as another needs it; None: as it should be in the end."""
+        """Wait until a service has the state needed by a dependent service. None: the final state."""
         pause = _POLL_S
         while not await self._is_so(name, how):
             await asyncio.sleep(pause)
@@ -116,8 +118,9 @@ class ServiceStart:
         return health is None or name in self._healthy
 
     async def _look_at_health(self, name: str, health: str, config: Mapping[str, Any]) -> None:
-        """Note whether it is healthy. A database passes its check also while it runs the first scripts, when nobody can
-        reach it yet; then it starts anew. So one whose image declares ports must listen, too."""
+        """Note a service's health. A database also passes the check while the first scripts run: nobody can connect
+        yet, and the database restarts later. So a service with ports declared by the image must listen, too.
+        """
         if health != "healthy" and not await self._passes(name, config["Healthcheck"]):
             self._passing.pop(name, None)
             return
@@ -127,7 +130,7 @@ class ServiceStart:
             self._healthy.add(name)
 
     async def _has_ended(self, name: str, how: StartedAs | None, state: Mapping[str, Any]) -> bool:
-        """Whether a service that has ended is as it should be. Raises SandboxError if it never will be."""
+        """Whether a service's end was intended. Raises SandboxError for an end in error."""
         if state["ExitCode"] and self._group.services[name].restart == "no":
             memory = " (its memory was used up)" if state["OOMKilled"] else ""
             raise await self._failure(name, f"ended with exit code {state['ExitCode']}{memory}")
@@ -136,7 +139,7 @@ class ServiceStart:
         return not state["ExitCode"]
 
     async def _passes(self, name: str, check: Mapping[str, Any]) -> bool:
-        """Ask a health check that the engine asks seldom: its first time is one interval after the start."""
+        """Run a health check directly, as the engine waits one interval before the first check."""
         kind, *words = check.get("Test") or ("NONE",)
         argv = {"CMD": words, "CMD-SHELL": ["/bin/sh", "-c", *words]}.get(kind)
         if not argv or check.get("Interval", 0) <= _SECOND:
@@ -144,14 +147,14 @@ class ServiceStart:
         return (await self._ask(name, argv))[0] == 0
 
     async def _listens(self, name: str) -> bool:
-        """Whether others can connect to a service. True if it cannot be asked: its image may have no programs."""
+        """Whether other services can connect to a service. True without an answer: the image may have no programs."""
         _, output = await self._ask(name, _LISTENERS)
         lines = [line.split() for line in output.splitlines()]
         addresses = [line[1].partition(":")[0] for line in lines if len(line) > 3 and line[3] == _LISTENS]
         return "local_address" not in output or not all(address.endswith((_OWN_V4, _OWN_V6)) for address in addresses)
 
     async def _ask(self, name: str, argv: Sequence[str]) -> tuple[int | None, str]:
-        """A command's exit code and output in a service; 1 if it cannot run, or takes too long."""
+        """A command's exit code and output in a service; 1 if the command cannot run, or takes too long."""
         output = b""
         with contextlib.suppress(DockerError, TimeoutError):
             async with asyncio.timeout(_CHECK_S):
@@ -170,7 +173,7 @@ class ServiceStart:
         return inspected
 
     async def _failure(self, name: str, problem: str) -> SandboxError:
-        """An error about a service, with the end of its log."""
+        """An error about a service, with the end of the service's log."""
         output = ""
         with contextlib.suppress(DockerError, TimeoutError):
             async with asyncio.timeout(10.0):

@@ -1,4 +1,4 @@
-"""Names of images, the registries that hold them, and the credentials that Docker's client has for those."""
+"""Names of images, the registries of the images, and the registry credentials of Docker's client."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _HUB = "docker.io"
 _HUB_KEY = "https://index.docker.io/v1/"
 """Docker Hub's name in config.json."""
 _TOKEN = "<token>"
-"""The user's name with which a credential helper says that the secret is an identity token."""
+"""The user name in a credential helper's reply that marks the secret as an identity token."""
 _HELPER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class ImageName:
-    """A name as `docker pull` takes it, in its parts."""
+    """The parts of a name in the form of `docker pull`."""
 
     registry: str
     repository: str
@@ -56,8 +56,8 @@ class ImageName:
 
 
 async def credentials(registry: str) -> str | None:
-    """The header X-Registry-Auth for a registry, from Docker's config.json and its credential helpers; None if it has
-    none. Raises ConfigError if a helper fails.
+    """The header X-Registry-Auth for a registry, from Docker's config.json and credential helpers. None without
+    credentials. Raises ConfigError if a helper fails.
     """
     config = await asyncio.to_thread(settings)
     key = _HUB_KEY if registry == _HUB else registry
@@ -69,7 +69,7 @@ async def credentials(registry: str) -> str | None:
 
 
 def _written(auths: dict[str, Any], key: str) -> dict[str, str] | None:
-    """Credentials that stand in config.json itself, as `docker login` without a helper writes them."""
+    """Credentials in config.json itself, written by `docker login` without a helper."""
     entry = next((auths[name] for name in (key, f"https://{key}", f"http://{key}") if name in auths), None) or {}
     if token := entry.get("identitytoken"):
         return {"identitytoken": str(token)}
@@ -83,7 +83,7 @@ def _written(auths: dict[str, Any], key: str) -> dict[str, str] | None:
 
 
 async def _asked(helper: str, key: str) -> dict[str, str] | None:
-    """What the program docker-credential-HELPER knows."""
+    """The reply of the program docker-credential-HELPER."""
     program = f"docker-credential-{helper}"
     pipe = asyncio.subprocess.PIPE
     try:

@@ -1,4 +1,4 @@
-"""A sandbox that is a container."""
+"""A container as a sandbox."""
 
 from __future__ import annotations
 
@@ -36,23 +36,24 @@ T = TypeVar("T")
 log = logging.getLogger("agentrl")
 
 _START_S = 60.0
-"""Time limit for a command to begin. On an idle machine it takes a twentieth of a second."""
+"""Seconds for a command to begin. A start on an idle machine takes a twentieth of a second."""
 _KILL_S = 10.0
 _LEARNING_S = (0.0, 0.05, 0.2, 0.5)
-"""Pauses before the engine is asked again whether a container has ended. It learns of it a moment later."""
+"""Pauses before the engine is asked again about the end of a container. The engine learns of an end a moment late."""
 _CAUSE_S = (0.2, 0.3, 0.5)
-"""Pauses after a container's end, before the engine is asked again whether it was for memory."""
+"""Pauses after a container's end, before the engine is asked again whether memory was the cause."""
 _TOOL_S = 10.0
 _NEEDED = 6
-"""Processes that it takes to start a command."""
+"""Processes needed to start a command."""
 _NOT_FOUND = 127
 _BY_KILL = 128 + 9
 _SHOW_OOM = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; echo end"
 
 
 class DockerSandbox(ShellSandbox):
-    """One container, with those of its services. Its commands run through the engine's exec; `DockerBackend.sandbox`
-    makes it."""
+    """One container, with the containers of services. Commands run through the engine's exec. `DockerBackend.sandbox`
+    makes the sandbox.
+    """
 
     kind: ClassVar[str] = "docker"
     has_services: ClassVar[bool] = True
@@ -63,7 +64,7 @@ class DockerSandbox(ShellSandbox):
         self._place(engine, images, watch)
 
     def _place(self, engine: DockerClient, images: Images, watch: DiskWatch) -> None:
-        """Where it is to be opened."""
+        """Set the engine for opening."""
         self._engine, self._images, self._watch = engine, images, watch
         self._docker = engine.docker
         self._container = self._docker.containers.container(self.sandbox_id)  # an engine takes names for ids
@@ -74,7 +75,7 @@ class DockerSandbox(ShellSandbox):
             else None
         )
         self._dead: tuple[type[SandboxError], str] | None = None
-        """Why nothing can run here any more: SandboxKilledError if its own commands caused it."""
+        """Why commands can no longer run: SandboxKilledError if the sandbox's own commands were the cause."""
         self._killed_for = ""
         self._condemned = False
 
@@ -121,8 +122,8 @@ class DockerSandbox(ShellSandbox):
             await self._siblings.place(MAIN, self._siblings.group.main, self._whole)
 
     async def _whole(self, request: Coroutine[Any, Any, T]) -> T:
-        """A request that creates something. If its caller is cancelled, the request continues, and `_close` waits
-        for its end: the engine would complete it anyway, perhaps after everything was removed.
+        """A request to create an object. If the caller is cancelled, the request continues, and `_close` waits for the
+        end: the engine would complete the request anyway, perhaps after the removal.
         """
         task = asyncio.create_task(request)
         self._requests.add(task)
@@ -136,7 +137,7 @@ class DockerSandbox(ShellSandbox):
             return await listener_in(self.sandbox_id, self.spec, self._engine, self._images)
 
     async def _sow(self) -> None:
-        """Copy the image's content of the work folder, because that folder is in memory here."""
+        """Copy the image's content of the work folder, because the sandbox's work folder is in memory."""
         output = await self._small(sowing(self.spec.workdir), SOWN, user=identity(self.spec.user))
         if not output.endswith(SOWN):
             raise SandboxError(
@@ -145,7 +146,7 @@ class DockerSandbox(ShellSandbox):
             )
 
     async def _close(self) -> None:
-        """An engine that does not answer leaves the container to the reaper of a later run."""
+        """If the engine does not answer, the container is left to the reaper of a later run."""
         self._watch.drop(self.sandbox_id)
         for name in self._siblings.names if self._siblings is not None else ():
             self._watch.drop(name)
@@ -188,7 +189,7 @@ class DockerSandbox(ShellSandbox):
         return await super().read_stored(sandbox_path, max_bytes=max_bytes)  # the engine does not see folders in memory
 
     async def snapshot(self) -> Snapshot:
-        """See `Sandbox.snapshot`. Raises ConfigError if there are services: what they hold cannot be kept."""
+        """See `Sandbox.snapshot`. Raises ConfigError if the sandbox has services: a service's state cannot be saved."""
         if self._siblings is not None:
             raise ConfigError(
                 f"sandbox {self.sandbox_id} has services ({', '.join(self._siblings.group.services)}), whose data no "
@@ -237,7 +238,7 @@ class DockerSandbox(ShellSandbox):
         return process
 
     async def condemn(self, why: str) -> None:
-        """Its engine is gone: whatever runs here, or is asked of it, raises SandboxError with this reason."""
+        """The engine is gone: running and later requests raise SandboxError with this reason."""
         self._dead = self._dead or (SandboxError, f"sandbox {self.sandbox_id}: {why}")
         self._condemned = True
         await asyncio.gather(*(process.abandon() for process in list(self._processes)))
@@ -253,7 +254,7 @@ class DockerSandbox(ShellSandbox):
             await starting.result().kill()
 
     async def kill_tree(self, pid: int, user: str) -> bool:
-        """Kill a process of this user and its descendants. False: it may have failed."""
+        """Kill a process of this user and all descendants. False: the kill may have failed."""
         for _ in range(3):
             with contextlib.suppress(SandboxError, TimeoutError):
                 async with asyncio.timeout(_KILL_S):
@@ -265,8 +266,10 @@ class DockerSandbox(ShellSandbox):
         return False
 
     async def kill_all(self, why: str) -> None:
-        """Kill the container for what its commands did. Later requests raise SandboxKilledError with this reason, or
-        SandboxError if the engine does not do it, or if something else ended the container before."""
+        """Kill the container because of its commands. Later requests raise SandboxKilledError with this reason, or
+        SandboxError if the engine fails to kill the container, or if the container had ended before for a different
+        reason.
+        """
         try:
             with self.telling():
                 async with asyncio.timeout(_KILL_S):
@@ -287,9 +290,10 @@ class DockerSandbox(ShellSandbox):
                 raise
 
     async def _small(self, argv: Sequence[str], last: str, *, user: str) -> str:
-        """The output of one of our own commands: up to its `last` word, or all if that never comes.
+        """The output of one of our own commands: up to the word `last`, or all output if the word never comes.
 
-        The engine may report its end seconds later, if a background process of another command holds its pipes.
+        The engine may report the command's end seconds late, if a background process of a different command holds the
+        pipes.
         """
         output = b""
         with self.telling():
@@ -308,7 +312,7 @@ class DockerSandbox(ShellSandbox):
             raise kind(why)
 
     async def ensure_alive(self) -> None:
-        """As `check_alive`, when there are signs of an end that the engine may not know yet."""
+        """Like `check_alive`, for signs of an end that the engine may not know yet."""
         for delay in _LEARNING_S:
             await asyncio.sleep(delay)
             await self.look()
@@ -375,8 +379,8 @@ class DockerSandbox(ShellSandbox):
         return False
 
     async def used_up(self, pids: float = 1.0) -> Literal["process", "memory", ""]:
-        """The resource that the container has used up, as the engine counts it. Processes count as used up from the
-        share `pids` of their limit on.
+        """The exhausted resource of the container, by the engine's counts. Processes count as exhausted at the share
+        `pids` of the limit.
         """
         try:
             parameters = {"stream": "0", "one-shot": "1"}
@@ -390,7 +394,7 @@ class DockerSandbox(ShellSandbox):
 
 
 async def remove(engine: DockerClient, sandbox_id: str) -> None:
-    """Remove a container with its volumes. One that is gone already is not an error."""
+    """Remove a container with the container's volumes. A missing container is not an error."""
     try:
         await engine.docker.containers.container(sandbox_id).delete(force=True, v=True)
     except DockerError as exc:

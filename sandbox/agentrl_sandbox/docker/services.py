@@ -1,7 +1,7 @@
-"""The services of a sandbox: containers beside it, with networks and volumes that only they and it have.
+"""The services of a sandbox: containers beside the sandbox, sharing private networks and volumes.
 
-Nothing here depends on the firewall of the engine's machine. A network without a way out is a bridge to which the
-machine itself has no address, and its name server asks nobody.
+The isolation does not depend on the firewall of the engine's machine. A network without a way out is a bridge without
+an address for the machine itself, and with a name server that forwards no questions.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from agentrl_sandbox.services import CAPABILITIES, MAIN, HealthCheck, Mount, Pla
 from agentrl_sandbox.spec import SandboxSpec
 
 Whole: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
-"""Makes a request that a cancellation does not interrupt."""
+"""Makes a request safe from cancellation."""
 
 _LOG = {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "1"}}
 _RANGE = int(ip_address("198.18.0.0"))
-"""The first address of a range that no network uses: it is reserved for benchmarks, and holds 2,048 of ours. The
-engine's own ranges suffice for some thirty networks."""
+"""The first address of a range reserved for benchmarks, unused by real networks, with room for 2,048 of our networks.
+The engine's own ranges suffice for some thirty networks.
+"""
 _TRIES = 40
-"""Subnets to try: another sandbox may have the same one."""
+"""Subnets to try: a parallel sandbox may have taken the same subnet."""
 _MB = 1 << 20
 _HELD = "/volumes"
 
 
 class SiblingContainers:
-    """The services of one sandbox. `prepare` before its container is created; once that runs, `ServiceStart`."""
+    """The services of one sandbox. `prepare` runs before the sandbox's container is created, `ServiceStart` once the
+    container runs.
+    """
 
     def __init__(
         self, sandbox_id: str, spec: SandboxSpec, group: ServiceGroup, engine: DockerClient, images: Images
@@ -45,9 +48,9 @@ class SiblingContainers:
         self._spec, self._engine, self._images = spec, engine, images
         self._labels = labels(spec, sandbox_id)
         self._addresses: dict[tuple[str, str], str] = {}
-        """Network and service -> its address there, on networks without a way out."""
+        """Network and service -> the service's address, on networks without a way out."""
         self._volumes: dict[str, str] = {}
-        """Volume of the group -> its name on the engine."""
+        """Volume of the group -> name on the engine."""
 
     def name(self, service: str) -> str:
         """The name of a service's container."""
@@ -76,7 +79,7 @@ class SiblingContainers:
             await self.place(name, service, whole)
 
     def main(self) -> dict[str, Any]:
-        """What the sandbox's own container is created with: fields of its HostConfig and NetworkingConfig."""
+        """The settings of the sandbox's own container: fields of HostConfig and NetworkingConfig."""
         main = self.group.main
         joined = {"NetworkMode": self._first_network(main), **self._names(MAIN, main)}
         return {
@@ -85,7 +88,7 @@ class SiblingContainers:
         }
 
     async def place(self, name: str, placed: Placed, whole: Whole) -> None:
-        """Connect a container that was created to its other networks, and copy its files there."""
+        """Connect a new container to the remaining networks, and copy the files."""
         for network in list(placed.networks)[1:] if self.group.services else ():
             body = {"Container": self.name(name), "EndpointConfig": self.endpoint(name, placed, network)}
             await whole(self.docker._query_json(f"networks/{self._network(network)}/connect", "POST", data=body))
@@ -94,7 +97,7 @@ class SiblingContainers:
             await whole(self._unpack(self.name(name), "/", archive))
 
     def endpoint(self, name: str, placed: Placed, network: str) -> dict[str, Any]:
-        """The names that a container has on a network, and its address, unless the engine chooses it."""
+        """The names of a container on a network, and the address, unless the engine chooses the address."""
         address = self._addresses.get((network, name))
         return {
             "Aliases": self._aliases(name, placed, network),
@@ -114,7 +117,7 @@ class SiblingContainers:
     # Networks and volumes
 
     def _networks(self) -> list[str]:
-        """None without services: then the sandbox alone is as its spec says."""
+        """Empty without services: then the sandbox's spec decides alone."""
         parts = self._parts().values() if self.group.services else ()
         return list(dict.fromkeys(network for part in parts for network in part.networks))
 
@@ -155,14 +158,14 @@ class SiblingContainers:
         return {MAIN: self.group.main, **self.group.services}
 
     def _all_mounts(self, name: str, image: Image) -> tuple[Mount, ...]:
-        """A service's mounts, with those for the folders that its image declares as volumes."""
+        """A service's mounts, with the mounts for folders declared as volumes by the image."""
         mounts = self.group.services[name].mounts
         taken = {mount.path.rstrip("/") for mount in mounts}
         declared = [path for path in image.volumes if path.rstrip("/") not in taken]
         return (*mounts, *(Mount(path=path, volume=f"{name}:{path}") for path in declared))
 
     def _sizes(self, mounts: Mapping[str, Sequence[Mount]]) -> list[tuple[str, int]]:
-        """Each volume with its size in MiB."""
+        """Each volume with the size in MiB."""
         memory = {name: self.group.services[name].memory_mb for name in mounts}
         users: dict[str, list[int]] = {}
         for name, some in ({**mounts, MAIN: self.group.main.mounts}).items():
@@ -183,9 +186,9 @@ class SiblingContainers:
         await self.docker._query_json("volumes/create", "POST", data=body)
 
     async def _hold(self, image: Image, whole: Whole) -> None:
-        """Run a container that holds the volumes: memory is freed when the last container that has it ends.
+        """Run a container to hold the volumes: memory is freed at the end of the last container with the volume.
 
-        No process of the sandbox is in it, and it has no network.
+        The holder has no process of the sandbox and no network.
         """
         places = {volume: f"{_HELD}/{number}" for number, volume in enumerate(self._volumes)}
         body = {
@@ -243,16 +246,16 @@ class SiblingContainers:
     # Containers
 
     def _in_order(self) -> list[tuple[str, Service]]:
-        """Those whose network others share come first."""
+        """Services with a network shared by other services come first."""
         return sorted(self.group.services.items(), key=lambda item: bool(item[1].within))
 
     def _first_network(self, placed: Placed) -> str:
         return next((self._network(network) for network in placed.networks), "none")
 
     def _names(self, name: str, placed: Placed) -> dict[str, Any]:
-        """How a container finds names. Its file of hosts has all that it reaches, if there is no way out.
+        """The name resolution of a container. Without a way out, the hosts file has all reachable names.
 
-        Then its name server asks the container itself for others, where nothing answers: an engine may ask outside.
+        The name server is then the container itself, where no server answers: an engine might ask outside.
         """
         if not all(map(self._is_closed, placed.networks)):
             return {"ExtraHosts": list(placed.hosts)}
@@ -333,5 +336,5 @@ def _health(check: HealthCheck) -> dict[str, Any]:
 
 
 def _nanoseconds(seconds: float) -> int:
-    """An engine takes nothing between 0 and a millisecond."""
+    """An engine refuses durations between 0 and a millisecond."""
     return math.ceil(seconds * 1000) * 1_000_000

@@ -1,4 +1,4 @@
-"""Files of a container as the engine has them stored: no program of the container reads them."""
+"""Files of a container as stored by the engine: no program of the container reads these files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agentrl_sandbox.docker.engine import DockerClient
 
 _HEADERS = 64 << 10
-"""Bytes that the archive of one file takes beside its content."""
+"""Bytes of a file's archive beside the content."""
 
 
 async def stored(engine: DockerClient, container: str, path: str, max_bytes: int) -> bytes:

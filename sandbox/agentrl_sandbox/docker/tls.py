@@ -1,7 +1,7 @@
-"""A local socket that leads to an engine over TLS.
+"""A local socket leading to an engine over TLS.
 
-The end of a command's stdin closes one direction of its connection. asyncio's TLS can only close both. Here, one
-direction ends as TLS says: with a close_notify, after which the other side still sends (RFC 8446, section 6.1).
+The end of a command's stdin closes one direction of the connection. asyncio's TLS can only close both. Here, one
+direction ends as specified by TLS: with a close_notify, after which the other side still sends (RFC 8446, section 6.1).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TlsTunnel:
         task.add_done_callback(self._open.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection. Its failure is an end for the client, who knows what was asked."""
+        """Serve one connection. A failure ends the connection, and the client reports the failed request."""
         try:
             async with asyncio.timeout(_CONNECT_S):
                 connection = await _TlsConnection.to(self._host, self._port, self._context)
@@ -107,7 +107,7 @@ class _TlsConnection:
 
     @classmethod
     async def to(cls, host: str, port: int, context: ssl.SSLContext) -> _TlsConnection:
-        """A connection after its handshake. Raises OSError, ssl.SSLError among them."""
+        """A connection after the handshake. Raises OSError, including ssl.SSLError."""
         self = cls(*await asyncio.open_connection(host, port), host, context)
         try:
             await self._done(self._tls.do_handshake)
@@ -127,8 +127,8 @@ class _TlsConnection:
         await self._flush()
 
     def _end_if_drained(self) -> None:
-        """Write the close_notify. OpenSSL also looks for the other side's, and loses data that was not read yet: so it
-        is written when all that arrived has been read.
+        """Write the close_notify once all received data has been read. OpenSSL also looks for the other side's
+        close_notify, and would lose unread data.
         """
         if self._ending and self._drained:
             self._ending = False
@@ -146,7 +146,7 @@ class _TlsConnection:
         self._writer.close()
 
     async def _done(self, step: Callable[[], T]) -> T:
-        """A step's result, once the other side has sent what it takes."""
+        """A step's result, once the other side has sent enough data."""
         while True:
             try:
                 result = step()

@@ -1,8 +1,8 @@
-"""A local socket that leads to an engine on another machine, through the system's ssh client.
+"""A local socket leading to an engine on a remote machine, through the system's ssh client.
 
 One SSH connection forwards the engine's socket, so a run with hundreds of commands needs one login. Where the server
-forwards no sockets, or the engine's socket is elsewhere, each connection is `ssh HOST docker system dial-stdio`, as
-Docker's own client does it.
+forwards no sockets, or the engine's socket is elsewhere, each connection is `ssh HOST docker system dial-stdio`, as in
+Docker's own client.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _OPEN_S = 30.0
 """Seconds for a login."""
 _PING_S = 10.0
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-"""The pause before a lost connection is made again; it doubles."""
+"""Seconds before a lost connection is made again, doubled each time."""
 _LOGINS = 4
-"""Logins at a time. An SSH server refuses some beyond 10 (its MaxStartups)."""
+"""Logins at a time. An SSH server refuses some beyond 10 (MaxStartups)."""
 _FIRST_S = 5.0
 _PIECE = 256 << 10
 _SOCKET = "/var/run/docker.sock"
 _READY = b"agentrl-ready\n"
 _HOLD = f"echo {_READY.decode().strip()}; exec cat"
-"""The remote command of the connection: it ends with it."""
+"""The remote command of the connection. Command and connection end together."""
 _OPTIONS = (
     "BatchMode=yes",
     "ExitOnForwardFailure=yes",
@@ -50,7 +50,7 @@ _OPTIONS = (
 
 
 class SshTunnel:
-    """The way to the engine of an address `ssh://USER@HOST:PORT/PATH`; the path of its socket may be left out."""
+    """The way to the engine of an address `ssh://USER@HOST:PORT/PATH`. The path of the socket is optional."""
 
     def __init__(self, address: str) -> None:
         self._address, parts = address, urlsplit(address)
@@ -70,7 +70,7 @@ class SshTunnel:
         self._logins = asyncio.Semaphore(_LOGINS)
 
     async def open(self) -> None:
-        """Raises SandboxError, with what ssh said, if the host cannot be reached. Safe to call again."""
+        """Raises SandboxError, with ssh's message, if the host cannot be reached. Safe to call again."""
         if self._opened:
             return
         await self._connect()
@@ -86,7 +86,7 @@ class SshTunnel:
         )
 
     async def close(self) -> None:
-        """End the connection, and all that goes through it."""
+        """End the connection, and all traffic inside."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -147,7 +147,7 @@ class SshTunnel:
                 pause = _PAUSE_S
 
     async def _listen(self, process: Process) -> None:
-        """Keep the last lines of what ssh says."""
+        """Remember the last lines of ssh's messages."""
         assert process.stderr is not None
         while line := await process.stderr.readline():
             if text := line.decode(errors="replace").strip():

@@ -1,14 +1,14 @@
-"""Scripts inside a container: one that a command runs under, and one that kills it.
+"""Scripts inside a container: a wrapper around a command, and a killer of a command.
 
-An engine does not stop a command whose connection is closed, and reports its end only once all of its pipes are
-closed, which background processes may hold open. So a command runs under a small shell script. Its first output is a
-mark with the script's process id; another mark ends both streams once the command has ended. Between script and
-command runs docker-init as a subreaper: processes that leave their session or lose their parent become its children.
-So everything that a command started descends from the script as long as the command runs.
+An engine does not stop a command when the connection closes, and reports the command's end only once all pipes are
+closed. Background processes may hold the pipes open. So a command runs under a small shell script. The script's first
+output is a mark with the script's process id. A last mark ends both streams once the command has ended. Between script
+and command runs docker-init as a subreaper: processes without a session or a parent become children of docker-init. So
+all processes of a command descend from the script as long as the command runs.
 
-To kill a command, a second one walks that tree from the script's process id. It uses only the shell's builtins, as
-there may be no room for another process. Before it kills the processes it stops them, until it finds no new ones: a
-stopped process cannot start another.
+A kill runs a second command, to walk the tree from the script's process id. The killer uses only the shell's builtins,
+as there may be no room for another process. Before the kill, processes are stopped until no new processes appear: a
+stopped process cannot start children.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from agentrl_sandbox.process_tree import ADD_DESCENDANTS, KILL_CHILDREN_FIRST, LIST_PROCESSES
 
 INIT = "/sbin/docker-init"
-"""Where the engine places docker-init, which is also the container's first process."""
+"""The engine's path of docker-init. docker-init is also the container's first process."""
 NO_FOLDER = "cwd"
 """The first mark if the start folder is missing."""
 BEGUN = re.compile(r"p(\d+)m(\d+)")
@@ -31,7 +31,7 @@ NO_MEMORY = "m"
 """Follows the exit code in the last mark, if the kernel has killed more processes meanwhile."""
 
 KILLED = "killed"
-"""The last word of a command that kills."""
+"""The last word of a kill command."""
 
 _RUN = r"""
 token=$1
@@ -93,17 +93,19 @@ def wrapped(argv: Sequence[str], token: str, cwd: str) -> list[str]:
 
 
 def killer(pid: int) -> list[str]:
-    """A command that kills the tree below a process, that one included, and prints KILLED at the end."""
+    """A command to kill a process with all its descendants, and to print KILLED at the end."""
     return ["/bin/sh", "-c", _KILL, "sh", str(pid)]
 
 
 def new_token() -> str:
-    """Random: no command can learn another's mark in time to fake its end. It may fake its own."""
+    """A random token: no command can learn a foreign mark in time to fake its end. A command may fake its own end."""
     return f"\x1e{secrets.token_hex(12)}:"
 
 
 class Marks:
-    """Removes the marks from one stream. Data after the last expected mark is not the command's, and is dropped."""
+    """Removes the marks from one stream. Data after the last expected mark is dropped, as the command did not write
+    such data.
+    """
 
     def __init__(self, token: str, expected: int) -> None:
         self._mark = re.compile(re.escape(token.encode()) + rb"(\w{1,20});")
@@ -117,7 +119,7 @@ class Marks:
         return len(self.reports) == self._expected
 
     def feed(self, data: bytes) -> bytes:
-        """The command's part of the stream. The beginning of a mark is held back until its end arrives."""
+        """The command's part of the stream. The beginning of a mark is held back until the mark is complete."""
         data, self._rest = self._rest + data, b""
         parts = []
         while not self.complete:
@@ -133,7 +135,7 @@ class Marks:
         return b"".join(parts)
 
     def rest(self) -> bytes:
-        """What was held back, once the stream has ended without a mark."""
+        """The data held back, after a stream's end without a mark."""
         rest, self._rest = self._rest, b""
         return rest
 

@@ -36,13 +36,13 @@ SANDBOX, OWNER, RUN, DEADLINE, IMAGE = (
 """Metadata of each machine."""
 _KEY = "E2B_API_KEY"
 _AT_ONCE = 16
-"""Requests at a time that remove machines, or keep them alive."""
+"""Parallel requests to remove machines or to extend lives."""
 _REFRESH_S = KEEP_S / 4
 
 
 @dataclass(frozen=True, slots=True)
 class E2BSnapshot(MachineSnapshot):
-    """A running machine that the service keeps under the name `image`, which is a template there."""
+    """A running machine saved by the service under the name `image`, as a template."""
 
     async def release(self) -> None:
         """See `MachineSnapshot.release`."""
@@ -53,10 +53,10 @@ class E2BSnapshot(MachineSnapshot):
 
 
 class E2BSandbox(HostedSandbox):
-    """A machine of a service with E2B's protocol. Where the service can, it is paused, forked and kept with its
-    processes.
+    """A machine of a service with E2B's protocol. If the service supports snapshots, the machine is paused, forked and
+    saved with all processes.
 
-    No command may be awaited meanwhile. A service that cannot answers with SandboxError.
+    No command may be awaited meanwhile. A service without support answers with SandboxError.
     """
 
     kind = "e2b"
@@ -67,7 +67,7 @@ class E2BSandbox(HostedSandbox):
         self.machine = machine
 
     async def pause(self) -> None:
-        """Stop all its processes and keep them, with memory and files, at the service. It uses no cores meanwhile."""
+        """Stop all processes, and save them with memory and files at the service. A paused machine uses no cores."""
         self._admit(None)
         await self._asked(self.machine.pause(), "pause")
 
@@ -77,7 +77,7 @@ class E2BSandbox(HostedSandbox):
         await self._asked(self.machine.resume(), "resume")
 
     async def fork(self, count: int = 1) -> list[E2BSandbox]:
-        """Copies with the same processes, memory and files, which are open already: close each of them."""
+        """Copies with the same processes, memory and files. The copies are already open: close each copy."""
         self._admit(None)
         machines = await self._asked(self.machine.fork(count), "fork")
         boxes = [E2BSandbox(self.spec, machine) for machine in machines]
@@ -98,12 +98,12 @@ class E2BSandbox(HostedSandbox):
 
 
 class E2BBackend:
-    """A `Backend` at the service that the client's own variables name: E2B_API_KEY; for another server than E2B's also
+    """A `Backend` at the service named by the client's own variables: E2B_API_KEY. For a server other than E2B's also
     E2B_DOMAIN, or E2B_API_URL and E2B_SANDBOX_URL.
 
-    A machine carries its owner, run and deadline as metadata, so each process sees those of all. It ends by itself
-    some minutes after its owner's last sign of life, whether or not a reaper comes. A kept machine has its deadline in
-    its name, and stays until a reaper comes.
+    A machine carries the owner, run and deadline as metadata, so every process can list every machine. A machine
+    expires some minutes after the owner's last sign of life, even without a reaper. A saved machine has the deadline in
+    the name, and stays until a reaper comes.
     """
 
     name = "e2b"
@@ -114,7 +114,7 @@ class E2BBackend:
         self._keeps = False
 
     async def __aenter__(self) -> Self:
-        """See `Backend`. Raises SandboxError, with the remedy, without a key or a service that accepts it."""
+        """See `Backend`. Raises SandboxError, with the remedy, without a key, or if the service rejects the key."""
         if not os.environ.get(_KEY):
             raise SandboxError(f"e2b: {_KEY} is not set; a key of E2B is at e2b.dev/dashboard, else ask your server")
         await self.list()
@@ -145,11 +145,11 @@ class E2BBackend:
         return box
 
     async def prepare(self, image: str) -> None:
-        """Nothing: the service has its templates, and `sandbox` reports a missing one."""
+        """Do nothing: the service has its templates, and `sandbox` reports a missing template."""
 
     @property
     def keeps_machines(self) -> bool:
-        """See `KeepsMachines.keeps_machines`. A service that lists its snapshots offers them."""
+        """See `KeepsMachines.keeps_machines`. True for a service with a list of snapshots."""
         return self._keeps
 
     async def keep(self, sandbox: Sandbox) -> E2BSnapshot:
@@ -159,7 +159,7 @@ class E2BBackend:
         return await sandbox.keep()
 
     async def list(self) -> Sequence[FoundSandbox]:
-        """See `Backend.list`: machines, and those that are kept. Raises SandboxError if the service does not answer."""
+        """See `Backend.list`: running and saved machines. Raises SandboxError if the service does not answer."""
         sandboxes = [_found(info) for info in await patiently(lambda: listed({SANDBOX: "1"}))]
         for name, until in (await kept() or {}).items():
             gone = time.time() > until or name in unwanted
@@ -167,7 +167,7 @@ class E2BBackend:
         return sandboxes
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
-        """See `Backend.remove`. Raises SandboxError for the first that could not be removed, after all were tried."""
+        """See `Backend.remove`. Raises SandboxError for the first failed removal, after all were tried."""
         for box in self._open:
             if box.sandbox_id in sandbox_ids:
                 await box.close()
@@ -177,7 +177,7 @@ class E2BBackend:
                 raise result
 
     async def _remove_unwanted(self) -> None:
-        """The machines that were made from them are closed by now, unless other processes have some."""
+        """Remove unwanted saved machines. Their copies are closed by now, except copies of other processes."""
         for result in await _each(list(unwanted), forget):
             if isinstance(result, SandboxError):
                 log.warning("a kept machine stays until its time is over, or `agentrl sandbox gc`: %s", result)
@@ -188,7 +188,7 @@ class E2BBackend:
             await self._refresh()
 
     async def _refresh(self) -> None:
-        """Extend the lives of the open machines. One that has ended reports it at its next command."""
+        """Extend the lives of the open machines. An ended machine fails at the next command."""
         boxes = [entry for entry in self._open if entry.is_open]
         for box, result in zip(boxes, await _each(boxes, lambda entry: entry.machine.refresh()), strict=True):
             if isinstance(result, BaseException) and box.is_open:
@@ -200,7 +200,7 @@ async def _end(machine: str) -> None:
 
 
 def _found(info: Any) -> FoundSandbox:
-    """A machine as the service lists it. Metadata is what anybody wrote there."""
+    """A machine in the service's list. Anybody may have written the metadata."""
     metadata = info.metadata
     owner, deadline = metadata.get(OWNER, ""), metadata.get(DEADLINE, "")
     until = float(deadline) if deadline.isdecimal() else info.end_at.timestamp()
@@ -209,7 +209,7 @@ def _found(info: Any) -> FoundSandbox:
 
 
 async def _each(items: Iterable[Any], act: Callable[[Any], Awaitable[Any]]) -> list[Any]:
-    """What `act` returned or raised for each item, some at a time."""
+    """The result or exception of `act` for each item, some at a time."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def one(item: Any) -> Any:

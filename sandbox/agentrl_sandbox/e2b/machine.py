@@ -23,10 +23,10 @@ T = TypeVar("T")
 log = logging.getLogger("agentrl")
 
 NAME = "agentrl.name"
-"""Metadata of a machine: a name that no other has, by which it is found if the answer to its creation was lost."""
+"""Metadata of a machine: a unique name, used to find the machine if the answer to the creation was lost."""
 
 KEEP_S = 600.0
-"""A machine lives this long after its owner's last sign of life, unless its own lifetime is shorter."""
+"""Seconds that a machine lives after the owner's last sign of life, unless the machine's lifetime is shorter."""
 _PATIENCE_S = 300.0
 """How long to wait while the service limits the rate of requests, or has no room for a machine."""
 _RECONNECT_S = 20.0
@@ -40,21 +40,21 @@ _GONE = (e2b.NotFoundException, getattr(e2b, "SandboxNotRunningException", e2b.N
 _LOST = (httpx.TransportError, ConnectError, OSError, getattr(e2b, "SandboxUnreachableException", ConnectError))
 
 KEPT = re.compile(r"(?:^|/)(agentrl-(\d+)-[0-9a-f]{16})(?=:|$)")
-"""The name of a kept machine, as the service shows it; it holds the Unix time until which it is kept."""
+"""The service's name of a saved machine. The name holds the Unix time of the deadline."""
 _NOT_OFFERED = re.compile(r"(404|405|501)\b")
 unwanted: set[str] = set()
-"""Names of kept machines that are to be removed: a service refuses it while machines run that were made from them."""
+"""Names of saved machines to be removed: a service refuses the removal while copies of the machine run."""
 
 _PENDING: set[asyncio.Task[Any]] = set()
-"""Requests under way, so that they are not forgotten."""
+"""Requests under way, referenced here so the tasks are not garbage-collected."""
 
 
 async def patiently(ask: Callable[[], Awaitable[T]], pending: set[asyncio.Task[Any]] | None = None) -> T:
     """The answer to a request that may be sent twice. Waits while the service is busy, and tries again after lost
     connections. Raises SandboxError with the cause, and for a command `e2b.CommandExitException`.
 
-    A cancelled request goes on, and its answer is dropped: the client would swallow the cancellation, and report a
-    lost connection (connectrpc 0.12). Until then its task is in `asked`.
+    A cancelled request goes on, and the answer is dropped: the client would swallow the cancellation, and report a lost
+    connection (connectrpc 0.12). Until then the request's task is in `pending`.
     """
     pending = _PENDING if pending is None else pending
     task = asyncio.ensure_future(_tried(ask))
@@ -111,7 +111,7 @@ def _reason(exc: Exception) -> str:
 
 
 class E2BMachine:
-    """A `SandboxService`. Entering it makes the machine, which ends by itself unless `refresh` is called."""
+    """A `SandboxService`. Entering makes the machine. The machine expires unless `refresh` is called."""
 
     def __init__(self, template: str, metadata: Mapping[str, str], lifetime_s: float, internet: bool) -> None:
         self.sandbox_id = ""
@@ -124,7 +124,7 @@ class E2BMachine:
 
     @classmethod
     def of(cls, box: e2b.AsyncSandbox, like: E2BMachine) -> E2BMachine:
-        """A machine that exists already, such as the fork of another."""
+        """An existing machine, such as a fork."""
         self = cls(like._template, like._metadata, 0.0, like._internet)
         self.sandbox_id, self._until, self._box = box.sandbox_id, like._until, box
         return self
@@ -152,8 +152,9 @@ class E2BMachine:
         check: bool = False,
         idempotent: bool = True,
     ) -> tuple[int, str, str]:
-        """See `SandboxService.exec`. `check` and `idempotent` change nothing: the code is returned, and each command
-        may be sent twice."""
+        """See `SandboxService.exec`. `check` and `idempotent` have no effect: the code is returned, and each command
+        may be sent twice.
+        """
         try:
             result = await self._request(
                 lambda: self._box.commands.run(cmd, user=user, envs=env or {}, timeout=timeout)
@@ -167,12 +168,14 @@ class E2BMachine:
         await self._request(lambda: self._box.files.write(sandbox_path, data, user=user))
 
     async def refresh(self) -> None:
-        """Keep it alive for another while, but not beyond its lifetime."""
+        """Extend the machine's life, but not beyond the lifetime."""
         if (seconds := self._lifetime()) > 0:
             await patiently(lambda: self._box.set_timeout(seconds))
 
     async def pause(self) -> None:
-        """Stop it with its processes, and keep its memory and files at the service. Requests wait until `resume`."""
+        """Stop the machine with all processes, and save memory and files at the service. Requests wait until
+        `resume`.
+        """
         self._awake.clear()
         self._pauses += 1
         try:
@@ -188,7 +191,9 @@ class E2BMachine:
             self._awake.set()
 
     async def fork(self, count: int) -> list[E2BMachine]:
-        """Copies of it, with its processes. Raises SandboxError, and leaves none, unless all could be made."""
+        """Copies of the machine, with the processes. Raises SandboxError, and leaves no copy, unless all could
+        be made.
+        """
         forks = await patiently(lambda: self._box.fork(timeout=max(self._lifetime(), 1), count=count))
         machines = [self.of(copy, self) for copy in forks if not isinstance(copy, Exception)]
         if errors := [copy for copy in forks if isinstance(copy, Exception)]:
@@ -197,9 +202,9 @@ class E2BMachine:
         return machines
 
     async def keep(self, name: str) -> None:
-        """Have the service keep it as it is now under a name, with its processes; it runs on.
+        """Let the service save the machine's present state under a name, with the processes. The machine runs on.
 
-        Raises SandboxError. After an error or a cancellation nothing is kept, unless the service does not answer.
+        Raises SandboxError. After an error or a cancellation no snapshot remains, unless the service does not answer.
         """
         asking = asyncio.ensure_future(patiently(lambda: self._keep(name)))
         try:
@@ -217,7 +222,7 @@ class E2BMachine:
             raise
 
     async def _request(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer of the machine. A request that a pause interrupted is sent again."""
+        """The answer of the machine. A request interrupted by a pause is sent again."""
         while True:
             await self._awake.wait()
             pauses = self._pauses
@@ -244,13 +249,15 @@ class E2BMachine:
             raise
 
     async def _forget(self) -> None:
-        """Remove the machine of a creation whose answer was lost."""
+        """Remove the machine after the answer to the creation was lost."""
         for info in await listed({NAME: self._metadata[NAME]}):
             await e2b.AsyncSandbox.kill(info.sandbox_id)
 
 
 async def forget(name: str) -> None:
-    """Remove a kept machine. If the service cannot remove it yet, its name stays in `unwanted`. Raises SandboxError."""
+    """Remove a saved machine. If the service cannot remove the machine yet, the name stays in `unwanted`. Raises
+    SandboxError.
+    """
     unwanted.add(name)
     await patiently(lambda: e2b.AsyncSandbox.delete_snapshot(name))
     unwanted.discard(name)
@@ -267,7 +274,7 @@ def _in_background(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def kept() -> dict[str, float] | None:
-    """Until when the service keeps machines for agentrl, by their names. None: it does not offer that.
+    """Deadlines of the machines saved for agentrl at the service, by name. None: the service cannot save machines.
 
     Raises SandboxError.
     """
@@ -285,7 +292,7 @@ async def kept() -> dict[str, float] | None:
 
 
 async def listed(metadata: Mapping[str, str]) -> list[e2b.SandboxInfo]:
-    """The machines with this metadata, those of other processes and paused ones too."""
+    """The machines with this metadata, including paused machines and machines of other processes."""
     pages, machines = e2b.AsyncSandbox.list(query=e2b.SandboxQuery(metadata=dict(metadata)), limit=100), []
     while pages.has_next:
         machines += await pages.next_items()

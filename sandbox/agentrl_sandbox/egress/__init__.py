@@ -1,5 +1,5 @@
-"""What a sandbox with `network: [host, ...]` reaches: a filtering proxy in this process, and the way to it.
+"""The network of a sandbox with `network: [host, ...]`: a filtering proxy in this process, and the way there.
 
-`hosts` decides, `requests` and `client_hello` read what the sandbox sends, `proxy` serves, `listening` makes the only
-way out: a socket that listens at the sandbox's own loopback and belongs to this process.
+`hosts` decides, `requests` and `client_hello` read the sandbox's data, `proxy` serves, `listening` makes the only way
+out: a socket listening at the sandbox's own loopback, owned by this process.
 """

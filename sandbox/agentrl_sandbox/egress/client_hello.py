@@ -1,4 +1,4 @@
-"""The name of the host in the first message of a TLS client, which says where its connection is meant to go."""
+"""The name of the target host in the first message of a TLS client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class NotTLSError(Exception):
 
 
 class ClientHello:
-    """Reads the beginning of a client's side of a connection, until the name in it is known."""
+    """Reads the beginning of a client's side of a connection, until the host name is known."""
 
     def __init__(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -23,9 +23,9 @@ class ClientHello:
         self._handshake = context.wrap_bio(self._incoming, ssl.MemoryBIO(), server_side=True)
         self._heard = False
         self.data = bytearray()
-        """What was read so far."""
+        """The data read so far."""
         self.name: str | None = None
-        """The name that the client sent, in lower case; None: it sent none, or is not read yet."""
+        """The name sent by the client, in lower case. None: no name, or the name is not read yet."""
 
     def feed(self, data: bytes) -> bool:
         """Whether the message is complete. Raises NotTLSError."""

@@ -1,4 +1,4 @@
-"""Which hosts a sandbox may reach: the entries of `SandboxSpec.network`, and the addresses that no entry opens."""
+"""The hosts open to a sandbox: the entries of `SandboxSpec.network`, and addresses closed to every entry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeAlias
 Address: TypeAlias = IPv4Address | IPv6Address
 
 WEB_PORTS = frozenset({80, 443})
-"""The ports of an entry that names none."""
+"""The ports of an entry without a port."""
 
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
@@ -20,14 +20,14 @@ _LONGEST_NAME = 253
 _METADATA = frozenset(
     map(ipaddress.ip_address, ("168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"))
 )
-"""Where clouds serve a machine its credentials, beside the link-local 169.254.169.254."""
+"""Addresses from which clouds serve credentials to a machine, in addition to the link-local 169.254.169.254."""
 _TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
-"""IPv6 addresses that stand for an IPv4 address."""
+"""IPv6 addresses standing for an IPv4 address."""
 
 
 def split_authority(text: str) -> tuple[str, int | None]:
-    """`host:port` as a host in lower case, without a final dot, and a port. An IPv6 address is in brackets, which are
-    taken off, and is written in its short form. Raises ValueError.
+    """`host:port` as a host in lower case, without a final dot, and a port. An IPv6 address is returned without
+    brackets, in the short form. Raises ValueError.
     """
     match = _AUTHORITY.fullmatch(text)
     if match is None:
@@ -44,7 +44,7 @@ def split_authority(text: str) -> tuple[str, int | None]:
 
 
 def literal(host: str) -> Address | None:
-    """The address that a host is written as, if it is one."""
+    """The host as an address; None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -56,7 +56,7 @@ class HostEntry:
     """One entry: `pypi.org`, `*.example.org`, `example.org:8443`, `10.0.0.7:8000`, `[2001:db8::1]`."""
 
     name: str
-    """A name or an address; of `*.example.org`, what follows the star, with its dot."""
+    """A name or an address. For `*.example.org`, the part after the star, with the dot."""
     ports: frozenset[int]
 
     @classmethod
@@ -81,14 +81,16 @@ class HostEntry:
         return cls(f".{name}" if wild else name, ports)
 
     def covers(self, host: str, port: int) -> bool:
-        """Whether a host, as `split_authority` returns it, is meant. A star stands for one label or several."""
+        """Whether the entry covers a host returned by `split_authority`. A star stands for any number of labels, at
+        least one.
+        """
         if port not in self.ports:
             return False
         return host == self.name or (self.name.startswith(".") and literal(host) is None and host.endswith(self.name))
 
 
 class AllowedHosts:
-    """The hosts of a spec's `network`, none of which is reached at an address that nobody named."""
+    """The hosts of a spec's `network`. A host name never opens a private address absent from the list."""
 
     def __init__(self, entries: Iterable[str]) -> None:
         self._entries = tuple(map(HostEntry.parse, entries))
@@ -99,7 +101,7 @@ class AllowedHosts:
         return any(entry.covers(host, port) for entry in self._entries)
 
     def refusal(self, address: Address) -> str:
-        """Why an address that a host was resolved to is not reached; empty: it is."""
+        """Why a host's resolved address is refused; empty for an allowed address."""
         if why := never(address):
             return why
         plain_address = address.ipv4_mapped if isinstance(address, IPv6Address) and address.ipv4_mapped else address
@@ -109,7 +111,7 @@ class AllowedHosts:
 
 
 def never(address: Address) -> str:
-    """Why no entry can open an address; empty: one can."""
+    """Why no entry can open an address; empty if an entry can."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return never(address.ipv4_mapped)

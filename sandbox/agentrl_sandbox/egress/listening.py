@@ -1,9 +1,8 @@
-"""The way from a sandbox to its proxy: a listening socket, made inside the sandbox and handed to this process.
+"""The way from a sandbox to the proxy: a listening socket, made inside the sandbox and handed to this process.
 
-A socket belongs to the network namespace in which it was made, whoever holds it. So a program of ours enters the
-namespace for a moment, listens at the sandbox's loopback, and sends the socket out through a Unix socket. Nothing of it
-stays in the sandbox: no program, no device, no route, and no name service. When this process ends, however it ends,
-nothing listens any more.
+A socket belongs to the network namespace of its creation, whoever holds the socket. So a program of ours enters the
+namespace for a moment, listens at the sandbox's loopback, and sends the socket out through a Unix socket. No program,
+device, route or name service stays in the sandbox. When this process ends, for any reason, the socket closes too.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from agentrl.errors import SandboxError
 _WITHIN_S, _MOMENT_S = 60.0, 1.0
 
 PORT = 3128
-"""Where a sandbox's proxy listens, at its own loopback."""
+"""The port of a sandbox's proxy, at the sandbox's own loopback."""
 
 PROGRAM = """
 import ctypes, os, socket, sys
@@ -44,13 +43,13 @@ with socket.socket(socket.AF_UNIX) as out:
     with socket.create_server(("127.0.0.1", int(port)), backlog=128) as listener:
         socket.send_fds(out, [b"."], [listener.fileno()])
 """
-"""Its arguments: the path of a Unix socket and a port; to enter a sandbox: its pidfd, the namespaces, and a user id."""
+"""Arguments: the path of a Unix socket and a port. To enter a sandbox: the pidfd, the namespaces, and a user id."""
 
 NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 def variables(network: str | tuple[str, ...]) -> dict[str, str]:
-    """The variables by which programs in a sandbox find its proxy. None without a list of hosts."""
+    """The environment variables that point programs in a sandbox to the proxy. Empty without a list of hosts."""
     if isinstance(network, str):
         return {}
     proxy = f"http://127.0.0.1:{PORT}"
@@ -63,13 +62,13 @@ class Handover:
 
     def __init__(self, path: str, server: socket.socket) -> None:
         self.path = path
-        """The Unix socket that the program connects to."""
+        """The Unix socket to which the program connects."""
         self._server = server
         self._listener: socket.socket | None = None
 
     async def listener(self, ended: Awaitable[str]) -> socket.socket:
-        """The socket. `ended` waits for the end of the program and gives what it said. Raises SandboxError with that if
-        no socket came, or another one.
+        """The socket. `ended` waits for the end of the program and returns the output. Raises SandboxError with the
+        output if no socket came, or an unexpected socket.
         """
         handed, ending = asyncio.create_task(self._handed()), asyncio.ensure_future(ended)
         try:
@@ -94,14 +93,14 @@ class Handover:
             return self._listener
 
     def abandon(self) -> None:
-        """Close the socket, if it came: its caller was cancelled, or has failed."""
+        """Close a received socket, after the caller was cancelled or failed."""
         if self._listener is not None:
             self._listener.close()
 
 
 @asynccontextmanager
 async def handover() -> AsyncIterator[Handover]:
-    """A Unix socket for the program, in a folder that other users of this machine cannot enter.
+    """A Unix socket for the program, in a folder closed to other users of this machine.
 
     If the block ends with an error, the listening socket is closed.
     """

@@ -1,8 +1,8 @@
-"""The proxy of one sandbox: it connects to the hosts that its sandbox may reach, and to nothing else.
+"""The proxy of one sandbox: connects to the allowed hosts, and to no other host.
 
-Names are resolved here, after they were found on the list, and the connection goes to the address that was checked. So
-an answer of the name service that changes in between opens nothing. A tunnel must carry TLS for the host that it was
-opened to. What a host answers is passed on unread, so a redirect leads the sandbox to ask here again.
+A name is first compared with the list, then resolved here, and the connection goes to the checked address. So a later
+change in the name service opens no way around the check. A tunnel must carry TLS for the tunnel's host. Answers of
+hosts are passed on unread, so a redirect makes the sandbox ask here again.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from agentrl_sandbox.egress.requests import LONGEST_HEAD, BadRequestError, Proxy
 log = logging.getLogger("agentrl")
 
 _CONNECTIONS = 64
-"""Connections of one sandbox at a time."""
+"""Parallel connections of one sandbox."""
 _PAUSE_S = 0.01
-"""Seconds between two new connections: a sandbox that floods its proxy must not occupy this event loop."""
+"""Seconds between two new connections: a flood from a sandbox must not occupy this event loop."""
 _BYTES = 8 << 30
 """Bytes that one sandbox may send and receive in all."""
 _ASKING_S = 10.0
 """Seconds for a request's head, and for the first message in a tunnel."""
 _REACHING_S = 10.0
-"""Seconds to find a host's addresses, and to connect to one."""
+"""Seconds to find a host's addresses, and to connect to an address."""
 _LINGERING_S, _LINGERING = 1.0, 64
 """How long, and how often, the rest of a refused request is read."""
 _IDLE_S = 120.0
 """Seconds without a byte in either direction."""
 _LOOKUPS = 4
-"""Names of one sandbox that are looked up at a time."""
+"""Parallel name look-ups of one sandbox."""
 _MOST_ADDRESSES = 50
-"""Refused addresses that are told apart; the others are counted together."""
+"""Refused addresses counted one by one. Further addresses are counted together."""
 _TRIES = 4
-"""Addresses of a host that are tried."""
+"""Addresses of a host to try."""
 _PIECE = 64 << 10
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})\r\n")
 _NO_NAME = re.compile(r"[^a-z0-9._-]")
@@ -52,20 +52,20 @@ _LONGEST_NAME = 253
 _OTHERS = "others"
 
 _resolving = ThreadPoolExecutor(16, "agentrl-names")
-"""Threads of its own: a name service that does not answer must not hold up the rest of this process."""
+"""Separate threads: a silent name service must not hold up the rest of this process."""
 _all_open: set[asyncio.Task[None]] = set()
 """The connections of all sandboxes of this process."""
 _warned: set[str] = set()
 
 
 class EgressProxy:
-    """Serves one sandbox. `refused` counts what it asked for in vain, by `host:port`."""
+    """Serves one sandbox. `refused` counts refused requests, by `host:port`."""
 
     def __init__(
         self, sandbox_id: str, entries: Sequence[str], resolve: Callable[[str], Sequence[str]] | None = None
     ) -> None:
-        """`entries` are those of `SandboxSpec.network`. `resolve` gives a host's addresses: it may block, and raises
-        OSError if there are none. Raises ValueError for an entry that names no host.
+        """`entries` come from `SandboxSpec.network`. `resolve` returns a host's addresses: it may block, and raises
+        OSError for a host without addresses. Raises ValueError for an entry without a host.
         """
         self.refused: dict[str, int] = {}
         self._name, self._hosts = sandbox_id, AllowedHosts(entries)
@@ -76,7 +76,7 @@ class EgressProxy:
         self._open: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Serve the connections to a listening socket, which is closed by `close`."""
+        """Serve the connections to a listening socket. `close` closes the socket."""
         listener.setblocking(False)
         self._serving = asyncio.create_task(self._accept(listener), name=f"proxy of {self._name}")
         self._serving.add_done_callback(lambda _: listener.close())
@@ -90,7 +90,7 @@ class EgressProxy:
             await asyncio.wait(tasks)
 
     async def _accept(self, listener: socket.socket) -> None:
-        """Take one connection after another. Beyond the limits they wait in the kernel, not in this process."""
+        """Accept connections. Connections beyond the limits wait in the kernel, not in this process."""
         while True:
             if len(self._open) < _CONNECTIONS and len(_all_open) < _most_open():
                 try:
@@ -139,7 +139,9 @@ class EgressProxy:
         return None
 
     async def _reach(self, request: ProxyRequest) -> _Link:
-        """A connection to the host. Raises _HostRefusedError, or _UnreachableError if it does not answer."""
+        """A connection to the host. Raises _HostRefusedError for a refused host, or _UnreachableError for a silent
+        host.
+        """
         if not self._hosts.has(request.host, request.port):
             raise _HostRefusedError("it is not on the list of hosts")
         addresses = await self._addresses(request.host)
@@ -161,7 +163,7 @@ class EgressProxy:
         raise _UnreachableError(problem)
 
     async def _addresses(self, host: str) -> Sequence[str]:
-        """The addresses of a host. A look-up that takes too long still counts as one until it ends."""
+        """The addresses of a host. A look-up beyond the time limit still counts as running until the end."""
         if literal(host) is not None:
             return [host]
         try:
@@ -203,7 +205,7 @@ class EgressProxy:
         return None
 
     async def _send_on(self, link: _Link, remote: _Link, request: ProxyRequest) -> None:
-        """Send one request and return all of its answer. What follows in the connection is never read."""
+        """Send one request and return the whole answer. Later data in the connection is never read."""
         self._count(len(request.head()))
         remote.writer.write(request.head())
         exchange = _Exchange(self._count)
@@ -231,11 +233,11 @@ class EgressProxy:
 
 
 class _HostRefusedError(Exception):
-    """A host that the sandbox may not reach, and why."""
+    """A host closed to the sandbox, and the reason."""
 
 
 class _UnreachableError(Exception):
-    """A host that it may reach, but that does not answer."""
+    """An allowed host that does not answer."""
 
 
 class _Link:
@@ -245,7 +247,7 @@ class _Link:
         self.reader, self.writer = reader, writer
 
     async def request(self) -> ProxyRequest:
-        """Raises BadRequestError, and TimeoutError if it comes too slowly."""
+        """Raises BadRequestError, and TimeoutError for a slow request."""
         try:
             async with asyncio.timeout(_ASKING_S):
                 return parse_head(await self.reader.readuntil(b"\r\n\r\n"))
@@ -263,7 +265,7 @@ class _Link:
         await self.writer.drain()
 
     async def answer(self, status: int, why: str) -> None:
-        """Send an answer of the proxy's own. What the client is still sending is read for a moment: else the kernel
+        """Send an answer of the proxy itself. The client's remaining data is read for a moment: otherwise the kernel
         would reset the connection, and the client would not see the answer.
         """
         text = f"{why}\n".encode(errors="replace")
@@ -275,7 +277,7 @@ class _Link:
                 await self.some()
 
     def close(self) -> None:
-        """End it once the rest is sent. Whoever does not read that is cut off after a while."""
+        """End the connection once the rest is sent. A client that does not read is cut off after a while."""
         self.writer.close()
         asyncio.get_running_loop().call_later(_ASKING_S, self.writer.transport.abort)
 
@@ -296,7 +298,7 @@ class _Exchange:
         self._deadline: asyncio.Timeout | None = None
 
     async def run(self, forth: Coroutine[Any, Any, None], back: Coroutine[Any, Any, None]) -> None:
-        """Until the host has sent everything, something breaks, or nothing has moved for a while."""
+        """Run until the host has sent everything, the connection breaks, or no data has moved for a while."""
         sending, answering = asyncio.create_task(forth), asyncio.create_task(back)
         try:
             async with asyncio.timeout(_IDLE_S) as self._deadline:
@@ -346,13 +348,15 @@ class _Exchange:
 
 
 def _resolved(host: str) -> Sequence[str]:
-    """The addresses of a host, in the order in which to try them. Blocks."""
+    """The addresses of a host, in the order for attempts. Blocks."""
     entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def _most_open() -> int:
-    """Connections of all sandboxes at a time: they take two files each, and at most a quarter of all files."""
+    """Parallel connections of all sandboxes. A connection needs two files, and together at most a quarter of
+    all files.
+    """
     return max(8, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 20) // 8)
 
 

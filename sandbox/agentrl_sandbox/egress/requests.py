@@ -1,4 +1,4 @@
-"""The head of a proxy's request, read strictly: what two programs could read in two ways is refused."""
+"""The head of a proxy's request, read strictly: ambiguous requests are refused."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _ONE_HOP = frozenset(
         "upgrade",
     ]
 )
-"""Headers for the proxy itself, which are not sent on."""
+"""Headers for the proxy itself, not sent on."""
 _OURS = frozenset(("host", "content-length", "transfer-encoding"))
-"""Headers that are written anew."""
+"""Headers written by the proxy."""
 
 
 class BadRequestError(Exception):
-    """A request that cannot be served, whatever host it is for. `status` is that of HTTP."""
+    """A request refused whatever the host. `status` is an HTTP status."""
 
     def __init__(self, why: str, status: int = 400) -> None:
         super().__init__(why)
@@ -41,7 +41,7 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """A request to a proxy: to connect to a host (`is_tunnel`), or to send a request on to it."""
+    """A request to a proxy: to connect to a host (`is_tunnel`), or to send a request on to a host."""
 
     method: str
     host: str
@@ -51,9 +51,9 @@ class ProxyRequest:
     version: int
     """1 for HTTP/1.1, 0 for HTTP/1.0."""
     headers: Sequence[tuple[str, str]]
-    """Those to send on, without the ones that frame the request."""
+    """The headers to send on, without the headers that frame the request."""
     length: int | None
-    """Bytes of the body; None: it is chunked."""
+    """Bytes of the body. None: the body is chunked."""
 
     @property
     def is_tunnel(self) -> bool:
@@ -65,7 +65,7 @@ class ProxyRequest:
         return authority(self.host, self.port)
 
     def head(self) -> bytes:
-        """The head to send to the host. The host is asked to close the connection after its answer."""
+        """The head to send to the host. The head asks the host to close the connection after the answer."""
         headers = {"Host": self.host_header, "Connection": "close"}
         if self.length is None:
             headers["Transfer-Encoding"] = "chunked"
@@ -85,7 +85,7 @@ def authority(host: str, port: int) -> str:
 
 
 def parse_head(head: bytes) -> ProxyRequest:
-    """Read a head, up to its empty line. Raises BadRequestError."""
+    """Read a head, up to the empty line. Raises BadRequestError."""
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     match = _LINE.fullmatch(first)
     if match is None:
@@ -152,7 +152,7 @@ def _check_host(headers: Sequence[tuple[str, str]], host: str, port: int, versio
 
 
 def _length(headers: Sequence[tuple[str, str]], version: int) -> int | None:
-    """Bytes of the body. None: it is chunked."""
+    """Bytes of the body. None: the body is chunked."""
     coding, length = _all(headers, "transfer-encoding"), _all(headers, "content-length")
     if coding:
         if [value.lower() for value in coding] != ["chunked"] or length or version == 0:

@@ -1,1 +1,1 @@
-"""A sandbox for tests that runs nothing."""
+"""A sandbox for tests that runs no programs."""

@@ -12,7 +12,7 @@ from agentrl_sandbox.spec import SandboxSpec
 
 
 class FakeBackend:
-    """Sandboxes that run nothing. `made` holds them, in order."""
+    """Sandboxes that run no programs. `made` lists the sandboxes in order."""
 
     name = "fake"
 
@@ -34,7 +34,7 @@ class FakeBackend:
         return box
 
     async def prepare(self, image: str) -> None:
-        """Nothing: there are no images."""
+        """Do nothing: a fake has no images."""
 
     async def list(self) -> Sequence[FoundSandbox]:
         """The open sandboxes of this object."""

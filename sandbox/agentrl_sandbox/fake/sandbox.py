@@ -1,4 +1,4 @@
-"""A sandbox for tests that runs nothing: replies come from a script, files are kept in memory."""
+"""A sandbox for tests without programs: replies come from a script, files stay in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentrl_sandbox.paths import absolute
 
 @dataclass(frozen=True, slots=True)
 class ExecCall:
-    """One call of `exec`, or of `start` and the `wait` for it."""
+    """One call of `exec`, or of `start` with the following `wait`."""
 
     cmd: str
     user: str
@@ -39,15 +39,15 @@ class ExecCall:
 
 
 Script: TypeAlias = Mapping[str, ExecResult] | Callable[[ExecCall], MaybeAwait[ExecResult]]
-"""The reply to a command: by its exact text, or from a function (`def` or `async def`), which may raise."""
+"""The reply to a command: by exact text, or from a function (`def` or `async def`), which may raise."""
 
 
 class FakeSandbox:
-    """Answers each command from `script`; one that is not in it raises LookupError.
+    """Answers each command from `script`. An unknown command raises LookupError.
 
-    `timeout`, `max_output`, `on_output` and `check` work. A started command is played at the first `wait` for it, with
-    all that was sent to it as its stdin. `calls` holds the calls, in order; `files` the contents by path. It has no
-    modes, no empty folders, and no links: links in an upload are followed.
+    `timeout`, `max_output`, `on_output` and `check` work. A started command is played at the first `wait`, with all
+    data sent so far as stdin. `calls` lists the calls in order, `files` the contents by path. A fake has no modes, no
+    empty folders, and no links: links in an upload are followed.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class FakeSandbox:
         return absolute(posixpath.join(self._workdir, sandbox_path))
 
     def _below(self, folder: str) -> list[str]:
-        """The files below a folder, relative to it."""
+        """The files below a folder, relative to the folder."""
         start = f"{folder.rstrip('/')}/"
         return [path.removeprefix(start) for path in self.files if path.startswith(start)]
 
@@ -247,7 +247,7 @@ def _bytes(content: FileContent) -> bytes:
 
 
 def _files_of(source: Path) -> list[tuple[str, Path]]:
-    """The files of an upload, with their paths in it."""
+    """The files of an upload, with relative paths."""
     if not source.is_dir():
         return [("", source)]
     trees.pack(source, io.BytesIO())  # raises what it raises for other sandboxes
@@ -269,7 +269,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes | None) -> None:
 
 
 def _told(result: ExecResult, limit: int, on_output: OnOutput | None) -> ExecResult:
-    """The result as a real sandbox would return it: at most `limit` bytes of each stream."""
+    """The result in the form of a real sandbox: at most `limit` bytes of each stream."""
     output = Output(limit, on_output)
     if result.stdout:
         output.add("stdout", result.stdout.encode(errors="replace"))

@@ -16,8 +16,8 @@ from agentrl_sandbox.spec import SandboxSpec
 
 
 class HostedBackend:
-    """Sandboxes of a service. `make(image)` returns one that is not entered yet: slime's E2BSandbox, or your function
-    that reads its settings. If it has a parameter `timeout`, it gets the spec's lifetime in seconds.
+    """Sandboxes of a service. `make(image)` returns a sandbox not entered yet: slime's E2BSandbox, or the result of
+    your function, which reads the settings. A parameter `timeout` receives the spec's lifetime in seconds.
     """
 
     name = "hosted"
@@ -53,10 +53,10 @@ class HostedBackend:
         return box
 
     async def prepare(self, image: str) -> None:
-        """Nothing: the service has its images, and `sandbox` reports a missing one."""
+        """Do nothing: the service has its images, and `sandbox` reports a missing image."""
 
     async def list(self) -> Sequence[FoundSandbox]:
-        """The sandboxes of this process. The protocol cannot list those of others."""
+        """The sandboxes of this process. The protocol cannot list sandboxes of other processes."""
         now = time.time()
         return [
             FoundSandbox(box.sandbox_id, box.spec.image, current(), run_name(), until, gone=now > until)

@@ -1,4 +1,4 @@
-"""A command in a hosted machine: short requests, one after the other, instead of a connection that stays."""
+"""A command in a hosted machine: short consecutive requests instead of a lasting connection."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from agentrl_sandbox.hosted import scripts
 from agentrl_sandbox.tools import NO_PROCESS
 
 Ask = Callable[[str, float, bool], Awaitable[str]]
-"""(script, seconds, as root) -> its stdout. Raises SandboxError if the machine does not answer."""
+"""(script, seconds, as root) -> stdout of the script. Raises SandboxError if the machine does not answer."""
 Write = Callable[[str, bytes], Awaitable[None]]
 """(path, content): write a file of the command's user."""
 
 _TICK_S = 0.02
 _FIRST_S, _LATER_S = 0.2, 20.0
-"""How long a request waits in the machine for news: the one that starts a command, and those after it."""
+"""Seconds that a request waits in the machine for news: the first request, and later requests."""
 _TRAILING_S = 0.25
 _STATES = ("runs", "more", "over", "lost")
 _LINE = re.compile(r"[A-Za-z0-9+/=]{0,76}|\.| (-|\d+)")
 """A line of an answer: a number, base64, the end of a stream, a state, the code after the token."""
 _LONGEST = 48 << 10
-"""Characters of a script, and bytes of stdin, that travel in a request itself and not in a file."""
+"""Characters of a script, and bytes of stdin, sent in a request itself and not in a file."""
 
 
 class HostedProcess:
-    """A `Running` over requests that may each be sent twice."""
+    """A `Running` over requests, each safe to send twice."""
 
     def __init__(
         self, folder: str, ask: Ask, write: Write, sink: OnOutput, broken: Callable[[], Awaitable[None]]
@@ -46,7 +46,7 @@ class HostedProcess:
         self._code: int | None = None
         self._coded_at = 0.0
         self._last = {"o": 0, "e": 0}
-        """Once it has ended: its own output has fewer pieces, and later ones are of background processes."""
+        """The last pieces at the command's end. Later pieces come from background processes."""
         self._over = False
         self._pump: asyncio.Task[None] | None = None
         self._error: SandboxError | None = None
@@ -61,7 +61,9 @@ class HostedProcess:
         limits: str,
         finished: Sequence[str],
     ) -> None:
-        """Start it. Raises FileNotFoundError for a `cwd` that is no folder. If cancelled, no process is left."""
+        """Start the command. Raises FileNotFoundError for a `cwd` that is no folder. After a cancellation no process is
+        left.
+        """
         script = (
             scripts.launch(self.folder, argv, env=env, cwd=cwd, stdin=stdin, limits=limits, finished=finished)
             .encode(errors="replace")
@@ -80,7 +82,7 @@ class HostedProcess:
 
     @property
     def finished(self) -> bool:
-        """Whether there will be no more requests about it."""
+        """Whether all requests for the command are over."""
         return self._code is not None and (self._over or time.monotonic() - self._coded_at > _TRAILING_S)
 
     async def send(self, data: bytes) -> None:
@@ -103,12 +105,12 @@ class HostedProcess:
         return 128 + 9 if self._code is None else self._code
 
     def abandon(self) -> None:
-        """Fetch nothing more: the machine is gone."""
+        """Stop fetching: the machine is gone."""
         if self._pump is not None:
             self._pump.cancel()
 
     async def kill(self) -> None:
-        """See `Running.kill`. If it cannot be done, the whole machine is given up."""
+        """See `Running.kill`. If the kill fails, the whole machine is given up."""
         async with self._killing:
             if self._code is not None:
                 return None
@@ -153,7 +155,7 @@ class HostedProcess:
         raise BrokenPipeError("the command has closed its stdin, or ended")
 
     async def _poll(self, seconds: float, before: str = "") -> None:
-        """Fetch what there is, or wait a while for something. It may be cancelled, or sent twice."""
+        """Fetch new output, or wait a while for output. Safe to cancel, and to send twice."""
         arrived = self._arrived
         script = scripts.poll(self.folder, arrived["o"], arrived["e"], round(seconds / _TICK_S))
         self._read(await self._ask(before + script, seconds + 60.0, False))
@@ -181,7 +183,7 @@ class HostedProcess:
         self._over = state == ["over"]
 
     def _take(self, name: Literal["o", "e"], stream: Literal["stdout", "stderr"], lines: list[str]) -> list[str]:
-        """Pass on the pieces of one stream. Returns the lines after them."""
+        """Pass on the pieces of one stream. Returns the following lines."""
         try:
             end = lines.index(".")
             pieces, data = int(lines[0]), base64.b64decode("".join(lines[1:end]), validate=True)
@@ -194,7 +196,9 @@ class HostedProcess:
 
 
 def _unexpected(answer: str, *, started: bool = True) -> SandboxError:
-    """`begun`: the text follows an answer's token. A service may cut such an answer off, but adds nothing to it."""
+    """An error about an unexpected answer. `started`: the text follows an answer's token. A service may cut off an
+    answer with a token, but never extends the answer.
+    """
     tampered = started and not all(map(_LINE.fullmatch, answer.split("\n")))
     answer = " ".join(answer[-300:].split())
     if any(text in answer for text in NO_PROCESS):

@@ -26,7 +26,7 @@ _told: set[str] = set()
 _SETUP_S = 120.0
 _GIVING_UP_S = 30.0
 _KILLED = (-1, 128 + 9, 128 + 15)
-"""Exit codes of a request's shell that was killed: in a machine that lives on, only its own programs do that."""
+"""Exit codes of a killed request shell. In a live machine, only the machine's own programs kill a request shell."""
 _LIMITS = "ulimit -c 0; ulimit -f {blocks}; ulimit -d {kilobytes}; ulimit -u {pids} 2>/dev/null || ulimit -p {pids}"
 
 
@@ -54,15 +54,15 @@ class SandboxService(Protocol):
 
 
 class HostedSandbox(ShellSandbox):
-    """A machine of a hosted service. Commands run in it by short requests, which are safe to send twice.
+    """A machine of a hosted service. Commands run through short requests, safe to send twice.
 
-    The service is asked for root once, to make the user and the work folder, and whenever a command has to be killed.
-    `sandbox_id` ends with the service's own id once it is open.
+    The service is asked for root once, to make the user and the work folder, and for each kill of a command.
+    `sandbox_id` ends with the service's own id once the sandbox is open.
     """
 
     kind = "hosted"
     cuts_network: ClassVar[bool] = False
-    """Whether the service makes machines that do not reach the internet."""
+    """Whether the service can make machines without internet access."""
 
     def __init__(self, spec: SandboxSpec, service: SandboxService) -> None:
         self._check(spec)
@@ -90,7 +90,7 @@ class HostedSandbox(ShellSandbox):
         return self._state == "closed"
 
     def _check(self, spec: SandboxSpec) -> None:
-        """Raises ConfigError for settings that the service does not promise to enforce."""
+        """Raises ConfigError for settings not enforced by the service."""
         problems = []
         if not spec.image:
             problems.append("name an image of the service")
@@ -179,7 +179,7 @@ class HostedSandbox(ShellSandbox):
             ) from exc
 
     async def _give_up(self) -> None:
-        """End the machine, with what runs in it."""
+        """End the machine with all its processes."""
         if self._state == "open":
             self._state = "closed"
             with contextlib.suppress(TimeoutError):

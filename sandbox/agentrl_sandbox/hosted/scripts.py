@@ -1,8 +1,8 @@
-"""Shell scripts that run a command in a machine that can only answer short requests.
+"""Shell scripts to run a command in a machine limited to short requests.
 
-A command has its own folder there. Its output lies in numbered pieces. There are never more than a few: the writer
-waits until the earlier ones were fetched. Each request names the pieces that have arrived, so it can be sent again
-after a lost connection, and no output is lost or doubled. The same holds for data sent to its stdin.
+A command has its own folder there. The output lies in a few numbered pieces: the writer waits until the earlier pieces
+were fetched. Each request names the pieces that have arrived. So a request can be sent again after a lost connection,
+and no output is lost or doubled. The same holds for data sent to stdin.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from shlex import quote
 from agentrl_sandbox.process_tree import ADD_DESCENDANTS, KILL_CHILDREN_FIRST, LIST_PROCESSES
 
 PIECES = 64
-"""Pieces of a stream that may wait, and that one request fetches."""
+"""Waiting pieces of a stream, and pieces fetched by one request."""
 MARK = "AGENTRL_COMMAND"
-"""Environment variable that marks the processes of a command, to find them."""
+"""Environment variable that marks the processes of a command."""
 NO_FOLDER, GONE = "cwd", "gone"
 
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH; "
@@ -42,9 +42,10 @@ done
 exit 6
 """
 )
-"""Arguments: user, work folder, a word. It prints the folder in which the commands' folders are, whose names begin with
-a `c` and the word. Others are of the machine that this one is a copy of: without its folder, a background process that
-nobody listens to can write on. No snapshot of files holds the folder."""
+"""Arguments: user, work folder, a word. Prints the folder of the commands' folders. Names of the commands' folders
+begin with a `c` and the word. Other folders there belong to the original of this forked machine: once such a folder is
+gone, an abandoned background process can write on. Snapshots of files exclude the folder.
+"""
 
 _DRAIN = r"""
 n=0
@@ -133,7 +134,7 @@ done
 echo "$state"
 """.replace("PIECES", str(PIECES))
 )
-"""Arguments: folder, pieces of stdout and of stderr that arrived, and how long to wait for more, in steps of 20 ms."""
+"""Arguments: folder, number of arrived pieces of stdout and of stderr, and the wait for more, in steps of 20 ms."""
 
 _SEND = (
     _PATH
@@ -152,7 +153,7 @@ if [ -e "$folder/deaf" ] || [ -e "$folder/code" ] || [ ! -d "$folder" ]; then st
 echo "TOKEN $state"
 """
 )
-"""Arguments: folder, number of the piece, and its bytes in base64, or none if they were written to the file `up`."""
+"""Arguments: folder, number of the piece, and the bytes in base64, or no bytes if the file `up` has the bytes."""
 
 _KILL = (
     _PATH
@@ -191,7 +192,7 @@ done
 echo "TOKEN killed"
 """
 )
-"""Argument: folder. A stopped process cannot start another, so all are stopped first, and then killed."""
+"""Argument: folder. All processes are stopped first, and then killed, as a stopped process cannot start children."""
 
 
 def launch(
@@ -204,7 +205,7 @@ def launch(
     limits: str,
     finished: Sequence[str],
 ) -> str:
-    """Start a command. Sent twice, it starts once. `finished` are folders of commands that are no longer asked for."""
+    """Start a command. Sent twice, the script starts the command once. `finished` are folders of finished commands."""
     words = ["env", *(f"{name}={value}" for name, value in env.items()), *argv]
     return _filled(
         _LAUNCH,

@@ -12,7 +12,7 @@ from agentrl_sandbox.spec import SandboxSpec
 
 
 class LocalBackend:
-    """Sandboxes that isolate nothing. Choosing this back end by name means that the code is trusted."""
+    """Sandboxes without isolation. Choosing this back end by name means that the code is trusted."""
 
     name = "local"
 
@@ -22,17 +22,17 @@ class LocalBackend:
     async def __aexit__(self, *exc: object) -> None: ...
 
     def sandbox(self, spec: SandboxSpec) -> LocalSandbox:
-        """See `Backend.sandbox`. It enforces only the spec's memory and file size, for each process alone."""
+        """See `Backend.sandbox`. Only the spec's memory and file size are enforced, for each process alone."""
         if spec.hosts:
             raise ConfigError("local sandboxes reach whatever this machine reaches; use docker for a list of hosts")
         return LocalSandbox(spec, trusted=True)
 
     async def prepare(self, image: str) -> None:
-        """Nothing: commands run on this machine."""
+        """Do nothing: commands run on this machine."""
 
     async def list(self) -> Sequence[FoundSandbox]:
-        """None: a local sandbox ends with its owner, and nothing is kept of it."""
+        """Always empty: a local sandbox ends with the owner and leaves no trace."""
         return []
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
-        """Nothing, as none is ever found."""
+        """Do nothing: `list` is always empty."""

@@ -1,4 +1,4 @@
-"""The processes of a local sandbox, found by what they inherit or where they work."""
+"""The processes of a local sandbox, identified by environment or by working folder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _DYING_S = 5.0
 
 
 def kill_all(marks: set[bytes], root: Path | None) -> None:
-    """Kill the processes that `belonging` finds, and wait until there are none.
+    """Kill the processes in `belonging`, and wait until all are gone.
 
-    It needs /proc: without one, as on macOS, it finds nothing.
+    Without /proc, as on macOS, no process is killed.
     """
     deadline = time.monotonic() + _DYING_S
     while (pids := belonging(marks, root)) and time.monotonic() < deadline:
@@ -25,10 +25,10 @@ def kill_all(marks: set[bytes], root: Path | None) -> None:
 
 
 def belonging(marks: set[bytes], root: Path | None) -> set[int]:
-    """The processes that have all `marks` (`NAME=value`) in their environment, those that have no terminal and work in
-    a folder below `root`, and the children of either.
+    """Three kinds of processes: processes with all `marks` (`NAME=value`) in the environment; processes without a
+    terminal and with a working folder below `root`; and the children of either.
 
-    A person's shell below `root` has a terminal, so it is spared.
+    A person's shell below `root` has a terminal, and is spared.
     """
     parents: dict[int, int] = {}
     pids: set[int] = set()
@@ -49,7 +49,7 @@ def belonging(marks: set[bytes], root: Path | None) -> set[int]:
 
 
 def _status(process: Path) -> tuple[str, int, int]:
-    """Its state, its parent and its terminal (0: none)."""
+    """State, parent and terminal of a process (0: no terminal)."""
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     return fields[0], int(fields[1]), int(fields[4])
 

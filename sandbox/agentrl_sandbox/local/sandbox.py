@@ -1,4 +1,4 @@
-"""A sandbox that isolates nothing: subprocesses in a temporary folder, for trusted code on your own machine."""
+"""A sandbox without isolation: subprocesses in a temporary folder, for trusted code on your own machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentrl_sandbox.spec import SandboxSpec
 log = logging.getLogger(__name__)
 
 _MARK = "AGENTRL_SANDBOX"
-"""Environment variable that marks a sandbox's processes, also those that left their process group."""
+"""Environment variable that marks a sandbox's processes, including processes outside of their process group."""
 _COMMAND = "AGENTRL_COMMAND"
 """Environment variable that marks the processes of one command."""
 
@@ -34,25 +34,25 @@ _LIMITED = 'ulimit -c 0; ulimit -f {blocks}; ulimit -d {kilobytes}; exec "$@"'
 
 
 class LocalSandbox(ShellSandbox):
-    """NO ISOLATION. Commands run on this machine, as you, and can read, change and delete whatever you can.
+    """NO ISOLATION. Commands run on this machine, as you, and can read, change and delete all your files.
 
-    It is for code you would run in your own shell: your tests, a demo, an Env that is itself harmless. Never give it
-    what a model wrote; that takes a back end with containers. `trusted=True` confirms that you know.
+    Use this sandbox for code you would run in your own shell: your tests, a demo, a harmless Env. Never run code from a
+    model here. Code from a model needs a back end with containers. `trusted=True` confirms that you know.
 
-    What it does give: a temporary folder that is the sandbox's root, an environment without your variables (PATH
-    stays; no API key is inherited), limits of memory and file size for each process (`spec.memory_mb`, `file_mb`; no
-    other limit of the spec is enforced), and an end: closing kills the processes it started and removes the folder.
+    The sandbox gives a temporary folder as root, an environment without your variables (PATH stays; no API key is
+    inherited), and limits of memory and file size for each process (`spec.memory_mb`, `file_mb`; no other limit of the
+    spec is enforced). Closing kills the started processes and removes the folder.
 
-    What closing cannot find lives on: a process that dropped its environment, left the folder and lost its parent, all
-    three. A timeout kills by environment and process group alone. Without /proc, as on macOS, only process groups are
-    found. A SIGKILL of this process closes nothing.
+    A process survives closing if the process dropped its environment, left the folder and lost its parent, all three. A
+    timeout kills by environment and process group alone. Without /proc, as on macOS, only process groups are killed. A
+    SIGKILL of this process closes no sandbox.
 
-    The methods for files, and `cwd`, take paths from that root: "/workspace/x" is `<root>/workspace/x`, `..` stops
-    at the root, and a symbolic link that leads out raises PermissionError. A *command* sees the host's paths, so
-    write commands with relative paths; they start in `cwd`, or in `spec.workdir`: the root, unless a spec is given.
+    The methods for files, and `cwd`, take paths from the sandbox's root: "/workspace/x" is `<root>/workspace/x`, `..`
+    stops at the root, and a symbolic link leading out raises PermissionError. A *command* sees the host's paths, so
+    write commands with relative paths. Commands start in `cwd`, or in `spec.workdir`: the root, unless a spec is given.
 
-    All runs as the user you are. `user` may name that user, or be "root" or `spec.user`, the protocol's words for the
-    sandbox's owner; any other raises ConfigError, as nothing here would keep the two apart.
+    All commands run as your user. `user` may name your user, or be "root" or `spec.user`, the protocol's words for the
+    sandbox's owner. Other users raise ConfigError, as a local sandbox cannot separate users.
     """
 
     kind = "local"
@@ -72,7 +72,7 @@ class LocalSandbox(ShellSandbox):
 
     @property
     def root(self) -> Path:
-        """The folder on this machine that is the sandbox's root."""
+        """The folder on this machine used as the sandbox's root."""
         if self._root is None:
             raise SandboxError(f"sandbox {self.sandbox_id} is not open; use it within `async with`")
         return self._root
@@ -137,7 +137,7 @@ class LocalSandbox(ShellSandbox):
 
 
 class LocalProcess(HostProcess):
-    """A command with the marks that identify its process tree."""
+    """A command with marks to identify the process tree."""
 
     def __init__(self, sink: OnOutput, marks: set[bytes]) -> None:
         super().__init__(sink)
@@ -153,7 +153,9 @@ class LocalProcess(HostProcess):
 
 
 def _make_folder(prefix: str) -> Path:
-    """Make a folder. Its path is resolved, because links in it must not look like a way out of the sandbox."""
+    """Make a folder. The returned path is resolved, because links inside must not look like a way out of the
+    sandbox.
+    """
     return Path(os.path.realpath(tempfile.mkdtemp(prefix=prefix)))
 
 
