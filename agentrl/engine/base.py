@@ -28,12 +28,13 @@ __all__ = [
 RETRY_S = 120.0
 """Seconds for which an unavailable engine is retried. A restart takes a minute; slime's own generate waits as long."""
 GRAMMAR_CHANGED = 0.02
-"""A token's log-prob that a grammar raises by so much counts as changed: it excluded 2 % of the probability. SGLang's
-rounding between sampling and scoring stays below it."""
+"""The rise of a token's log-prob under a grammar that counts as a change: 2 % of the probability was excluded. SGLang's
+rounding between sampling and scoring stays below this value.
+"""
 
 
 def stop_strings(params: SamplingParams) -> Sequence[str]:
-    """`stop`, which callers may give as one string."""
+    """`stop` as a sequence: callers may give a single string."""
     stop = params.get("stop") or ()
     return [stop] if isinstance(stop, str) else stop
 
@@ -41,7 +42,7 @@ def stop_strings(params: SamplingParams) -> Sequence[str]:
 class Engine(Protocol):
     """Generates one conversation turn at a time. Implementations: SGLangEngine, LocalEngine, ScriptedEngine.
 
-    An engine whose class has `takes_grammars = True` obeys `structural_tag`, and returns `Generation.constrained`.
+    An engine class with `takes_grammars = True` obeys `structural_tag`, and returns `Generation.constrained`.
     """
 
     async def generate(
@@ -50,13 +51,13 @@ class Engine(Protocol):
         """Continue `input_ids`.
 
         `session_id` names the episode (for routing and the prefix cache), `rid` names this request (for `abort`).
-        Cancelling the caller also ends the request. Raises EngineError when the engine gives no answer. Raises its
-        subclass RequestError when the request is at fault, so another attempt cannot help.
+        Cancelling the caller also ends the request. Raises EngineError without an answer of the engine. Raises the
+        subclass RequestError for a faulty request, where a retry cannot help.
         """
         ...
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all. Each returns the tokens sampled so far, with finish_reason "abort"."""
+        """End one request, or all. Each request returns the tokens sampled so far, with finish_reason "abort"."""
         ...
 
     async def context_length(self) -> int:
@@ -69,7 +70,7 @@ class Engine(Protocol):
 
 
 class ImageEngine(Engine, Protocol):
-    """An engine whose model reads images. Its class has `takes_images = True`."""
+    """An engine for a model that reads images. The class has `takes_images = True`."""
 
     async def generate(
         self,
@@ -80,13 +81,14 @@ class ImageEngine(Engine, Protocol):
         rid: str = "",
         images: Sequence[Image] = (),
     ) -> Generation:
-        """As `Engine.generate`. `input_ids` has one pad token for each of `images`, which the engine expands."""
+        """As `Engine.generate`. `input_ids` has one pad token for each of `images`. The engine expands the pads."""
         ...
 
 
 class RequestFields(TypedDict, total=False):
-    """The keywords of `generate`, which an engine around another one passes on. `images` only where there are any, so
-    that other engines need not know it."""
+    """The keywords of `generate`, passed on by wrapping engines. `images` is present only with images, so engines
+    without images need no such parameter.
+    """
 
     session_id: str
     rid: str
@@ -103,7 +105,7 @@ async def ask(
 
 @runtime_checkable
 class MessageEngine(Engine, Protocol):
-    """An engine that is asked with messages, not with tokens: ChatEngine. Its answers cannot be trained on."""
+    """An engine that takes messages instead of tokens: ChatEngine. The answers cannot be trained on."""
 
     async def answer(
         self,
@@ -126,21 +128,22 @@ class MessageEngine(Engine, Protocol):
 class TrainedEngine(Engine, Protocol):
     """An engine that samples from the weights in training: LocalEngine.
 
-    A trainer calls `wake`, `update`, plays episodes, calls `sleep`, learns, and begins again. With `staleness` it plays
-    episodes while it learns, and calls `sleep` never. That needs an engine whose class says `own_weights = True`: it
-    samples from a copy of the weights, made in `update`. Its generations name their `weight_version`.
+    A trainer calls `wake`, `update`, plays episodes, calls `sleep`, learns, and begins again. With `staleness` the
+    trainer plays episodes while learning, and never calls `sleep`. Staleness needs an engine class with `own_weights =
+    True`: such an engine samples from a copy of the weights, made in `update`. The generations name their
+    `weight_version`.
     """
 
     async def update(self, model: Any, version: str) -> None:
-        """Sample from the weights that `model` has now, and report them as `version`. No request may run.
+        """Sample from the present weights of `model`, and report the weights as `version`. No request may run.
 
-        `model` is a transformers model, or a peft model around one. Prefixes that were computed with other weights are
-        not reused. Raises EngineError if the weights did not arrive.
+        `model` is a transformers model, or a peft model around a transformers model. Prefixes computed with old weights
+        are not reused. Raises EngineError if the weights did not arrive.
         """
         ...
 
     async def sleep(self) -> None:
-        """Free the device for training. No request may run. Does nothing if the device is not shared."""
+        """Free the device for training. No request may run. Has no effect if the device is not shared."""
         ...
 
     async def wake(self) -> None:
@@ -150,22 +153,24 @@ class TrainedEngine(Engine, Protocol):
 
 @runtime_checkable
 class SessionEngine(Engine, Protocol):
-    """An engine that keeps something of each session: SGLangEngine."""
+    """An engine with a memory of each session: SGLangEngine."""
 
     def forget(self, session_id: str) -> None:
-        """Drop what is kept of a session that has ended. A later request of it costs more, and is answered alike."""
+        """Drop the memory of an ended session. A later request of the session costs more, with the same answer."""
         ...
 
 
 def forget(engine: Engine, session_id: str) -> None:
-    """Report the end of a session to an engine that keeps something of it."""
+    """Report the end of a session to an engine with a memory of sessions."""
     if isinstance(engine, SessionEngine):
         engine.forget(session_id)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineWrapper:
-    """What engines around another one have in common. Subclasses have `generate`. The other one's owner closes it."""
+    """The common part of engines around an inner engine. Subclasses have `generate`. The inner engine's owner closes
+    the inner engine.
+    """
 
     engine: Engine
 
@@ -191,7 +196,7 @@ class EngineWrapper:
 
 
 class AsyncClosing:
-    """`async with` for an engine closes it at the end."""
+    """`async with` for an engine closes the engine at the end."""
 
     async def close(self) -> None:
         raise NotImplementedError

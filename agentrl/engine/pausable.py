@@ -1,4 +1,4 @@
-"""An engine whose weights can change while episodes are played: their generations are cut, and then continued."""
+"""An engine for weight changes during episodes: running generations are cut, and then continued."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from agentrl.engine.base import AsyncClosing, RequestFields, TrainedEngine, ask,
 from agentrl.types import Generation, SamplingParams
 
 _AGAIN_S = 1.0
-"""Seconds until running requests are aborted once more: the first abort may have come before one had arrived."""
+"""Seconds until running requests are aborted once more: the first abort may have overtaken a request."""
 
 
 class PausableEngine(AsyncClosing):
-    """Keeps the promise of `TrainedEngine.update`, that no request runs, while other tasks generate.
+    """Ensures the condition of `TrainedEngine.update` (no running requests) while other tasks generate.
 
-    At an update the running requests are aborted. Each returns its tokens so far, from the old weights, and new ones
-    wait. An episode whose `EpisodeHooks.aborted` is not set then continues its turn with the new weights, so each
-    generation has one weight version. Its prefix is computed anew, because no engine keeps prefixes over an update.
+    At an update the running requests are aborted. Each request returns the tokens so far, from the old weights, and new
+    requests wait. An episode without `EpisodeHooks.aborted` then continues the turn with the new weights, so each
+    generation has one weight version. The prefix is computed anew, because no engine stores prefixes over an update.
 
-    `engine` is closed with this one. It has no lockstep: the waves of episodes that come and go cannot repeat.
+    `engine` is closed with the wrapper. A PausableEngine has no lockstep: the waves of episodes that come and go cannot
+    repeat.
     """
 
     own_weights = True
 
     def __init__(self, engine: TrainedEngine, *, at_once: int | None = None) -> None:
-        """`at_once` bounds the requests that run."""
+        """`at_once` bounds the number of running requests."""
         self.engine = engine
         self._slots = None if at_once is None else asyncio.Semaphore(at_once)
         self.requests = 0
-        """Requests that are running."""
+        """Running requests."""
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._idle.set()
@@ -104,7 +105,7 @@ class PausableEngine(AsyncClosing):
         return await self.engine.context_length()
 
     async def sleep(self) -> None:
-        """Does nothing: episodes are played at any time."""
+        """Do nothing: episodes are played at any time."""
 
     async def wake(self) -> None:
         await self.engine.wake()

@@ -24,7 +24,7 @@ Script: TypeAlias = Sequence[Turn] | Generator[Turn, str, None] | Callable[[Sequ
 
 def scripted_log_prob(token: int) -> float:
     """A made-up log-prob of a token: never 0, exact in float32, and different for neighbouring tokens. So a test sees a
-    shift by one.
+    shift by one token.
     """
     return -(13 + token % 89) / 128
 
@@ -37,29 +37,29 @@ class _ScriptPosition:
     seen: int = 0
     """The number of tokens up to the end of the last turn played."""
     open: tuple[int, Generation] | None = None
-    """A turn that was aborted or cancelled: the length of its prompt, and the whole planned generation."""
+    """An aborted or cancelled turn: the length of the prompt, and the whole planned generation."""
 
 
 class ScriptedEngine(AsyncClosing):
     """Plays `turns`, and obeys stop strings, stop tokens and max_new_tokens as SGLang does.
 
-    `turns` is one of:
-    - a sequence. Each session_id plays it in order, from its start;
-    - a generator for one session. It is sent the text that was appended since its last turn: the result of `reads`, or
-      if that is None the decoded tokens;
-    - a function of the input ids. It keeps no state and so serves any number of sessions.
+    `turns` takes three forms:
+    - a sequence. Each session_id plays the sequence in order, from the start;
+    - a generator for one session. The generator is sent the text appended since the last turn: the result of `reads`,
+      or the decoded tokens if `reads` is None;
+    - a function of the input ids. A function has no state and so serves any number of sessions.
 
     A str or message becomes tokens through `renderer.encode`, with `scripted_log_prob` as log-probs. An exception is
     raised. A Generation is played unchanged, but cut at the request's limits. After an abort or a cancellation a
-    sequence or generator continues at the point that the next prompt shows. `requests` keeps the input ids of all
+    sequence or generator continues at the point shown by the next prompt. `requests` collects the input ids of all
     requests.
 
-    `seconds` is the simulated time of a turn. An abort returns the fraction that was sampled by then.
+    `seconds` is the simulated time of a turn. An abort returns the fraction sampled by then.
     """
 
     takes_images = True
     takes_grammars = True
-    """A script keeps to a grammar by itself, or the session reports that it did not."""
+    """A script is responsible for obeying a grammar. The session reports violations."""
 
     def __init__(
         self,
@@ -92,7 +92,9 @@ class ScriptedEngine(AsyncClosing):
         rid: str = "",
         images: Sequence[Image] = (),
     ) -> Generation:
-        """Play the next turn. Raises AssertionError when the script has none left, since that is a bug of the test."""
+        """Play the next turn. Raises AssertionError at the end of the script, as a longer episode is a bug of
+        the test.
+        """
         input_ids = list(input_ids)
         self.requests.append(input_ids)
         self.images.append(list(images))
@@ -126,7 +128,7 @@ class ScriptedEngine(AsyncClosing):
 
     @staticmethod
     def _resumed(session: _ScriptPosition, length: int) -> Generation | None:
-        """The rest of an open turn, if a prompt of `length` tokens ends inside it."""
+        """The rest of an open turn, if a prompt of `length` tokens ends inside the turn."""
         if session.open is None:
             return None
         start, reply = session.open
@@ -172,7 +174,9 @@ class ScriptedEngine(AsyncClosing):
         return Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop")
 
     def _limit(self, reply: Generation, sampling_params: SamplingParams) -> Generation:
-        """Cut as SGLang would. At the same token a stop string has priority over a stop token, and that over length."""
+        """Cut as SGLang would. At the same token, stop strings have priority over stop tokens, and stop tokens over
+        length.
+        """
         tokens = reply.tokens
         ends = [(len(tokens), 3, reply.finish_reason, reply.matched)]
         if (budget := sampling_params.get("max_new_tokens")) is not None and budget <= len(tokens):
@@ -190,7 +194,9 @@ class ScriptedEngine(AsyncClosing):
         )
 
     def _end_of(self, stop: str, tokens: Sequence[int]) -> int:
-        """The number of tokens until the text contains `stop`. If it never does, one more than there are."""
+        """The number of tokens until the text contains `stop`. Without `stop` in the text, one more than the tokens'
+        number.
+        """
         decode = self._renderer.decode
         if stop not in decode(tokens):
             return len(tokens) + 1

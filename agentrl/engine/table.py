@@ -28,50 +28,50 @@ _HINTS = {("sglang", "url"): "; name a server that runs: --set engine_config.url
 _PARTS = ("model", "tokenizer", "renderer", "training", "vision")
 """Parameters of an engine that are no keys of `engine_config`."""
 _TRAINED: Mapping[str, str] = {"sglang": "agentrl.engine.sglang.training.trained:TrainedSGLang"}
-"""Names that mean another engine in training."""
+"""Names with a different engine in training."""
 _OVERLAPPING: Mapping[str, str] = {"local": "agentrl.engine.local.process:ProcessEngine"}
-"""Names that mean another engine if it plays while the trainer learns."""
+"""Names with a different engine while the trainer learns in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingParts:
-    """Facts about the run that an engine in training may need."""
+    """Facts about the run for an engine in training."""
 
     folder: Path
-    """The run folder. It need not exist before the engine is first used."""
+    """The run folder. The folder need not exist before the first use of the engine."""
     device: str
     """cpu or cuda."""
     dtype: str
-    """The type of the weights in training, as torch names it."""
+    """The type of the weights in training, by the name in torch."""
     say: Callable[[str], None]
-    """Shows the user one line about something that takes time."""
+    """Shows the user one line about slow work."""
     overlap: bool = False
-    """Whether the engine plays while the trainer learns. Then it needs separate weights, and does not sleep."""
+    """Whether the engine plays while the trainer learns. Such an engine needs separate weights, and does not sleep."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """Objects that an engine may need. It gets those that its parameters name."""
+    """Objects for an engine. An engine gets the objects named by its parameters."""
 
     tokenizer: Any
     renderer: Renderer
     model: Callable[[], Any]
     """Loads the model. Called only for an engine with a parameter `model`."""
     max_batch: int | None = None
-    """The number of sequences that will run at the same time, if known."""
+    """The number of parallel sequences, if known."""
     training: TrainingParts | None = None
     """Given to an engine that will take the weights of a training run."""
 
     @property
     def vision(self) -> Any:
-        """The image side of the model. None if it reads text only."""
+        """The image side of the model. None for a model of text only."""
         return getattr(self.renderer, "vision", None)
 
 
 def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Engine:
-    """Make the engine `name`: a name of ENGINES, or the path of a class or function that makes one.
+    """Make the engine `name`: a name of ENGINES, or the path of a class or function that makes an engine.
 
-    The class or function gets the keys of `config`, and those fields of `parts` that it has parameters for. Raises
+    The class or function gets the keys of `config`, and the fields of `parts` named by its parameters. Raises
     ConfigError for an unknown name, an unknown key or a missing key.
     """
     paths = dict(ENGINES)
@@ -91,15 +91,15 @@ def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Eng
 
 
 def engine_keys(name: str, *, training: bool) -> set[str]:
-    """The keys of `engine_config` that an engine of ENGINES has."""
+    """The keys of `engine_config` for an engine of ENGINES."""
     parameters = inspect.signature(_maker(name, {**ENGINES, **_TRAINED} if training else ENGINES)).parameters
     return set(parameters) - set(_PARTS)
 
 
 def check_engine(name: str, config: Mapping[str, Any] | None = None) -> None:
-    """Raises ConfigError for an unknown name, and for wrong keys of `config` where it is given.
+    """Raises ConfigError for an unknown name, and for wrong keys of `config` if given.
 
-    Nothing is checked of `local` and of named engines without a `config`: importing them takes seconds.
+    `local`, and named engines without a `config`, are not checked: the import takes seconds.
     """
     if name not in ENGINES or (config is not None and name != "local"):
         parameters = inspect.signature(_maker(name, ENGINES)).parameters
@@ -120,7 +120,7 @@ def _maker(name: str, paths: Mapping[str, str]) -> Callable[..., Any]:
 def _check_keys(
     name: str, config: Mapping[str, Any], arguments: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> None:
-    """Raise ConfigError for an unknown key of `config`, and for a parameter that is not in `arguments`."""
+    """Raise ConfigError for an unknown key of `config`, and for a parameter missing in `arguments`."""
     keys = [key for key in parameters if key not in _PARTS]
     if unknown := [key for key in config if key not in parameters or key == "training"]:
         raise ConfigError(f"engine {name}: {unknown_key(f'engine_config.{unknown[0]}', keys)}")

@@ -27,7 +27,7 @@ _PREFILL_TOKENS = 4096
 
 @dataclass(slots=True)
 class _Group:
-    """The rows of one block. One pass computes them all."""
+    """The rows of one block, computed in one pass."""
 
     block: CacheBlock
     rows: list[GenerateRequest] = field(default_factory=list)
@@ -35,7 +35,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _KeptSession:
-    """Tokens of a session with their keys and values, for its next turn."""
+    """Tokens of a session with their keys and values, for the session's next turn."""
 
     tokens: Sequence[int]
     memory: Remembered
@@ -47,11 +47,11 @@ class _KeptSession:
 
 
 class Batch:
-    """The running rows, in one block of memory, or in one for each length class if their lengths differ much.
+    """The running rows, in one block of memory, or in one block for each length class if lengths differ much.
 
-    A prompt is prefilled up to its last token. That token starts the first decode step, so decode steps are the same
-    for all rows. If a pass of many rows raises an exception, each row is computed alone. Rows that also fail alone are
-    answered with `Failed`. Not thread-safe: one thread admits and steps.
+    A prompt is prefilled up to the last token. The last token starts the first decode step, so decode steps are the
+    same for all rows. If a pass of many rows raises an exception, each row is computed alone. Rows that also fail alone
+    are answered with `Failed`. Not thread-safe: one thread admits and steps.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Batch:
         self._split = False
         self._sessions: dict[str, _KeptSession] = {}  # the least recently used first
         self._forgetting: set[GenerateRequest] = set()
-        """Running rows with keys and values from other weights. Nothing is kept of them."""
+        """Running rows with keys and values from old weights. Their keys and values are not stored at the end."""
 
     @property
     def requests(self) -> list[GenerateRequest]:
@@ -91,7 +91,7 @@ class Batch:
         return stored + sum(group.block.bytes for group in self._groups.values())
 
     def forget(self) -> None:
-        """Drop the kept sessions. Running rows continue, but nothing is kept of them."""
+        """Drop the stored sessions. Running rows continue, but are not stored at the end."""
         self._sessions.clear()
         self._forgetting.update(self.requests)
 
@@ -105,7 +105,7 @@ class Batch:
 
     @torch.inference_mode()
     def admit(self, requests: Sequence[GenerateRequest]) -> list[Failed]:
-        """Admit up to `room` requests and prefill them. Returns those that failed."""
+        """Admit up to `room` requests and prefill them. Returns the failed requests."""
         sessions = {request: self._sessions.pop(request.session_id, None) for request in requests}
         for request, session in sessions.items():
             request.tokens = list(request.input_ids)
@@ -180,7 +180,7 @@ class Batch:
         starts: list[int],
         end: int,
     ) -> torch.Tensor:
-        """The last logits of the rows. Tokens that stand for media have none."""
+        """The last logits of the rows. Tokens for media have no logits."""
         images = {} if self._images is None else self._images.of(rows, starts, ids)
         logits = run(self._model, group.block, first, ids, starts, end, self._max_context, images)
         if self._forbidden:
@@ -190,14 +190,14 @@ class Batch:
     # Memory
 
     def _key(self, row: GenerateRequest) -> int:
-        """The key of a row's group: 0, or the power of two that holds its tokens."""
+        """The key of a row's group: 0, or the power of two with room for the row's tokens."""
         return max(64, 1 << (len(row.tokens) - 1).bit_length()) if self._split else 0
 
     def _arrange(self, new: Sequence[GenerateRequest] = ()) -> None:
-        """Give every row a block of its length class, with room for the `new` ones.
+        """Give every row a block of the row's length class, with room for the `new` rows.
 
-        One block for all rows is fastest, but is padded to its longest row. It is split if the padding would more than
-        double its memory.
+        One block for all rows is fastest, but is padded to the longest row. The block is split if padding would more
+        than double the memory.
         """
         rows = [*self.requests, *new]
         longest, total = max(len(row.tokens) for row in rows), sum(len(row.tokens) for row in rows)
@@ -235,7 +235,7 @@ class Batch:
         group.rows.pop()
 
     def _drop_empty(self, needed: set[int]) -> None:
-        """Free blocks without rows, except the one that the next requests will use."""
+        """Free blocks without rows, except the block for the next requests."""
         for key, group in list(self._groups.items()):
             if key not in needed and not group.rows and (key or self._split or group.block.bytes > SMALL_BYTES):
                 del self._groups[key]
@@ -244,7 +244,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Outcome]:
-        """Sample one token for each row. Returns the rows that finished or failed."""
+        """Sample one token for each row. Returns the finished and failed rows."""
         try:
             self._arrange()
         except RuntimeError as exc:  # no memory for the longest row to grow
@@ -312,7 +312,7 @@ class Batch:
         return Finished(row, "length") if at_limit else None
 
     def _stop_string(self, row: GenerateRequest) -> str | None:
-        """The stop string that the last token completed. A token has at least one byte, so the tail is long enough."""
+        """The stop string completed by the last token. A token has at least one byte, so the tail is long enough."""
         longest = max(len(stop.encode()) for stop in row.sampling.stop)
         tail = row.tokens[max(len(row.input_ids), len(row.tokens) - longest - 4) :]
         text = self._tokenizer.decode(tail, clean_up_tokenization_spaces=False)
@@ -320,7 +320,9 @@ class Batch:
 
     @torch.inference_mode()
     def remove(self, request: GenerateRequest, *, failed: bool = False) -> None:
-        """Remove a row. Its keys and values are kept for its session, unless it failed or the weights have changed."""
+        """Remove a row. Keys and values are stored for the session, unless the row failed or the weights have
+        changed.
+        """
         group = next(group for group in self._groups.values() if request in group.rows)
         seat = group.rows.index(request)
         if failed:
@@ -335,7 +337,7 @@ class Batch:
 
 
 def _obey(logits: torch.Tensor, rows: Sequence[GenerateRequest]) -> list[float]:
-    """Exclude what the grammars of rows exclude. Returns by how much the log-probs of each row's other tokens rise."""
+    """Exclude tokens by the grammars of rows. Returns the rise of the remaining tokens' log-probs in each row."""
     rises = [0.0] * len(rows)
     if any(row.grammar is not None for row in rows):
         grammar_rows, free = allowed([row.grammar for row in rows], logits)

@@ -1,7 +1,8 @@
-"""The program that runs a LocalEngine for another process: see ProcessEngine.
+"""The program that runs a LocalEngine for a parent process: see ProcessEngine.
 
-Its arguments are two inherited file descriptors: of a connection, whose first message says what to load, and of the
-shared weights. The program ends when the connection does, or its parent: a killed trainer leaves no engine.
+The arguments are two inherited file descriptors: of a connection, and of the shared weights. The connection's first
+message describes the engine to load. The program ends with the connection or the parent: a killed trainer leaves no
+engine.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ from agentrl.image import Image
 from agentrl.types import Generation
 
 _POLL_S = 1.0
-"""Seconds between two looks for the parent. Some program that it started may keep the connection open."""
+"""Seconds between two checks for the parent. A program started by the parent may hold the connection open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the engine is made of."""
+    """The ingredients of the engine."""
 
     parent: int
-    """The id of the process that ordered it."""
+    """The id of the ordering process."""
     folder: str
-    """A model and its tokenizer; or an adapter, which names its model."""
+    """The folder of a model with the tokenizer, or of an adapter. An adapter names the base model."""
     device: str
     dtype: str
     threads: int
     max_batch: int
     max_context: int | None
     slots: Sequence[Slot]
-    """The weights that change, in shared memory."""
+    """The changing weights, in shared memory."""
 
 
 class EngineServer:
     """Answers the messages of one connection.
 
-    A message is a name and its arguments. An answer is the number of its request, an error as its class and text, or
-    None, and the result.
+    A message is a name with arguments. An answer is the request's number, an error (class and text) or None, and the
+    result.
     """
 
     def __init__(self, connection: Connection, weights: int) -> None:
@@ -62,7 +63,7 @@ class EngineServer:
         self._running: dict[int, Future[Generation]] = {}
         self._plain = copy_context()
         self._members: dict[int, tuple[Context, AbstractContextManager[None]]] = {}
-        """Episodes in lockstep. Their requests run in the context in which their member is known."""
+        """Episodes in lockstep. An episode's requests run in the context of the episode's member."""
         self._waves: AbstractContextManager[Any] | None = None
 
     def run(self) -> None:

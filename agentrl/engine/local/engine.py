@@ -31,18 +31,18 @@ from agentrl.types import Generation, SamplingParams
 class LocalEngine(AsyncClosing):
     """Batches concurrent requests in one worker thread; callers may live in any number of event loops.
 
-    `model` is used by reference. A trainer may update its parameters in place while no request runs, and must then set
-    `weight_version`. A turn's keys and values are kept for the next turn of its `session_id`. There are at most
-    `max_batch` running and kept sequences; the least recently used kept sequence is dropped first.
+    `model` is used by reference. A trainer may update the parameters in place while no request runs, and must then set
+    `weight_version`. A turn's keys and values are stored for the next turn of the same `session_id`. At most
+    `max_batch` sequences are running or stored; the least recently used stored sequence is dropped first.
 
-    With `vision`, the image side of the model, requests may have images, and no token that stands for media is sampled:
-    its log-prob is that of a softmax without such tokens.
+    With `vision`, the image side of the model, requests may have images. Tokens for media are never sampled: the
+    softmax of a log-prob leaves such tokens out.
 
-    Under a grammar, `structural_tag`, a log-prob is that of a softmax over the tokens that the grammar allows. This
-    needs the package xgrammar.
+    Under a grammar, `structural_tag`, the softmax of a log-prob covers only the tokens allowed by the grammar. Grammars
+    need the package xgrammar.
 
-    Raises ConfigError for a model that it cannot batch. It compares a few tokens, and with `vision` a few images, with
-    a plain forward pass to find out.
+    Raises ConfigError for a model that cannot be batched. As a test, a few tokens, and with `vision` a few images, are
+    compared with a plain forward pass.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class LocalEngine(AsyncClosing):
         rid: str = "",
         images: Sequence[Image] = (),
     ) -> Generation:
-        """Continue `input_ids`, which has one pad token for each image. See `ImageEngine.generate` and, for the
-        parameters, `Sampling.read`.
+        """Continue `input_ids`, with one pad token for each image. See `ImageEngine.generate`, and `Sampling.read` for
+        the parameters.
 
         Without `max_new_tokens`, a response may fill the context. The tokens include the stop text. `meta` has
         `prompt_tokens`, with all pads.
@@ -128,7 +128,7 @@ class LocalEngine(AsyncClosing):
         loop: asyncio.AbstractEventLoop | None = None,
         grammar: GrammarState | None = None,
     ) -> Future[Generation]:
-        """What `generate` awaits, for a caller without an event loop. Cancelling the future ends the request."""
+        """The future behind `generate`, for a caller without an event loop. Cancelling the future ends the request."""
         ids = self._read(input_ids)
         if not isinstance(session_id, str) or not isinstance(rid, str):
             raise RequestError(f"session_id and rid must be strings, not {session_id!r:.50} and {rid!r:.50}")
@@ -154,7 +154,7 @@ class LocalEngine(AsyncClosing):
         return ids
 
     def _place(self, request: GenerateRequest, images: Sequence[Image]) -> None:
-        """Expand the images' pads. Raises RequestError for images, and for parameters, that the engine cannot take."""
+        """Expand the images' pads. Raises RequestError for images and parameters not supported by the engine."""
         if self._images is not None:
             self._images.place(request, images)
         elif images:
@@ -170,19 +170,19 @@ class LocalEngine(AsyncClosing):
             )
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all. Waiting requests return at once, running ones after the current step."""
+        """End one request, or all. Waiting requests return at once, running requests after the current step."""
         self._worker.abort(rid)
 
     async def context_length(self) -> int:
         return self._context
 
     async def close(self) -> None:
-        """Stop the worker. Requests that are waiting or running raise EngineError."""
+        """Stop the worker. Waiting and running requests raise EngineError."""
         await self._worker.close()
 
     @property
     def weight_version(self) -> str:
-        """The name of the weights. A Generation reports the version that sampled its last token."""
+        """The name of the weights. A Generation reports the version at the sampling of the last token."""
         return self._worker.version
 
     @weight_version.setter
@@ -194,8 +194,8 @@ class LocalEngine(AsyncClosing):
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
         """Copy a state dict into the model between two steps. Running requests continue with the new weights.
 
-        Tensors that already are the model's own are not copied. Raises EngineError without changing anything if a
-        tensor is missing, unknown or has another shape, or when two tensors differ that the model ties.
+        Tensors that already are the model's own are not copied. Raises EngineError, without any change, if a tensor is
+        missing, unknown or has a wrong shape, or if two values differ for tensors tied in the model.
         """
         tensors: dict[str, torch.Tensor] = self._model.state_dict()
         _check_weights(weights, tensors)
@@ -207,10 +207,10 @@ class LocalEngine(AsyncClosing):
             self._worker.version = version
 
     async def update(self, model: Any, version: str) -> None:
-        """Sample from the weights of `model` from now on, and report them as `version`.
+        """Sample from the weights of `model` from now on, and report the weights as `version`.
 
-        If `model` is the engine's own module, alone or in a peft model, it was changed in place, and nothing is copied.
-        The state dict of any other model is loaded; see `load_weights`.
+        If `model` is the engine's own module, alone or in a peft model, training changed the weights in place, and no
+        weights are copied. The state dict of any other model is loaded; see `load_weights`.
         """
         if any(module is self._model for module in model.modules()):
             self._model.eval()  # a learner may have left it in train mode
@@ -219,14 +219,14 @@ class LocalEngine(AsyncClosing):
             self.load_weights(model.state_dict(), version)
 
     async def sleep(self) -> None:
-        """Does nothing: the model is the one in training, and the sequences it kept are few."""
+        """Do nothing: engine and trainer share the model, and the stored sequences are few."""
 
     async def wake(self) -> None:
-        """Does nothing; see `sleep`."""
+        """Do nothing; see `sleep`."""
 
     @contextmanager
     def lockstep(self, episodes: int) -> Iterator[Lockstep]:
-        """Run turns in waves, so that results do not depend on timing: see Lockstep.
+        """Run turns in waves, so results do not depend on timing: see Lockstep.
 
             with engine.lockstep(len(tasks)) as lockstep:
                 async def play(task: Task) -> Trajectory:
@@ -234,15 +234,15 @@ class LocalEngine(AsyncClosing):
                         return await run_episode(...)
                 await asyncio.gather(*map(play, tasks))
 
-        All of the episodes must be able to run at the same time. Nothing else may use the engine meanwhile. The prefix
-        cache is emptied first. Raises EngineError while requests run or another lockstep is open.
+        All episodes must be able to run at the same time. No other caller may use the engine meanwhile. The prefix
+        cache is emptied first. Raises EngineError while requests run or a second lockstep is open.
         """
         with self._worker.lockstep(episodes) as lockstep:
             yield lockstep
 
 
 def token_ids(input_ids: Sequence[int]) -> list[int]:
-    """A copy of a prompt as plain integers. Raises RequestError if it is something else."""
+    """A copy of a prompt as plain integers. Raises RequestError for any other value."""
     try:
         return list(map(operator.index, input_ids))
     except TypeError as exc:
@@ -250,7 +250,7 @@ def token_ids(input_ids: Sequence[int]) -> list[int]:
 
 
 def _check_weights(weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises EngineError unless `weights` has a value for each of the model's tensors, and no others."""
+    """Raises EngineError unless `weights` has a value for each of the model's tensors, and no further values."""
     if strange := [name for name in weights if name not in tensors]:
         raise EngineError(f"weights for {strange[0]} ({len(strange)} such): the model has no such tensor")
     tied: dict[int, list[str]] = {}
@@ -263,7 +263,7 @@ def _check_weights(weights: Mapping[str, torch.Tensor], tensors: Mapping[str, to
 def _check_tied(
     names: Sequence[str], first: str, weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Check the values for one tensor of the model, which may have several names. A value under one is enough."""
+    """Check the values for one tensor of the model, possibly with several names. A value under one name is enough."""
     if not names:
         raise EngineError(f"weights for {first}: found nothing, the model has shape {tuple(tensors[first].shape)}")
     for name in names:

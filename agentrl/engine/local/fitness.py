@@ -1,4 +1,4 @@
-"""Checks whether LocalEngine can run a model. Every engine does this when it is made, so log-probs are right."""
+"""Checks whether LocalEngine can run a model. Every engine checks at construction, so log-probs are right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.engine.local.kv_cache import CacheBlock, run
 from agentrl.errors import ConfigError
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window")
-"""Names in configurations for the number of tokens that a layer of local attention looks back."""
+"""Configuration keys for the number of tokens that a layer of local attention looks back."""
 
 _REMEDY = "serve the model with SGLang and use the engine sglang"
 
@@ -21,7 +21,7 @@ _TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.float16: 0
 
 
 def context_length(config: Any, requested: int | None) -> int:
-    """The longest sequence. Raises ConfigError if the model changes its attention or rotation within that length."""
+    """The longest sequence. Raises ConfigError if the model changes attention or rotation within this length."""
     holds: int | None = getattr(config, "max_position_embeddings", None)
     length = holds if requested is None else requested
     if length is None:
@@ -40,7 +40,7 @@ def context_length(config: Any, requested: int | None) -> int:
 
 
 def check_attention(config: Any) -> None:
-    """Raises ConfigError for kernels and layers that cannot work with a Block."""
+    """Raises ConfigError for kernels and layers that cannot work with a CacheBlock."""
     implementation = getattr(config, "_attn_implementation", "sdpa")
     if implementation not in ("sdpa", "eager"):
         raise ConfigError(f"LocalEngine cannot use {implementation}: load the model with attn_implementation='sdpa'")
@@ -61,7 +61,7 @@ def _windows(config: Any) -> Iterator[tuple[int, str]]:
 
 
 def _rotations(config: Any) -> Iterator[tuple[int, str]]:
-    """The lengths up to which the rotation is fixed, and the reason for this bound in words."""
+    """The length bounds of a fixed rotation, each with the reason in words."""
     ropes = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, Mapping) and "longrope" in (rope.get("rope_type"), rope.get("type")):
@@ -81,7 +81,7 @@ def tolerance(model: Any) -> float:
 def measure(model: Any, context: int) -> int:
     """Compare a few tokens through the cache with a plain forward pass. Returns the cache's bytes for one token.
 
-    The test has two rows of different length, and decodes the last three tokens of each one by one. Raises ConfigError
+    The test has two rows of different length, and decodes the last three tokens of each row singly. Raises ConfigError
     if the results differ.
     """
     config = model.config.get_text_config()

@@ -1,4 +1,4 @@
-"""Grammars: which tokens may follow. xgrammar, which SGLang uses too, is imported with the first grammar."""
+"""Grammars decide on the allowed next tokens. xgrammar, also used by SGLang, is imported with the first grammar."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from agentrl.errors import EngineError, RequestError
 from agentrl.render.read.lexer import is_tag
 
 _CACHE_BYTES = 256 << 20
-"""Compiled grammars that are kept."""
+"""Memory for compiled grammars."""
 _NO_TEXT = b"\xff"
-"""No character in UTF-8 begins with this byte. A mark with it before its text is never part of a string in JSON."""
+"""No character in UTF-8 begins with this byte. A mark with this byte before the text is never part of a string
+in JSON.
+"""
 
 
 class GrammarState:
-    """How far one answer has come in its grammar."""
+    """The position of one answer in the grammar."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -33,18 +35,18 @@ class GrammarState:
         return bool(self._matcher.is_terminated())
 
     def write(self, words: torch.Tensor, row: int) -> bool:
-        """Write which tokens may follow as bits into a row of `words`. False if that is all of them."""
+        """Write the allowed tokens as bits into a row of `words`. False if all tokens are allowed."""
         return bool(self._matcher.fill_next_token_bitmask(words, row))
 
     def take(self, token: int) -> None:
-        """Go on by one token. Raises EngineError if it may not follow."""
+        """Go on by one token. Raises EngineError for a token outside the grammar."""
         if not self._matcher.accept_token(token):
             raise EngineError(f"token {token} was sampled, which the grammar of its request excludes")
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiling:
-    """What xgrammar has for one tokenizer."""
+    """The xgrammar objects of one tokenizer."""
 
     compiler: Any
     matcher: Any
@@ -53,10 +55,10 @@ class _Compiling:
 
 
 class Grammars:
-    """Compiles structural tags of xgrammar for one model, and keeps what is compiled. Threads may share it.
+    """Compiles structural tags of xgrammar for one model, and caches the results. Threads may share the cache.
 
-    A mark such as `<tool_call>` follows only where a grammar names its token, or in free text (`any_text`). In another
-    text, a reader of the answer would take it for a mark.
+    A mark such as `<tool_call>` follows only where a grammar names the mark's token, or in free text (`any_text`). In
+    other places, a reader of the answer would take plain text for a mark.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, eos: frozenset[int]) -> None:
@@ -66,16 +68,16 @@ class Grammars:
         self._compiling: _Compiling | None = None
         self._keeping = threading.Lock()
         self._cache: OrderedDict[str, Any] = OrderedDict()
-        """What is compiled, by its tag; the tag used last is the last."""
+        """Compiled grammars by tag. The most recently used tag is last."""
 
     def begin(self, sampling: Sampling) -> GrammarState:
         """The state of an answer without tokens.
 
-        Where the grammar allows an end, eos and stop tokens may follow. A stop token that is text, or that the grammar
-        names, may only follow as part of the form, and cuts it off.
+        Where the grammar allows an end, eos and stop tokens may follow. A stop token made of text, or named by the
+        grammar, may only follow as part of the form, and cuts off the form.
 
-        Compiles the request's tag, if it is new. Raises RequestError for a tag that xgrammar does not take, and if it
-        is not installed.
+        Compiles the request's tag, if new. Raises RequestError for a tag not accepted by xgrammar, and without xgrammar
+        installed.
         """
         tools = self._tools()
         tag = sampling.structural_tag or ""
@@ -138,7 +140,7 @@ class Grammars:
 
 
 def allowed(states: Sequence[GrammarState | None], logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
-    """The rows whose grammar excludes tokens now, and which tokens it allows there, [these rows, vocabulary]."""
+    """The rows with tokens excluded by a grammar now, and the tokens allowed there, [rows, vocabulary]."""
     grammar_rows = [row for row, state in enumerate(states) if state is not None]
     words = torch.full((len(grammar_rows), -(-logits.shape[-1] // 32)), -1, dtype=torch.int32)
     binding = [
@@ -151,7 +153,7 @@ def allowed(states: Sequence[GrammarState | None], logits: torch.Tensor) -> tupl
 
 
 def _named(form: Any) -> Iterator[int]:
-    """The tokens that a form names as its parts."""
+    """The tokens named as parts of a form."""
     if isinstance(form, dict):
         if form.get("type") == "token" and isinstance(form.get("token"), int):
             yield form["token"]
@@ -161,5 +163,5 @@ def _named(form: Any) -> Iterator[int]:
 
 
 def _words(exc: Exception) -> str:
-    """An error of xgrammar without the place in its source."""
+    """An xgrammar error without the place in xgrammar's source."""
     return str(exc).strip().partition("is false: ")[2] or str(exc).strip().rpartition("] ")[2].partition(": ")[2]

@@ -1,4 +1,4 @@
-"""Images of a LocalEngine's rows: what the model reads beside the tokens, and the proof that it does."""
+"""Images of a LocalEngine's rows: the model's inputs beside the tokens, and a proof that the model reads images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentrl.types import RenderedImage
 
 _REMEDY = "serve the model with SGLang and use the engine sglang"
 _TAIL = 3
-"""Tokens of each row of the proof that are decoded one by one."""
+"""Tokens of each test row to decode singly."""
 
 
 class ImageInputs:
@@ -44,11 +44,11 @@ class ImageInputs:
     def of(
         self, rows: Sequence[GenerateRequest], starts: Sequence[int], ids: Sequence[Sequence[int]]
     ) -> dict[str, Tensor]:
-        """Arguments for the tokens `ids` of each row, from its start on. Empty if no row has an image.
+        """Arguments for the tokens `ids` of each row, from the row's start on. Empty without images in any row.
 
         `position_ids` [3, rows, width]. With new images, `pixel_values` and `image_grid_thw` of all rows' images in
-        order, as `Vision.tensors` makes them. A piece holds an image whole or not at all; see `pieces`. Raises
-        RequestError for an image that cannot be read.
+        order, in the form of `Vision.tensors`. A piece holds an image whole or not at all; see `pieces`. Raises
+        RequestError for an unreadable image.
         """
         if not any(row.media for row in rows):
             return {}
@@ -72,7 +72,7 @@ class ImageInputs:
 
 
 def _positions(row: GenerateRequest, start: int, width: int) -> Tensor:
-    """Positions [3, width] of a row's tokens. After the prompt they go on by one, from the last one of the prompt."""
+    """Positions [3, width] of a row's tokens. Positions after the prompt count up from the prompt's last position."""
     prompt_positions = row.positions
     if prompt_positions is None:
         return torch.arange(start, start + width).expand(3, -1)
@@ -85,8 +85,9 @@ def _positions(row: GenerateRequest, start: int, width: int) -> Tensor:
 
 
 def pieces(rows: Sequence[GenerateRequest], width: int, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `most` tokens that cover `width` tokens after `computed` of each row. No range ends inside an
-    image: it is longer then. Several rows need `width` to be at most `most`."""
+    """Ranges of at most `most` tokens that cover `width` tokens after `computed` of each row. A range inside an image
+    is extended to the image's end. With several rows, `width` must be at most `most`.
+    """
     start = 0
     while start < width:
         stop = min(start + most, width)
@@ -99,7 +100,9 @@ def pieces(rows: Sequence[GenerateRequest], width: int, most: int) -> Iterator[t
 
 
 def common_images(tokens: int, media: Sequence[RenderedImage], others: Sequence[RenderedImage]) -> int:
-    """How many of the first `tokens` tokens, which are equal in two prompts, have equal images, and no part of one."""
+    """The number of leading tokens with equal images, among `tokens` leading tokens equal in two prompts. Never ends
+    inside an image.
+    """
     for image, other in zip(media, others, strict=False):
         if image != other:
             tokens = min(tokens, image.start, other.start)
@@ -111,8 +114,8 @@ def common_images(tokens: int, media: Sequence[RenderedImage], others: Sequence[
 def prove_images(model: Any, vision: Vision, context: int, tolerance: float) -> None:
     """Compare rows with two, one and no images, in two pieces and then token by token, with plain forward passes.
 
-    The plain passes get no positions, so the model computes its own. Raises ConfigError if the results differ by more
-    than `tolerance` standard deviations, and if the pixels do not matter.
+    The plain passes get no positions, so the model computes its own positions. Raises ConfigError if the results differ
+    by more than `tolerance` standard deviations, and if the pixels do not matter.
     """
     name = type(model).__name__
     if not reads_images(model) or model.config.image_token_id != vision.pad:

@@ -1,4 +1,4 @@
-"""Memory for keys and values that any Hugging Face causal LM can write to."""
+"""Memory for keys and values, writable by any Hugging Face causal LM."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from transformers import Cache
 from agentrl.models.attention import without_cudnn
 
 Remembered: TypeAlias = list[torch.Tensor]
-"""The keys and values of one sequence. Each layer has a [heads, tokens, head size]. All keys come before all values."""
+"""The keys and values of one sequence: a tensor [heads, tokens, head size] for each layer. All keys come before all
+values.
+"""
 
 SMALL_BYTES = 256 << 20
-"""Blocks up to this size have ample room and are kept for later. Larger blocks stay near the size that is needed."""
+"""Blocks up to this size have ample room and are reused later. Larger blocks stay near the needed size."""
 
 
 class CacheBlock(Cache):  # type: ignore[misc]
-    """Memory for sequences of similar length. A sequence is a row, and a token's column is its position.
+    """Memory for sequences of similar length. A sequence is a row, and a token's column is the token's position.
 
     transformers' DynamicCache copies all keys and values at each step to append one column, and pads shorter rows on
     the left. Here a step writes in place and needs no padding on the left. The keys and the values of each layer have
-    the shape [rows, heads, columns, head size]. Unwritten memory is zero. It is masked, but zero times NaN would still
-    be NaN.
+    the shape [rows, heads, columns, head size]. Unwritten memory is zero: a mask hides unwritten memory, but zero times
+    NaN would still be NaN.
     """
 
     def __init__(self, token_bytes: int = 0) -> None:
@@ -46,7 +48,7 @@ class CacheBlock(Cache):  # type: ignore[misc]
         return *self._keys, *self._values
 
     def fit(self, rows: int, columns: int, most_rows: int) -> None:
-        """Make room for `rows` sequences of `columns` tokens. Frees memory if less than half of it is needed."""
+        """Make room for `rows` sequences of `columns` tokens. Frees memory if less than half is needed."""
         size = self._roomy(rows, columns, most_rows)
         if self.bytes > SMALL_BYTES and self.rows * self.columns > 2 * size[0] * size[1]:
             self._resize(*size)
@@ -56,7 +58,7 @@ class CacheBlock(Cache):  # type: ignore[misc]
             self._resize(*(grown if grown[0] * grown[1] * self._token_bytes <= SMALL_BYTES else size))
 
     def _roomy(self, rows: int, columns: int, most_rows: int) -> tuple[int, int]:
-        """A size with room to grow: powers of two if that is small, else a quarter more."""
+        """A size with room to grow: powers of two for a small block, else a quarter more."""
         roomy = min(_power_of_two(rows), most_rows), max(64, _power_of_two(columns))
         if roomy[0] * roomy[1] * self._token_bytes <= SMALL_BYTES:
             return roomy
@@ -73,9 +75,9 @@ class CacheBlock(Cache):  # type: ignore[misc]
         self.rows, self.columns = rows, columns
 
     def select(self, first: int, stop: int, columns: torch.Tensor, end: int) -> CacheBlock:
-        """Set where the next forward pass writes and reads.
+        """Set the place of the next forward pass.
 
-        It writes to `columns` [rows, tokens] of rows first..stop, and reads up to column `end`.
+        The pass writes to `columns` [rows, tokens] of rows first..stop, and reads up to column `end`.
         """
         self._first, self._stop, self._end = first, stop, end
         self._rows, self._columns = torch.arange(first, stop, device=columns.device)[:, None], columns
@@ -84,7 +86,9 @@ class CacheBlock(Cache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each attention layer calls this with [rows, heads, tokens, head size]. Returns all that it may attend to."""
+        """Called by each attention layer with [rows, heads, tokens, head size]. Returns all keys and values to attend
+        to.
+        """
         if layer_idx == len(self._keys):
             shape = (self.rows, key_states.shape[1], self.columns)
             self._keys.append(key_states.new_zeros(*shape, key_states.shape[3]))
@@ -137,7 +141,7 @@ def run(
     """A forward pass of rows `first`... over `ids`. Row r begins at position starts[r]. Returns each row's last logits.
 
     All rows of `ids` have one width. Padding on the right writes after the row's last token, at most in column `end`.
-    Later tokens overwrite it before it is read. `images` are the arguments of `ImageInputs.of`.
+    Later tokens overwrite the padding before any read. `images` are the arguments of `ImageInputs.of`.
     """
     device, dtype, width = model.device, model.dtype, len(ids[0])
     columns = (torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)).clamp(max=end)

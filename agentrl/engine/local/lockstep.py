@@ -1,4 +1,4 @@
-"""Waves: batches whose composition does not depend on timing."""
+"""Waves: batches with a composition independent of timing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from agentrl.types import Generation
 log = logging.getLogger(__name__)
 
 QUIET_S = 5.0
-"""How long a wave waits for episodes without a request so far, counted from the last one that joined or ended."""
+"""Seconds that a wave waits for episodes without a request so far, counted from the last join or end."""
 STUCK_S = 60.0
-"""How long a wave waits for episodes that have made requests before."""
+"""Seconds that a wave waits for episodes with earlier requests."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,9 +24,9 @@ class Member:
     """One episode in lockstep."""
 
     joined: bool = False
-    """It has used the engine, so waves wait for it."""
+    """Whether the episode has used the engine. Waves wait only for such episodes."""
     request: Future[Generation] | None = None
-    """The answer to its last request."""
+    """The answer to the last request."""
 
     @property
     def asking(self) -> bool:
@@ -37,19 +37,18 @@ _member: ContextVar[Member | None] = ContextVar("agentrl_lockstep_member", defau
 
 
 class Lockstep:
-    """A fixed number of episodes that take their turns together. `LocalEngine.lockstep` makes it.
+    """A fixed number of episodes taking turns together. Made by `LocalEngine.lockstep`.
 
-    The last bits of a row's floating-point results depend on the other rows of its batch, and those depend on which
-    request came first. In lockstep a batch starts only when every episode that has not left waits for its turn. Its
-    rows are sorted by their content. So equal weights, prompts and seeds give equal tokens and bit-identical log-probs,
-    whatever the timing.
+    The last bits of a row's floating-point results depend on the other rows of the batch, and so on the order of
+    arrival. In lockstep a batch starts only when every remaining episode waits for a turn. The rows are sorted by
+    content. So equal weights, prompts and seeds give equal tokens and bit-identical log-probs, whatever the timing.
 
     Episodes may wait for each other, for example in a pool with fewer boxes than episodes. An episode without a box
-    cannot use the engine, and an episode with a box keeps it while it waits. So an episode counts only from its first
-    request on. The first wave starts when no new episode has come for `QUIET_S`. Later, each episode that leaves lets
-    another one in, and the wave waits `QUIET_S` for it. An episode that does not come back within `STUCK_S` counts
-    again from its next request on. This is also bit-reproducible, if resets take less than `QUIET_S`, steps take less
-    than `STUCK_S`, and boxes are given out in the order in which episodes came.
+    cannot use the engine, and a waiting episode holds on to the box. So an episode counts only from the first request
+    on. The first wave starts when no new episode has come for `QUIET_S`. Later, each leaving episode lets a new episode
+    in, and the wave waits `QUIET_S` for the newcomer. An episode that does not come back within `STUCK_S` counts again
+    from the next request on. Lockstep stays bit-reproducible if resets take less than `QUIET_S`, steps take less than
+    `STUCK_S`, and boxes are given out in the order of the episodes' arrival.
     """
 
     def __init__(self, episodes: int, changed: Callable[[Callable[[], None]], None]) -> None:
@@ -61,14 +60,14 @@ class Lockstep:
 
     @property
     def alive(self) -> int:
-        """The number of episodes that have not left. It includes those that have not begun."""
+        """The number of episodes that have not left, including episodes not begun."""
         return self._episodes - self._ended
 
     @contextmanager
     def episode(self) -> Iterator[None]:
-        """Hold this open while one episode uses the engine. After it no wave waits for the episode.
+        """Stay in this context while one episode uses the engine. Afterwards no wave waits for the episode.
 
-        Raises ValueError when more episodes enter than were promised.
+        Raises ValueError if more episodes enter than promised.
         """
         if self._entered == self._episodes:
             raise ValueError(f"lockstep expected {self._episodes} episodes, and one more has begun")
@@ -82,7 +81,7 @@ class Lockstep:
             self._changed(lambda: self._leave(member, for_good=True))
 
     def begin_again(self) -> None:
-        """Announce that the current task's episode starts over: it counts from its next request on."""
+        """Announce that the current task's episode starts over. The episode counts from the next request on."""
         if (member := _member.get()) is not None:
             self._changed(lambda: self._leave(member, for_good=False))
 
@@ -107,7 +106,7 @@ class Lockstep:
         return QUIET_S if waiting >= len(self._joined) else STUCK_S
 
     def go_on(self, waiting: int) -> None:
-        """Start without the missing episodes. They count again from their next request on."""
+        """Start without the missing episodes. Missing episodes count again from their next request on."""
         missing = [member for member in self._joined if not member.asking]
         if missing:
             log.warning(

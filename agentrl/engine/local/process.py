@@ -1,4 +1,4 @@
-"""LocalEngine in a separate process, with separate weights: it plays while the trainer's weights change."""
+"""LocalEngine in a separate process, with separate weights: the engine plays while the trainer's weights change."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from agentrl.types import Generation, SamplingParams
 
 _PROGRAM = "from agentrl.engine.local.child import main; main()"
 _END_S = 5.0
-"""Seconds for the process to end by itself. Then it is killed."""
+"""Seconds for the process to end unaided, before a kill."""
 _ERRORS: Mapping[str, type[EngineError | ConfigError]] = {"RequestError": RequestError, "ConfigError": ConfigError}
-"""Errors of the process that keep their class."""
+"""Errors of the process raised under the same class here."""
 
 _member: ContextVar[int | None] = ContextVar("agentrl_process_member", default=None)
 
@@ -45,10 +45,10 @@ _member: ContextVar[int | None] = ContextVar("agentrl_process_member", default=N
 class ProcessEngine(AsyncClosing):
     """A LocalEngine in a separate process: the same tokens, seeds and lockstep, with a copy of the weights.
 
-    The process starts on first use, which takes seconds. It ends with this one, even if this one is killed. Ctrl-C does
-    not reach it. What it prints is in `engine.log` in the run folder. `update` copies the trained weights through
-    shared memory. Raises EngineLostError if the process has ended, and on first use ConfigError for a model that
-    LocalEngine cannot batch.
+    The process starts on first use, in some seconds, and ends with this process, even after a kill. Ctrl-C does not
+    reach the engine process. Printed output is in `engine.log` in the run folder. `update` copies the trained weights
+    through shared memory. Raises EngineLostError if the process has ended, and on first use ConfigError for a model
+    that LocalEngine cannot batch.
     """
 
     own_weights = True
@@ -117,10 +117,10 @@ class ProcessEngine(AsyncClosing):
         self.weight_version = version
 
     async def sleep(self) -> None:
-        """Does nothing: the engine plays while the trainer learns."""
+        """Do nothing: the engine plays while the trainer learns."""
 
     async def wake(self) -> None:
-        """Start the process, if it has not started."""
+        """Start the process, if not started yet."""
         await self._started()
 
     @contextmanager
@@ -142,7 +142,7 @@ class ProcessEngine(AsyncClosing):
         return self._process
 
     async def _start(self) -> tuple[EngineProcess, int]:
-        """Give the process a folder with the model, and wait until it has loaded it."""
+        """Give the process a folder with the model, and wait until the model is loaded."""
         training, folder = self._training, self._training.folder / ".engine"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -170,7 +170,7 @@ class ProcessEngine(AsyncClosing):
         return process, context
 
     async def close(self) -> None:
-        """End the process. Requests that are waiting or running raise EngineLostError. Safe to call twice."""
+        """End the process. Waiting and running requests raise EngineLostError. Safe to call twice."""
         if self._process is not None:
             await self._process.stop()
 
@@ -183,7 +183,7 @@ class ProcessLockstep:
 
     @contextmanager
     def episode(self) -> Iterator[None]:
-        """Hold this open while one episode uses the engine. After it no wave waits for the episode."""
+        """Stay in this context while one episode uses the engine. Afterwards no wave waits for the episode."""
         member = next(self._members)
         self._process.tell("enter", member)
         token = _member.set(member)
@@ -194,13 +194,13 @@ class ProcessLockstep:
             self._process.tell("leave", member)
 
     def begin_again(self) -> None:
-        """Announce that the current task's episode starts over: it counts from its next request on."""
+        """Announce that the current task's episode starts over. The episode counts from the next request on."""
         if (member := _member.get()) is not None:
             self._process.tell("again", member)
 
 
 class EngineProcess:
-    """The process, and the requests that it has not answered. Threads and event loops may share it."""
+    """The process, and the unanswered requests. Threads and event loops may share the object."""
 
     def __init__(self, weights: SharedWeights, log: Path) -> None:
         self.weights, self._log = weights, log
@@ -228,34 +228,34 @@ class EngineProcess:
         return self._process.pid
 
     def begin(self, order: Order) -> Future[Any]:
-        """Have the engine made. The answer is the length of its context."""
+        """Order the engine. The answer is the length of the context."""
         future = self._expect(0)
         self._send(order)
         return future
 
     def ask(self, name: str, *arguments: object) -> tuple[int, Future[Any]]:
-        """Send a message that is answered. Returns its number and its answer. Raises EngineLostError."""
+        """Send a message that gets an answer. Returns the number and the future answer. Raises EngineLostError."""
         number = next(self._numbers)
         future = self._expect(number)
         self._send((name, number, *arguments))
         return number, future
 
     async def answer(self, name: str, *arguments: object) -> Any:
-        """Send a message, and wait for its answer."""
+        """Send a message, and wait for the answer."""
         return await asyncio.wrap_future(self.ask(name, *arguments)[1])
 
     def tell(self, name: str, *arguments: object) -> None:
-        """Send a message without an answer. Nothing happens if the process has ended: requests report that."""
+        """Send a message without an answer. An ended process causes no error here: requests report the end."""
         with suppress(EngineLostError):
             self._send((name, *arguments))
 
     def cancel(self, number: int) -> None:
-        """Drop a request that nobody waits for any more."""
+        """Drop a request without a waiting caller."""
         self._answers.pop(number, None)
         self.tell("cancel", number)
 
     async def stop(self) -> None:
-        """End the process, and wait for that, even if the caller is cancelled. Safe to call twice."""
+        """End the process, and wait for the end, even if the caller is cancelled. Safe to call twice."""
         await asyncio.shield(asyncio.to_thread(self._stop))
 
     def _stop(self) -> None:
@@ -283,7 +283,7 @@ class EngineProcess:
                 raise self._lost() from exc
 
     def _read(self) -> None:
-        """The thread that settles the answers, until the process ends."""
+        """The thread that resolves the answers, until the process ends."""
         with suppress(EOFError, OSError):
             while True:
                 number, error, result = pickle.loads(self._connection.recv_bytes())
@@ -314,11 +314,11 @@ class EngineProcess:
 
 
 def _trained(model: Any) -> Mapping[str, torch.Tensor]:
-    """The parameters that training changes: all, or with LoRA those of the adapter. Tied ones are there once."""
+    """The trained parameters: all, or with LoRA the adapter's parameters. Tied parameters appear once."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _python_path() -> str:
-    """Where the process finds this agentrl, and what else this process finds."""
+    """The import path for the process: this agentrl, and all other packages of this process."""
     package_folder = str(Path(agentrl.__file__).parent.parent)
     return os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH", ""))))

@@ -1,4 +1,4 @@
-"""One call of `generate`, and how it can end."""
+"""One call of `generate`, and the possible ends."""
 
 from __future__ import annotations
 
@@ -28,32 +28,34 @@ class GenerateRequest:
     session_id: str = ""
     rid: str = ""
     loop: asyncio.AbstractEventLoop | None = None
-    """The event loop in which the caller waits."""
+    """The event loop of the waiting caller."""
     future: Future[Generation] = field(default_factory=Future)
     media: Sequence[RenderedImage] = ()
     """The images among `input_ids`."""
     positions: Tensor | None = None
-    """[3, tokens of the prompt], for rotary embeddings. None: a token's column is its position."""
+    """[3, tokens of the prompt], for rotary embeddings. None: a token's column is the token's position."""
     grammar: GrammarState | None = None
-    """The grammar of the answer, which the worker thread moves on."""
+    """The grammar state of the answer, advanced by the worker thread."""
     aborted: bool = False
     """Set by `abort`, from any thread."""
     tokens: list[int] = field(default_factory=list)
     """Prompt and response."""
     log_probs: list[float] = field(default_factory=list)
     constrained: list[bool] = field(default_factory=list)
-    """With a grammar: for each token of the response, whether it changed the token's log-prob."""
+    """With a grammar, for each token of the response: whether the grammar changed the token's log-prob."""
     cached_tokens: int = 0
     computed: int = 0
     """How many of `tokens` have their keys and values in memory."""
 
     @property
     def abandoned(self) -> bool:
-        """Whether the answer is no longer wanted: the caller was cancelled, or its event loop is closed."""
+        """Whether nobody waits for the answer: the caller was cancelled, or the caller's event loop is closed."""
         return self.future.cancelled() or (self.loop is not None and self.loop.is_closed())
 
     def content(self) -> tuple[Any, ...]:
-        """A sort key that does not depend on arrival times. Random ids decide only if all else is equal."""
+        """A sort key independent of arrival times. Random ids decide only between requests equal in all other
+        respects.
+        """
         images = [image.image.uri for image in self.media]
         tag = self.sampling.structural_tag or ""
         return self.input_ids, images, self.sampling.seed, tag, self.session_id, self.rid

@@ -1,4 +1,4 @@
-"""Reads sampling parameters with SGLang's names, strictly, and draws tokens with them."""
+"""Reads sampling parameters with SGLang's names, strictly, and draws tokens by the parameters."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _MAX_TEMPERATURE = 1e6
 """Far below this temperature all tokens are practically equally likely. JSON has no infinity."""
 
 _BLOCK = 256
-"""Tokens whose probabilities are summed first."""
+"""Tokens of one block, with probabilities summed first."""
 _BELOW_ONE = 1 - 2**-52
 
 _NEVER = -1e4
-"""A logit bias that no logit outweighs."""
+"""A logit bias stronger than any logit."""
 
 _HARMLESS = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval", "custom_params"}
 )
-"""These change how SGLang shows text, not what it samples."""
+"""Parameters that change SGLang's display of text, not the sampling."""
 
 _NEUTRAL: Mapping[str, Any] = {
     "n": 1,
@@ -39,7 +39,7 @@ _NEUTRAL: Mapping[str, Any] = {
     "presence_penalty": 0,
     "repetition_penalty": 1,
 }
-"""These change the distribution, unless they have this value."""
+"""Parameters that change the distribution, unless they have this value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Sampling:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     forbidden: frozenset[int] = frozenset()
-    """Tokens that logit_bias forbids."""
+    """Tokens forbidden by logit_bias."""
     structural_tag: str | None = None
-    """A grammar of xgrammar, as JSON, that the response obeys."""
+    """A grammar of xgrammar, as JSON, for the response."""
 
     @property
     def greedy(self) -> bool:
@@ -71,10 +71,10 @@ class Sampling:
 
     @classmethod
     def read(cls, params: Mapping[str, Any]) -> Sampling:
-        """Check `params`. A None counts as absent. Without `sampling_seed` a random one is drawn.
+        """Check `params`. A None counts as absent. Without `sampling_seed` a random seed is drawn.
 
         Raises RequestError with the name of the parameter. An unknown parameter could change the distribution, and then
-        the trainer would assume another distribution without any sign of it.
+        the trainer would silently assume a wrong distribution.
         """
         if not isinstance(params, Mapping):
             raise RequestError(f"sampling parameters must be a mapping of names to values, not {params!r:.200}")
@@ -104,7 +104,7 @@ class Sampling:
 
 
 class _Reader:
-    """Takes parameters out of a mapping, each with its check."""
+    """Takes parameters out of a mapping, each with a check."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -149,7 +149,7 @@ class _Reader:
         return frozenset(value)
 
     def forbidden(self, name: str) -> frozenset[int]:
-        """The tokens of a logit_bias, which may forbid tokens and do nothing else."""
+        """The tokens of a logit_bias. A logit_bias may only forbid tokens."""
         value = self._values.pop(name, {})
         try:
             biases = {int(token): float(bias) for token, bias in value.items()}
@@ -176,7 +176,7 @@ def _refused(name: str, expected: str, value: object) -> RequestError:
 
 
 def uniform(seed: int, position: int) -> float:
-    """The random number in [0, 1 - 2**-48] for the token at `position` of its sequence: a hash of seed and position.
+    """The random number in [0, 1 - 2**-48] for the token at `position` of a sequence: a hash of seed and position.
 
     SplitMix64's finaliser (Steele, Lea and Flood, 2014), applied to the seed and again with the position.
     """
@@ -197,8 +197,9 @@ def draw(
     """Draw one token for each row of `logits` [rows, vocabulary]. Returns the tokens and their natural log-probs.
 
     The log-prob is defined as in SGLang (srt/layers/sampler.py): under softmax(logits / temperature), before top-k and
-    top-p exclude tokens. At temperature 0 it is under softmax(logits). A row's token depends only on its own logits,
-    parameters and `uniform(seed, position)`: inverse transform sampling over the tokens in order of their ids.
+    top-p exclude tokens. At temperature 0 the log-prob is under softmax(logits). A row's token depends only on the
+    row's logits, parameters and `uniform(seed, position)`: inverse transform sampling over the tokens in order of their
+    ids.
     """
     import torch
 
@@ -229,8 +230,8 @@ def exclude(
 ) -> list[float]:
     """Set the logits of tokens that are not `allowed` [rows, vocabulary] to -inf in these rows of `logits`, in place.
 
-    Returns for each of the rows by how much that raises the log-probs of the other tokens. It is infinite if none is
-    left. `samplings` are those of all rows.
+    Returns for each of the rows the rise of the remaining tokens' log-probs; infinite without remaining tokens.
+    `samplings` covers all rows.
     """
     row_logits, chosen = logits[rows], [samplings[row] for row in rows]
     logits[rows] = masked = row_logits.masked_fill(~allowed, -math.inf)
@@ -241,7 +242,7 @@ def exclude(
 def _search(log_probs: torch.Tensor, samplings: Sequence[Sampling], points: torch.Tensor) -> torch.Tensor:
     """The token of each row, [rows, 1], at which the cumulative probability exceeds `points` (of the row's total).
 
-    The block of tokens is searched first, by the blocks' sums, then the token in it. Cumulative sums in float64 over a
+    First the block of tokens is searched, by the blocks' sums, then the token inside. Cumulative sums in float64 over a
     whole vocabulary would take most of the time of drawing (benchmarks/bench_local_engine.py).
     """
     import torch
@@ -264,7 +265,7 @@ def _search(log_probs: torch.Tensor, samplings: Sequence[Sampling], points: torc
 
 
 def _truncate(probs: torch.Tensor, samplings: Sequence[Sampling]) -> None:
-    """Zero the tokens that top-k or top-p excludes. Both use the whole distribution, as in SGLang's torch sampler."""
+    """Zero the tokens excluded by top-k or top-p. Both use the whole distribution, as in SGLang's torch sampler."""
     import torch
 
     rows = [row for row, sampling in enumerate(samplings) if sampling.truncated]

@@ -1,4 +1,4 @@
-"""Weights in memory that two processes share: one writes them, the other copies them into its model."""
+"""Weights in memory shared by two processes: the first process writes, the second copies the weights into a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 _ALIGNMENT = 64
-"""Bytes. Each tensor begins at a multiple of it."""
+"""Bytes. Each tensor begins at a multiple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +21,15 @@ class Slot:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """As torch names it, such as bfloat16."""
+    """The name in torch, such as bfloat16."""
     offset: int
     """In bytes."""
 
 
 class SharedWeights:
-    """Tensors in a file without a name, in memory where the system has such files. It ends with its last process.
+    """Tensors in a file without a name, in memory where the system has such files. The file ends with the last process.
 
-    `descriptor` is the open file, which a child process may inherit. One process writes while no other reads: the
-    callers see to it.
+    `descriptor` is the open file, inheritable by a child process. Callers ensure that no process reads during a write.
     """
 
     def __init__(self, descriptor: int, slots: Sequence[Slot]) -> None:
@@ -57,7 +56,7 @@ class SharedWeights:
                 view.copy_(tensors[name])
 
     def close(self) -> None:
-        """Close the file. The memory goes when no tensor of this process views it any more."""
+        """Close the file. The memory is freed with the last view of a tensor in this process."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,4 +1,4 @@
-"""The worker thread of a LocalEngine: it admits requests, steps the batch, and answers."""
+"""The worker thread of a LocalEngine: admits requests, steps the batch, and answers."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _end_threads() -> None:
 
 
 class BatchWorker:
-    """Owns the batch and its thread, but holds no reference to its engine.
+    """Owns the batch and the thread, but holds no reference to the engine.
 
-    So an unused engine can be garbage-collected while its thread is alive. Its collection ends the thread.
+    So an unused engine can be garbage-collected while the thread is alive. The collection ends the thread.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -54,7 +54,7 @@ class BatchWorker:
         """How many callers wait for the thread to pause between two steps."""
 
     def submit(self, request: GenerateRequest) -> None:
-        """Queue a request. Starts the thread if it does not run, or has died."""
+        """Queue a request. Starts the thread if the thread is missing or dead."""
         self._check_process()
         with self._wake:
             if self._closed:
@@ -76,27 +76,29 @@ class BatchWorker:
             self._wake.notify()
 
     def stop(self) -> None:
-        """Ask the thread to end; does not wait for it."""
+        """Ask the thread to end; does not wait for the end."""
         if os.getpid() == self._pid:  # a forked process has no thread, and its locks may be held forever
             with self._wake:
                 self._closed = True
                 self._wake.notify()
 
     def end(self, seconds: float) -> None:
-        """Ask the thread to end, and wait at most `seconds` for it."""
+        """Ask the thread to end, and wait at most `seconds` for the end."""
         self.stop()
         if os.getpid() == self._pid and self._thread is not None:
             self._thread.join(seconds)
 
     async def close(self) -> None:
-        """End the thread, and wait until it has ended. Requests that are waiting or running raise EngineError."""
+        """End the thread, and wait for the end. Waiting and running requests raise EngineError."""
         self.stop()
         if os.getpid() == self._pid and (thread := self._thread) is not None:
             await asyncio.to_thread(thread.join)
 
     @contextmanager
     def between_steps(self) -> Iterator[Batch]:
-        """Keep the thread from its next step. Its lock is not enough, because the thread takes it again too fast."""
+        """Hold the thread back from the next step. A lock is not enough, because the thread takes the lock again too
+        fast.
+        """
         self._check_process()
         with self._wake:
             self._pausing += 1
@@ -110,7 +112,7 @@ class BatchWorker:
 
     @contextmanager
     def lockstep(self, episodes: int) -> Iterator[Lockstep]:
-        """Start requests in waves. Raises EngineError while requests run or another lockstep is open."""
+        """Start requests in waves. Raises EngineError while requests run or a second lockstep is open."""
         self._check_process()
         with self._wake:
             if self._lockstep is not None or self._waiting or self._running:
@@ -165,7 +167,7 @@ class BatchWorker:
                 _settle(request, EngineError(error))
 
     def _collect(self) -> bool:
-        """Wait for requests and move those that may begin to the backlog. False if the worker is closed."""
+        """Wait for requests and move requests allowed to begin to the backlog. False if the worker is closed."""
         with self._wake:
             while not self._closed:
                 if self._pausing:
@@ -188,14 +190,14 @@ class BatchWorker:
             return False
 
     def _drop_waiting(self) -> None:
-        """Answer aborted requests that have not begun, and drop those whose callers have left."""
+        """Answer aborted requests not begun yet, and drop requests without a caller."""
         for request in self._waiting:
             if request.aborted:
                 self._answer(Finished(request, "abort"))
         self._waiting = [request for request in self._waiting if not request.aborted and not request.abandoned]
 
     def _turn(self) -> None:
-        """Remove ended requests, admit new ones, then decode one token for each row."""
+        """Remove ended requests, admit new requests, then decode one token for each row."""
         for request in self._batch.requests:
             if request.aborted or request.abandoned:
                 self._batch.remove(request)

@@ -1,5 +1,6 @@
-"""Reads and checks a server's answers. Only this module knows their common fields. Fields that slime's patches add to
-`meta_info` stay in `Generation.meta`."""
+"""Reads and checks a server's answers. Only this module knows their common fields. Fields added to `meta_info` by
+slime's patches stay in `Generation.meta`.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from agentrl.errors import EngineError
 from agentrl.types import FinishReason, Generation
 
 _TOKEN_IDS = 2**31
-"""The bound of token ids: tokenizers and tensors hold them in 32 bits."""
+"""The bound of token ids: tokenizers and tensors use 32 bits."""
 _MAX_LOG_PROB = 1e-4
 """Rounding may lift a log-prob this far above 0. A Trajectory allows the same."""
 _MIN_LOG_PROB = -1e38
 """A smaller number is infinite as a float32."""
 _READ_FIELDS = frozenset({"output_token_logprobs", "input_token_logprobs"})
-"""Not copied to `Generation.meta`, because `tokens` and `log_probs` hold them and each token would cost 200 bytes."""
+"""Not copied to `Generation.meta`, because `tokens` and `log_probs` have the same data and each token would cost 200
+bytes.
+"""
 
 
 class _FieldError(ValueError):
@@ -132,7 +135,7 @@ def _version(value: Any) -> str | None:
 
 
 def _earlier_versions(spans: Any, tokens: int) -> tuple[tuple[str, int], ...]:
-    """All versions but the last of `weight_versions`, which lists the weights that sampled each token."""
+    """All versions but the last of `weight_versions`, a list of the weights behind each token."""
     if spans is None:
         return ()
     try:

@@ -18,7 +18,7 @@ _GREEDY_BELOW = 1e-6  # SGLang's
 _NEVER = -1e4  # a logit bias that no logit outweighs
 _MAX_TEMPERATURE = 1e6
 _STOPS, _STOP_CHARACTERS = 256, 65_536
-"""Limits, because every step of a request searches all its stop strings and delays the other requests."""
+"""Limits, because every step of a request searches all stop strings and delays the other requests."""
 
 # The parameters that an Engine obeys, with their types in JSON.
 _OBEYED: Mapping[str, tuple[type, ...]] = {
@@ -70,7 +70,7 @@ def read_json(raw: bytes | bytearray) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class GenerateBody:
-    """The body of /generate. It has either `text` or `input_ids`."""
+    """The body of /generate, with either `text` or `input_ids`."""
 
     text: str | None
     input_ids: list[int] | None
@@ -79,11 +79,11 @@ class GenerateBody:
     return_logprob: bool
     stream: bool
     images: tuple[Image, ...] = ()
-    """One for each pad token of `input_ids`."""
+    """One image for each pad token of `input_ids`."""
 
     @classmethod
     def read(cls, body: Mapping[str, Any], *, images: bool = False) -> Self:
-        """`images`: the engine takes images. Raises RequestError that names the field."""
+        """`images`: the engine takes images. Raises RequestError with the field's name."""
         _refuse_unserved(body, _SERVED | {"image_data"} if images else _SERVED, _HARMLESS, _DEFAULTS)
         text, input_ids = body.get("text"), body.get("input_ids")
         if text is not None and input_ids is not None:
@@ -111,7 +111,7 @@ class UpdateBody:
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Self:
-        """Raises RequestError that names the field."""
+        """Raises RequestError with the field's name."""
         served = frozenset({"model_path", "weight_version"})
         _refuse_unserved(body, served, _UPDATE_HARMLESS, {"load_format": "auto"})
         path, version = body.get("model_path"), body.get("weight_version")
@@ -123,8 +123,9 @@ class UpdateBody:
 
 
 def read_sampling_params(values: Any, *, images: bool = False) -> SamplingParams:
-    """Read the parameters that an Engine obeys. A null counts as absent, since slime sends it. For an engine
-    that takes `images`, logit_bias may forbid tokens: those that stand for media. Raises RequestError."""
+    """Read the parameters obeyed by an Engine. A null counts as absent, since slime sends nulls. For an engine that
+    takes `images`, logit_bias may forbid tokens: the tokens for media. Raises RequestError.
+    """
     if not isinstance(values, dict | None):
         raise RequestError("sampling_params must be an object")
     params: dict[str, Any] = {"max_new_tokens": _MAX_NEW_TOKENS}
@@ -144,14 +145,14 @@ def read_sampling_params(values: Any, *, images: bool = False) -> SamplingParams
 
 
 def _is_idle(name: str, value: Any) -> bool:
-    """Whether an Engine obeys this parameter by doing nothing."""
+    """Whether an Engine obeys this parameter without any action."""
     if value is None or name in _TEXT_ONLY or _is_default(_PARAMETER_DEFAULTS, name, value):
         return True
     return name not in _OBEYED and _is_empty(value)
 
 
 def _forbids(logit_bias: Any) -> bool:
-    """Whether it forbids tokens, and does nothing else."""
+    """Whether the bias only forbids tokens."""
     biases = logit_bias.values() if isinstance(logit_bias, dict) else ()
     return bool(biases) and all(type(bias) in (int, float) and bias <= _NEVER for bias in biases)
 
@@ -165,8 +166,9 @@ def _obeyed(name: str, value: Any) -> Any:
 
 
 def check_sampling_params(params: Mapping[str, Any]) -> None:
-    """Refuse values that no engine can obey. Some of them, such as top_k = 2**63, kill a worker of SGLang and with it
-    all its requests. Unknown parameters are left to the engine. Raises RequestError."""
+    """Refuse values that no engine can obey. Some, such as top_k = 2**63, kill a worker of SGLang with all the worker's
+    requests. Unknown parameters are left to the engine. Raises RequestError.
+    """
     numbers = {name: value for name, value in params.items() if type(value) in (int, float)}
     _check_ranges({"max_new_tokens": 0, **numbers})
     if not -(2**63) <= (seed := numbers.get("sampling_seed", 0)) < 2**63:
@@ -226,7 +228,9 @@ def _token_ids(ids: Any) -> list[int]:
 
 
 def _images(image_data: Any) -> tuple[Image, ...]:
-    """`image_data`: a data URI, or a list of them. SGLang takes addresses, too; nothing is fetched here."""
+    """`image_data`: a data URI, or a list of data URIs. SGLang also takes addresses, but this server fetches no
+    addresses.
+    """
     uris = [image_data] if isinstance(image_data, str) else image_data or []
     if not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
         raise RequestError("image_data must be a list of data URIs, one for each image (this server takes no batches)")

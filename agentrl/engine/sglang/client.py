@@ -1,4 +1,4 @@
-"""A client of SGLang's native HTTP protocol, directly or through its router."""
+"""A client of SGLang's native HTTP protocol, directly or through a router."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ T = TypeVar("T")
 _ABORT_PAUSE_S = 0.05
 """Seconds before an abort is sent again. The wait doubles each time."""
 _MAX_RETRY_AFTER_S = 60.0
-"""The longest Retry-After that is honoured."""
+"""The longest honoured Retry-After."""
 _LONGEST_PAUSE_S = 5.0
 _WARN_S = 60.0
-"""Seconds between two warnings that the server is unavailable."""
+"""Seconds between two warnings about an unavailable server."""
 _ATTEMPT_S = 30.0
 """A failed attempt counts at most this much as time without a server. In a longer attempt, the server was answering."""
 _ROUTING_KEY = "X-SMG-Routing-Key"
@@ -52,7 +52,7 @@ _KEY_CHARACTERS = 1024
 
 @dataclass(slots=True)
 class _Request:
-    """A call of `generate` in progress, with the data that `abort` needs."""
+    """A call of `generate` in progress, with the data for `abort`."""
 
     rid: str
     wire_rid: str = ""
@@ -79,18 +79,19 @@ class SGLangEngine(AsyncClosing):
 
     `timeout` is in seconds, for the whole answer of one attempt. `retry_s` bounds the retries of an unavailable server:
     after refused or lost connections and the statuses 408, 429, 500, 502, 503 and 504 a request is sent again for this
-    many seconds. Between attempts it waits 0.5 s, 1 s, 2 s, ... at most 5 s, with up to 50 % random jitter. It never
-    waits less than the server's `Retry-After` (of at most 60 s). 0: one attempt.
+    many seconds. Pauses between attempts are 0.5 s, 1 s, 2 s, ... at most 5 s, with up to 50 % random jitter, but never
+    less than the server's `Retry-After` (of at most 60 s). 0: one attempt.
 
-    `api_key` is sent as `Authorization: Bearer`. Its default is the environment variable AGENTRL_API_KEY. A user name
+    `api_key` is sent as `Authorization: Bearer`. The default is the environment variable AGENTRL_API_KEY. A user name
     and password in the URL are sent as Basic instead. `ca` is a PEM file with the certificates to trust, for a server
-    whose certificate is not signed by a known authority. The environment variable SSL_CERT_FILE does the same.
+    without a certificate signed by a known authority. The environment variable SSL_CERT_FILE does the same.
 
-    With `vocab_size` a token id beyond it in a prompt or answer is an error. Without it, any id of 32 bits is accepted.
-    `extra` holds more fields for the request body, such as `{"return_routed_experts": True}`. Their results are in
-    `Generation.meta`, SGLang's `meta_info` without the log-probs.
+    With `vocab_size`, a token id beyond the vocabulary in a prompt or answer is an error. Without `vocab_size`, any id
+    of 32 bits is accepted. `extra` holds more fields for the request body, such as `{"return_routed_experts": True}`.
+    Their results are in `Generation.meta`, SGLang's `meta_info` without the log-probs.
 
-    Requests of a session carry the header X-SMG-Routing-Key. A router uses it to keep them on one worker and its cache.
+    Requests of a session carry the header X-SMG-Routing-Key. A router uses the header to send a session to a single
+    worker with a warm cache.
     """
 
     takes_images = True
@@ -116,10 +117,10 @@ class SGLangEngine(AsyncClosing):
         self._retry_s = retry_s
         self._warned = -math.inf
         self.stopped: Callable[[], bool] = lambda: False
-        """A host's flag. While it is set, no request is repeated: those that wait for the server return "abort"."""
+        """A host's flag. While set, no request is repeated: requests waiting for the server return "abort"."""
         self._vocab_size = vocab_size
         self.extra: Mapping[str, Any] = dict(extra or {})
-        """More fields for the body of each request that begins from now on."""
+        """More fields for the body of each later request."""
         self._history = HistoryEncoder(vocab_size=vocab_size)
         self._connections = Connections(address, limit=max_connections, ca=ca)
         self._workers = Workers(self._connections)
@@ -137,12 +138,12 @@ class SGLangEngine(AsyncClosing):
         images: Sequence[Image] = (),
         extra: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Continue `input_ids`, which has one pad token for each image. Sampling parameters are passed on unchanged,
-        unless no engine could obey them. `extra` adds fields to this request alone.
+        """Continue `input_ids`, with one pad token for each image. Sampling parameters are passed on unchanged, except
+        values that no engine can obey. `extra` adds fields to this request alone.
 
-        Generating twice costs time but changes nothing, so an attempt without an answer is repeated. A refusal (of an
+        Generating twice costs time but changes no state, so an attempt without an answer is repeated. A refusal (of an
         over-long prompt, for example) is final and raises RequestError with SGLang's message. Cancellation and time-out
-        abort the request at the worker before they are raised.
+        abort the request at the worker before the exception is raised.
         """
         check_sampling_params(sampling_params)
         more = {**self.extra, **(extra or {})}
@@ -190,7 +191,7 @@ class SGLangEngine(AsyncClosing):
         more: Mapping[str, Any],
         headers: Mapping[str, str],
     ) -> Sequence[bool]:
-        """For each token, whether a grammar has changed its probability. All, if that cannot be found out."""
+        """For each token, whether a grammar has changed the probability. All True if the server cannot tell."""
         unknown = [True] * len(generation.tokens)
         if not is_comparable(generation, sampling_params, images):
             return unknown
@@ -209,7 +210,9 @@ class SGLangEngine(AsyncClosing):
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         ended: Callable[[], bool] = lambda: False,
     ) -> T | None:
-        """The result of an attempt, repeated while the server is unavailable. None if it `ended` before a result."""
+        """The result of an attempt, repeated while the server is unavailable. None if `ended` is true before a
+        result.
+        """
         away = 0.0
         for number in count(1):
             started = time.monotonic()
@@ -254,10 +257,11 @@ class SGLangEngine(AsyncClosing):
         return read_generation(answer, where, self._vocab_size)
 
     async def abort(self, rid: str | None = None) -> None:
-        """End the requests of this rid, or all requests of the workers, even those of other clients. Never raises.
+        """End the requests of this rid, or all requests of the workers, including requests of other clients. Never
+        raises.
 
-        An abort may overtake its request, for example in a router's queue, and the worker then forgets it. So the abort
-        is sent again until the requests of this engine are gone, for at most 5 s.
+        An abort may overtake the request, for example in a router's queue, and the worker then forgets the abort. So
+        the abort is sent again until the requests of this engine are gone, for at most 5 s.
         """
         requests = [request for request in list(self._requests.values()) if rid in (None, request.rid)]
         for request in requests:
@@ -271,16 +275,16 @@ class SGLangEngine(AsyncClosing):
             commands = [{"rid": request.wire_rid} for request in requests if not request.gone]
 
     def forget(self, session_id: str) -> None:
-        """Drop what is kept of a session that has ended."""
+        """Drop the memory of an ended session."""
         self._history.forget(session_id)
 
     def let_go(self) -> None:
-        """Stop retrying the running requests, because the server is gone. They return "abort", or raise."""
+        """Stop retrying the running requests, because the server is gone. Running requests return "abort", or raise."""
         for request in list(self._requests.values()):
             request.abort()
 
     async def context_length(self) -> int:
-        """The longest sequence that every living worker accepts, in tokens, from their /server_info. Asked once.
+        """The longest sequence accepted by every living worker, in tokens, from their /server_info. Asked once.
 
         Waits for an unavailable server as `generate` does. Raises EngineError if no worker answers by then, or an
         answer lacks the length.
@@ -299,7 +303,7 @@ class SGLangEngine(AsyncClosing):
         await self._connections.close()
 
     async def _abandon(self, wire_rid: str) -> None:
-        """End a request whose caller is gone. A second cancellation does not stop this."""
+        """End a request without a caller. A second cancellation does not stop the end."""
         task = asyncio.create_task(self._workers.abort({"rid": wire_rid}))
         self._abandoned.add(task)
         task.add_done_callback(self._abandoned.discard)
@@ -307,7 +311,7 @@ class SGLangEngine(AsyncClosing):
 
 
 def _body(history: list[bytes], fields: Mapping[str, Any]) -> bytes:
-    """`{"input_ids": [...], **fields}` as JSON, with ids that are already encoded."""
+    """`{"input_ids": [...], **fields}` as JSON, with already encoded ids."""
     try:
         rest = json.dumps(fields)[1:].encode()
     except (TypeError, ValueError) as exc:

@@ -1,4 +1,6 @@
-"""HTTP to a server and its workers: one aiohttp session for each event loop, credentials, certificates, errors."""
+"""HTTP to a server and the server's workers: one aiohttp session for each event loop, credentials, certificates,
+errors.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,16 @@ _NONE: Mapping[str, str] = {}
 
 
 class UnavailableError(EngineError):
-    """This attempt got no answer, but another one may. `retry_after` is the wait that the server asked for."""
+    """This attempt got no answer, but a retry may succeed. `retry_after` is the wait in seconds requested by the
+    server.
+    """
 
     retry_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The URL of a server and the credentials for it. `url` holds no credentials, so errors and logs may show it."""
+    """The URL of a server and the credentials. `url` holds no credentials, so errors and logs may show `url`."""
 
     url: str
     headers: Mapping[str, str]
@@ -65,7 +69,7 @@ class Address:
 
 
 def _parsed(url: str, visible_url: str) -> URL:
-    """The URL of a server. Raises ConfigError, which names it as `visible_url`."""
+    """The URL of a server. Raises ConfigError with `visible_url` in the message."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"engine url {visible_url!r} must start with http:// or https://")
     try:
@@ -85,11 +89,11 @@ def without_credentials(url: str) -> str:
 class Connections:
     """Sends requests from several event loops and threads.
 
-    slime runs training and evaluation on two event loops in one process, and each has its session. `_session` closes
-    the sessions of closed loops, `close` closes the rest.
+    slime runs training and evaluation on two event loops in one process, each with a separate session. `_session`
+    closes the sessions of closed loops, `close` closes the rest.
 
-    Without `keep_alive` each request has its own connection: a server may close an idle one at the very moment it
-    is used again, and a request that changes the server must not simply be repeated.
+    Without `keep_alive` each request has a separate connection: a server may close an idle connection at the very
+    moment of reuse, and a request that changes the server must not simply be repeated.
     """
 
     def __init__(self, address: Address, *, limit: int, ca: str | Path | None = None, keep_alive: bool = True) -> None:
@@ -103,8 +107,8 @@ class Connections:
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
         """Send a POST and return the body of an answer with status 200.
 
-        Raises UnavailableError if another attempt may help, TimeoutError after `timeout_s`, RequestError if the request
-        is at fault, and EngineError for every other problem.
+        Raises UnavailableError if a retry may help, TimeoutError after `timeout_s`, RequestError if the request is at
+        fault, and EngineError for every other problem.
         """
         return await self._ask("POST", url, timeout_s, body, headers)
 
@@ -159,7 +163,7 @@ class Connections:
 
 
 async def _close(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession) -> None:
-    """Close a session in any state of its loop. Only its own loop may close it."""
+    """Close a session, whatever the state of the session's loop. Only the session's own loop may close the session."""
     try:
         if loop.is_closed() or loop is asyncio.get_running_loop():
             await session.close()
@@ -194,7 +198,7 @@ def _tls(address: Address, ca: str | Path | None) -> ssl.SSLContext | bool:
 
 
 def _tls_error(url: str, exc: aiohttp.ClientSSLError) -> EngineError:
-    """The error for a TLS problem. Only a broken connection is worth another attempt: a certificate does not change."""
+    """The error for a TLS problem. Only a broken connection is worth a retry: a certificate does not change."""
     if isinstance(exc, aiohttp.ClientConnectorCertificateError):
         return EngineError(
             f"{url}: the server's certificate is not trusted: {exc.certificate_error}; "
@@ -220,7 +224,7 @@ def _status_error(url: str, response: aiohttp.ClientResponse, answer: bytes) -> 
 
 
 def _retry_after(header: str) -> float:
-    """Seconds from a Retry-After header, which holds a number or a date. 0 for any other text."""
+    """Seconds from a Retry-After header with a number or a date. 0 for any other text."""
     if re.fullmatch(r"[0-9]{1,9}", header.strip()):
         return float(header)
     try:

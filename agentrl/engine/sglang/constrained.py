@@ -1,5 +1,6 @@
-"""Which tokens a grammar has changed. SGLang's log-probs of a request with a grammar are those of the constrained
-distribution; the same tokens are scored again without the grammar, and compared."""
+"""Finds the tokens changed by a grammar. Under a grammar, SGLang's log-probs belong to the constrained distribution.
+The same tokens are scored again without the grammar, and compared.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ GRAMMARS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 
 
 def is_comparable(generation: Generation, sampling_params: Mapping[str, Any], images: Sequence[Image]) -> bool:
-    """Whether the tokens can be scored without the grammar. A score is at temperature 1, and of one set of weights.
+    """Whether the tokens can be scored without the grammar. A score is at temperature 1, and of a single set of
+    weights.
 
-    With images, tokens for media must have been forbidden: a sampled one would stand for one image more.
+    With images, tokens for media must have been forbidden: a sampled media token would stand for one image more.
     """
     whole = generation.finish_reason != "abort" and not generation.earlier_versions
     forbidden = sampling_params.get("logit_bias") or {}
@@ -29,9 +31,9 @@ def is_comparable(generation: Generation, sampling_params: Mapping[str, Any], im
 def scoring_body(
     prompt: Sequence[int], generation: Generation, images: Sequence[Image], fields: Mapping[str, Any]
 ) -> bytes:
-    """The request that scores the tokens of a generation. `fields` select the policy, such as a LoRA adapter.
+    """The request to score the tokens of a generation. `fields` select the policy, such as a LoRA adapter.
 
-    `prompt` has one pad for each image. SGLang expands them, so it counts the prompt's tokens.
+    `prompt` has one pad for each image. SGLang expands the pads, so SGLang counts the prompt's tokens.
     """
     length = generation.meta.get("prompt_tokens") if images else None
     body = {
@@ -47,7 +49,7 @@ def scoring_body(
 
 
 def constrained(generation: Generation, answer: bytes) -> list[bool]:
-    """For each token, whether the grammar has changed its probability. All are, if the answer does not show it."""
+    """For each token, whether the grammar has changed the probability. All True if the answer does not tell."""
     count = len(generation.tokens)
     try:
         meta = json.loads(answer)["meta_info"]

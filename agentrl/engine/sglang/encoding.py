@@ -19,17 +19,17 @@ from agentrl.trajectory.segment import TokenIds
 
 @dataclass(slots=True)
 class _Sent:
-    """The ids that a session has sent, and their JSON in pieces. All pieces but the first begin with a comma."""
+    """The ids sent by a session, and their JSON in pieces. All pieces but the first begin with a comma."""
 
     ids: array[int] = field(default_factory=lambda: array("i"))
-    """A trajectory's own array, or a copy of another."""
+    """The trajectory's array itself, or a copy of the ids."""
     count: int = 0
     """How many of `ids` were sent."""
     pieces: list[bytes] = field(default_factory=list)
     used_at: float = 0.0
 
     def extend(self, ids: array[int], vocab_size: int | None) -> bool:
-        """Add the new ids. False if the known ones are not a prefix of `ids`."""
+        """Add the new ids. False if the known ids are not a prefix of `ids`."""
         count = self.count
         if ids is not self.ids and ids[:count] != self.ids[:count]:
             return False
@@ -43,15 +43,15 @@ class _Sent:
 class HistoryEncoder:
     """`input_ids` as JSON, at the cost of the new tokens. Safe to share between threads.
 
-    An agent's turn adds some hundred tokens to some ten thousand, but SGLang's request holds them all. `json.dumps`
-    spends 80 ns on each: 6 ms of the event loop for 70,000 tokens, on every turn of every episode. So this keeps the
-    bytes of each session and encodes only new ids. A trajectory's ids only grow (`TokenIds`), so the same array needs
-    no second look. All ids of any other sequence are compared with a copy of those sent before. So a restarted or
-    rewritten session is encoded again in full and never wrongly.
+    An agent's turn adds some hundred tokens to some ten thousand, but SGLang's request holds all tokens. `json.dumps`
+    spends 80 ns on each token: 6 ms of the event loop for 70,000 tokens, on every turn of every episode. So the encoder
+    stores the bytes of each session and encodes only new ids. A trajectory's ids only grow (`TokenIds`), so the same
+    array needs no second look. All ids of any other sequence are compared with a copy of the ids sent before. So a
+    restarted or rewritten session is encoded again in full and never wrongly.
 
-    A token takes 6 bytes of memory, and 4 more for the copy. Sessions are dropped by `forget`, and if they are unused
-    for `idle_s` seconds. When `max_tokens` is exceeded, the least recently used ones are dropped. With `vocab_size`,
-    new ids are checked against it.
+    A token takes 6 bytes of memory, and 4 more for the copy. Sessions are dropped by `forget`, and after `idle_s`
+    seconds without use. Above `max_tokens`, the least recently used sessions are dropped. With `vocab_size`, new ids
+    are checked against the vocabulary.
     """
 
     def __init__(self, *, vocab_size: int | None = None, max_tokens: int = 8_000_000, idle_s: float = 600.0) -> None:
@@ -63,7 +63,7 @@ class HistoryEncoder:
         self._lock = threading.Lock()
 
     def encode(self, session_id: str, input_ids: Sequence[int]) -> list[bytes]:
-        """The JSON array of `input_ids` without its brackets, in pieces to join. The session "" is not kept.
+        """The JSON array of `input_ids` without the brackets, in pieces to join. The session "" is not stored.
 
         Raises ConfigError for a value that is not a token id, RequestError for an id outside the vocabulary.
         """
@@ -81,7 +81,7 @@ class HistoryEncoder:
             return list(sent.pieces)
 
     def forget(self, session_id: str) -> None:
-        """Drop a session that has ended."""
+        """Drop an ended session."""
         with self._lock:
             self._pop(session_id)
 
@@ -105,7 +105,7 @@ class HistoryEncoder:
 
 
 def _check(ids: array[int], vocab_size: int | None) -> None:
-    """Check ids against the vocabulary. SGLang does not, and an id outside its embedding may kill the worker."""
+    """Check ids against the vocabulary. SGLang does not, and an id outside the embedding may kill the worker."""
     if vocab_size is not None and not 0 <= min(ids) <= max(ids) < vocab_size:
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         raise RequestError(
@@ -119,7 +119,9 @@ def _json(ids: array[int]) -> bytes:
 
 
 def _token_ids(ids: Sequence[Any]) -> array[int]:
-    """The ids as an array of int32. A trajectory already has one. Numbers of numpy and torch are converted."""
+    """The ids as an array of int32. A trajectory's ids are already such an array. Numbers of numpy and torch are
+    converted.
+    """
     if isinstance(ids, array) and ids.typecode == "i":
         return ids
     try:

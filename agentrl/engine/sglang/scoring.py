@@ -1,4 +1,4 @@
-"""Asks an SGLang server for its model's log-probs of given tokens: a teacher scores what a student sampled."""
+"""Asks an SGLang server for the model's log-probs of given tokens: a teacher scores a student's samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.types import RenderedImage, single_pads
 
 _TIMEOUT_S = 600.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
-"""Seconds between attempts when the server is away. They double."""
+"""Seconds between attempts while the server is away, doubled each time."""
 _MAX_RETRY_AFTER_S = 60.0
 
 
@@ -28,11 +28,12 @@ async def score(
     media: Sequence[RenderedImage] = (),
     retry_s: float,
 ) -> Sequence[float]:
-    """The log-probs [count] of the last `count` of these tokens at temperature 1: SGLang divides only what it samples
-    by a temperature. `url` is the server's /generate. `media` are the images of the tokens; their pads have 0.0.
+    """The log-probs [count] of the last `count` of these tokens at temperature 1: SGLang divides only sampled logits by
+    a temperature. `url` is the server's /generate. `media` are the images of the tokens; their pads have 0.0.
 
-    A server that is away is asked again for `retry_s` seconds. Raises EngineError, or TimeoutError, without an answer
-    that has a finite number for each token, and from a server that reads images in another number of tokens.
+    A server that is away is asked again for `retry_s` seconds. Raises EngineError or TimeoutError without an answer
+    with a finite number for each token. Raises EngineError for a server that reads images in a different number of
+    tokens.
     """
     if not count:
         return []
@@ -50,9 +51,9 @@ async def score(
 
 
 def _log_probs(scored: Sequence[Any], tokens: Sequence[int], count: int, pads: Set[int]) -> list[float]:
-    """The log-probs [count] of the last tokens; 0.0 for pads, in whose place servers write any token.
+    """The log-probs [count] of the last tokens; 0.0 for pads, as servers write any token in place of a pad.
 
-    Raises EngineError unless the answer has a finite number for each other token.
+    Raises EngineError unless the answer has a finite number for every token except pads.
     """
     first = len(tokens) - count
     text_places = [i for i in range(count) if first + i not in pads]
@@ -68,7 +69,7 @@ def _log_probs(scored: Sequence[Any], tokens: Sequence[int], count: int, pads: S
 
 
 async def texts_of(connections: Connections, url: str, tokens: Sequence[int], *, retry_s: float) -> Sequence[str]:
-    """What the server's own tokenizer makes of each token. Raises as `score` does."""
+    """The text of each token by the server's own tokenizer. Raises as `score` does."""
     scored = await _ask(connections, url, {"input_ids": list(tokens), "return_text_in_logprobs": True}, retry_s)
     texts = [entry[2] for entry in scored if isinstance(entry, list) and len(entry) > 2 and isinstance(entry[2], str)]
     if len(texts) != len(tokens):
@@ -77,7 +78,7 @@ async def texts_of(connections: Connections, url: str, tokens: Sequence[int], *,
 
 
 async def _ask(connections: Connections, url: str, fields: Mapping[str, Any], retry_s: float) -> Sequence[Any]:
-    """`input_token_logprobs` of the answer: for each token its log-prob, its id and its text."""
+    """`input_token_logprobs` of the answer: log-prob, id and text of each token."""
     body = {
         **fields,
         "sampling_params": {"temperature": 1.0, "max_new_tokens": 0, "skip_special_tokens": False},

@@ -1,7 +1,7 @@
-"""Serves any Engine with SGLang's HTTP endpoints, so clients of SGLang can use it.
+"""Serves any Engine with SGLang's HTTP endpoints, for clients of SGLang.
 
-`text` in answers holds all sampled tokens, as SGLang gives it with no_stop_trim and without skip_special_tokens.
-Sampling parameters that an Engine cannot obey are refused, not ignored.
+`text` in answers holds all sampled tokens, as in SGLang with no_stop_trim and without skip_special_tokens. Sampling
+parameters that an Engine cannot obey are refused, not ignored.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _log = logging.getLogger(__name__)
 _BODY_BYTES = 32 << 20
 """The limit of a body: about three million token ids."""
 _IMAGE_BODY_BYTES = 128 << 20
-"""The limit of one for an engine that takes images: the ids, and the 64 MiB that an episode may show by default, as
-base64."""
+"""The limit of a body for an engine that takes images: the ids, and the 64 MiB of images that an episode may show by
+default, as base64.
+"""
 _TOKEN_CHARACTERS = 256
 """More characters than any token has, even a run of spaces. A text longer than this times the context is refused."""
 
 
 class _EngineServer:
-    """One engine and its running requests."""
+    """One engine with the running requests."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class _EngineServer:
         self._encoding = ThreadPoolExecutor(1, "agentrl-tokenizer")
         self._paused = False
         self._waiting: dict[str, asyncio.Future[bool]] = {}
-        """Requests that came while generation was paused. True starts a request, False aborts it."""
+        """Requests received while generation was paused. True starts a request, False aborts a request."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -134,7 +135,7 @@ class _EngineServer:
         return ids
 
     async def _fit(self, prompt: int, sampling_params: SamplingParams) -> None:
-        """Check lengths with SGLang's rule and messages. It does not shorten a request."""
+        """Check lengths with SGLang's rule and messages. Over-long requests are not shortened."""
         context, new = await self._engine.context_length(), sampling_params["max_new_tokens"]
         if prompt >= context:
             raise RequestError(
@@ -148,7 +149,7 @@ class _EngineServer:
             )
 
     def _answer(self, generation: Generation, rid: str, prompt: int | None, return_logprob: bool) -> dict[str, Any]:
-        """`prompt` counts the prompt's tokens, those of images included. None: the engine does not tell."""
+        """`prompt` counts the prompt's tokens, including the tokens of images. None: the engine does not tell."""
         tokens = list(generation.tokens)
         finish: dict[str, Any] = {"type": generation.finish_reason}
         match generation.finish_reason:
@@ -202,7 +203,9 @@ class _EngineServer:
         )
 
     async def workers(self, request: web.Request) -> web.Response:
-        """The list of a router that routes to itself, so one address serves as router and worker."""
+        """A router's list of workers, with this server as the only worker. So one address serves as router and
+        worker.
+        """
         url = str(request.url.origin())
         worker = {"id": url, "url": url, "model_id": self._model_name, "worker_type": "regular", "is_healthy": True}
         return web.json_response({"workers": [worker], "total": 1})
@@ -240,7 +243,7 @@ class _EngineServer:
         return web.Response()
 
     async def pause_generation(self, request: web.Request) -> web.Response:
-        """Abort running requests and hold new ones. slime sends this before a weight update."""
+        """Abort running requests and hold new requests. slime sends this request before a weight update."""
         if (mode := read_json(await request.read()).get("mode", "abort")) != "abort":
             raise RequestError(f'pause_generation: mode {mode!r} is not supported here, only "abort"')
         self._paused = True
@@ -255,11 +258,11 @@ class _EngineServer:
         return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """Does nothing, but clients need an answer. An Engine itself drops cache entries of old weights."""
+        """Answer without any action, as clients need an answer. An Engine itself drops cache entries of old weights."""
         return web.Response(text="Cache flushed.\n")
 
     async def update_weights_from_disk(self, request: web.Request) -> web.Response:
-        """Load the weights of a Hugging Face folder. Running generations continue with them."""
+        """Load the weights of a Hugging Face folder. Running generations continue with the new weights."""
         body = UpdateBody.read(read_json(await request.read()))
         load = getattr(self._engine, "load_weights", None)
         if load is None:
@@ -285,7 +288,7 @@ class _EngineServer:
 
 
 async def _read(request: web.Request, most: int) -> bytes | bytearray:
-    """The body. `request.read` would keep it until the request is answered."""
+    """The body. `request.read` would hold the body in memory until the answer."""
     if not request.can_read_body:  # a middleware has read it
         return await request.read()
     body = bytearray()
@@ -298,7 +301,9 @@ async def _read(request: web.Request, most: int) -> bytes | bytearray:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn errors into SGLang's form. 400 blames the request, so clients do not repeat it. 500 blames the engine."""
+    """Turn errors into SGLang's form. 400 blames the request, so clients do not repeat the request. 500 blames the
+    engine.
+    """
     try:
         return await handler(request)
     except (RequestError, ConfigError) as exc:
@@ -316,7 +321,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def _stream(request: web.Request, answer: Mapping[str, Any]) -> web.StreamResponse:
-    """Answer with server-sent events. An Engine answers in one piece, so there is only one event."""
+    """Answer with server-sent events. An Engine answers in one piece, so the stream has a single event."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     await response.write(b"data: " + json.dumps(answer).encode() + b"\n\ndata: [DONE]\n\n")
@@ -333,11 +338,11 @@ def create_app(
     host: str = "127.0.0.1",
     api_key: str | None = None,
 ) -> web.Application:
-    """The endpoints as an aiohttp application. The caller owns the engine and must close it.
+    """The endpoints as an aiohttp application. The caller owns the engine and must close the engine.
 
-    Run it with `handler_cancellation=True`, as `running_server` does. Without that, the generation of a client that
-    disconnects keeps running. Without `encode`, requests need input_ids. Without `decode`, the `text` of answers is
-    empty. `host` is the server's own name; docs/serve.md explains who may use it.
+    Run the application with `handler_cancellation=True`, as `running_server` does. Otherwise the generation of a
+    disconnected client runs on. Without `encode`, requests need input_ids. Without `decode`, the `text` of answers is
+    empty. `host` is the server's own name; docs/serve.md explains the rules of access.
     """
     server = _EngineServer(engine, model_name, encode, decode)
     access = guard(Access(host, api_key))

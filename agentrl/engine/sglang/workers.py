@@ -1,4 +1,4 @@
-"""The workers behind a URL, and the requests that go to each of them: aborts, and the context length."""
+"""The workers behind a URL, and the requests sent to each worker: aborts, and the context length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIST_S = 10.0
 
 
 class Workers:
-    """The servers that a router lists, or the server itself if it has no such list."""
+    """The servers in a router's list, or the server itself if there is no such list."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections

@@ -1,4 +1,4 @@
-"""What a trainer asks of a server besides tokens: to load weights, to release memory, to describe itself."""
+"""A trainer's commands to a server, besides generation: load weights, release memory, report the configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class ServerControl:
         self._connections = Connections(address, limit=4, keep_alive=False)
 
     async def is_up(self) -> bool:
-        """Whether it has loaded its model and generates. Not for a sleeping server, which would try to generate."""
+        """Whether the model is loaded and generates. Not for a sleeping server: the check would make the server
+        generate.
+        """
         try:
             await self._connections.get(f"{self.url}/health", _SAY_S)
         except (EngineError, TimeoutError):
@@ -37,7 +39,7 @@ class ServerControl:
         return True
 
     async def answers(self) -> bool:
-        """Whether it answers at all."""
+        """Whether the server answers at all."""
         try:
             await self.model_info()
         except UnavailableError:
@@ -53,26 +55,26 @@ class ServerControl:
         return await self._get("/server_info", "/get_server_info")
 
     async def update_from_disk(self, folder: str, version: str) -> None:
-        """Load the weights of a folder, and report them as `version`."""
+        """Load the weights of a folder, and report the weights as `version`."""
         await self._post("/update_weights_from_disk", {"model_path": folder, "weight_version": version})
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Load a LoRA adapter. Its name and its folder are never used again for another adapter."""
+        """Load a LoRA adapter. Name and folder are never used again for a different adapter."""
         await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
 
     async def unload_adapter(self, name: str) -> None:
         await self._post("/unload_lora_adapter", {"lora_name": name})
 
     async def release(self, tags: Sequence[str]) -> None:
-        """Release memory. The server must be idle, otherwise an assertion stops its scheduler."""
+        """Release memory. The server must be idle, otherwise an assertion stops the server's scheduler."""
         await self._post("/release_memory_occupation", {"tags": list(tags)})
 
     async def resume(self, tags: Sequence[str]) -> None:
-        """Take back memory that was released under exactly these tags."""
+        """Take back memory released under exactly these tags."""
         await self._post("/resume_memory_occupation", {"tags": list(tags)})
 
     async def until_idle(self) -> None:
-        """Wait until nothing runs. Until then the server refuses to flush its cache."""
+        """Wait until no request runs. Until then the server refuses to flush the cache."""
         deadline = time.monotonic() + _IDLE_S
         while True:
             try:
@@ -109,7 +111,7 @@ class ServerControl:
             raise UnavailableError(f"{self.url}{path}: no answer within {_SAY_S:g} s") from exc
 
     async def _post(self, path: str, body: Mapping[str, JSON]) -> None:
-        """Send a command. An answer with `success: false` is a refusal, whatever its status."""
+        """Send a command. An answer with `success: false` is a refusal, whatever the status."""
         url = f"{self.url}{path}"
         try:
             answer = await self._connections.post(url, json.dumps(body).encode(), {}, _LOAD_S)

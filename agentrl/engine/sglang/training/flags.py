@@ -1,4 +1,4 @@
-"""The command line of a server that agentrl starts beside a trainer, and its environment variables."""
+"""The command line of a server started beside a trainer, and the server's environment variables."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _CPU = shlex.split(
     "--device cpu --attention-backend torch_native --disable-cuda-graph --disable-overlap-schedule "
     "--skip-server-warmup --sleep-on-idle --grammar-backend xgrammar --mem-fraction-static 0.8 --max-total-tokens 16384"
 )
-"""Flags for a CPU. The fraction is of the machine's free memory, which other programs take and release; the tokens are
-an upper bound. Without sleep-on-idle, the scheduler would keep a core busy that the trainer needs.
+"""Flags for a CPU. The fraction applies to the machine's free memory, shared with other programs; the tokens are an
+upper bound. Without sleep-on-idle, the scheduler would occupy a core needed by the trainer.
 """
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Variables that would show this interpreter's packages to another one."""
+"""Variables that would show this interpreter's packages to a foreign interpreter."""
 IMAGE_CACHE = "SGLANG_VLM_CACHE_SIZE_MB"
-"""The variable for the size of a cache of images as the image side has read them. SGLang keeps it after an update, and
-so would read a known image with old weights. 0: no cache.
+"""The variable for the size of SGLang's cache of image features. The cache survives an update, so a known image would
+be read with old weights. 0: no cache.
 """
 
 
@@ -36,13 +36,13 @@ class Launch:
     model: Path
     """The folder of the weights before training, with the tokenizer."""
     name: str
-    """The server's unique name, which it answers under."""
+    """The unique name under which the server answers."""
     dtype: str
     device: str
     adapter: Adapter | None
     sleeps: bool
     memory: float | None
-    """Share of the device's free memory that the server may take, for weights, keys and values."""
+    """Share of the device's free memory for the server: weights, keys and values."""
     args: Sequence[str] = ()
 
     def command(self, port: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""A server that agentrl starts and ends: its process, its port, its log."""
+"""A server started and ended by agentrl: the process, the port, the log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from agentrl.errors import ConfigError
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _POLL_S = 0.3
 _SAY_S = 20.0
-"""Seconds until the user learns that it is not up yet. Each further message takes twice as long."""
+"""Seconds until the user learns that the server is not up yet. Each further message takes twice as long."""
 _STOP_S = 15.0
-"""Seconds that the watchdog has to end a server. It needs at most five before it kills it."""
+"""Seconds for the watchdog to end a server. The watchdog kills the server after at most five seconds."""
 _TAIL_LINES = 8
 _LINE_CHARACTERS = 240
 _ERROR = re.compile(r"(^|\b)(error: |[\w.]*(Error|Exception): )")
@@ -37,11 +37,13 @@ class ProcessSettings:
     variables: Mapping[str, str]
     """The environment variables."""
     scratch: Path
-    """The folder of the weights that it is given; removed if agentrl dies."""
+    """The folder of the server's weights; removed if agentrl dies."""
 
 
 class ServerProcess:
-    """A command with its own session and process group, under a watchdog, which ends it if this process dies."""
+    """A command in a separate session and process group, under a watchdog. If this process dies, the watchdog ends the
+    command.
+    """
 
     def __init__(self, command: Sequence[str], place: ProcessSettings) -> None:
         self.log = log = place.log
@@ -60,7 +62,7 @@ class ServerProcess:
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        """The watchdog's process. It leads a separate session from the server's."""
+        """The watchdog's process. The watchdog leads a session separate from the server's session."""
 
     @property
     def ended(self) -> int | None:
@@ -77,9 +79,9 @@ class ServerProcess:
     async def until_up(
         self, is_up: Callable[[], Awaitable[bool]], *, seconds: float, say: Callable[[str], None]
     ) -> None:
-        """Wait until `is_up` returns True, and report now and then that it takes time.
+        """Wait until `is_up` returns True, and report the progress now and then.
 
-        Raises ConfigError with the last lines of the log if the server ends first, or the time is over.
+        Raises ConfigError with the last lines of the log if the server ends first, or after `seconds`.
         """
         say(f"SGLang starts, which takes a while (log: {self.log})")
         start, next_said = time.monotonic(), _SAY_S
@@ -103,7 +105,7 @@ class ServerProcess:
         return f"the log {self.log} ends: {' | '.join(self._lines()[-_TAIL_LINES:])}"
 
     def _last_words(self) -> str:
-        """The last line that names an error, or the last lines; and where to find the rest."""
+        """The last line that names an error, or the last lines; and the path of the log."""
         lines = self._lines()
         errors = [line for line in lines if _ERROR.search(line)]
         return f"{errors[-1] if errors else ' | '.join(lines[-_TAIL_LINES:])}; all of it is in {self.log}"
@@ -117,7 +119,7 @@ class ServerProcess:
         return [line.strip()[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()] or ["(the log is empty)"]
 
     async def stop(self) -> None:
-        """End the server and everything it started, and wait for that. Safe to call twice, even if cancelled."""
+        """End the server with all its processes, and wait for the end. Safe to call twice, even if cancelled."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         await asyncio.shield(asyncio.to_thread(self._reap))
@@ -146,7 +148,7 @@ def is_free(port: int) -> bool:
 
 
 def check_interpreter(python: str, variables: Mapping[str, str]) -> None:
-    """Raises ConfigError unless `python` is an interpreter that has SGLang."""
+    """Raises ConfigError unless `python` is an interpreter with SGLang."""
     remedy = (
         "install it there, or name the interpreter that has it: --set engine_config.python=/path/to/venv/bin/python"
     )

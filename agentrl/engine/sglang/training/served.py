@@ -1,4 +1,4 @@
-"""The server that a training run uses: one that agentrl started, or one that it found."""
+"""The server of a training run: started by agentrl, or already running."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestErr
 _log = logging.getLogger("agentrl")
 
 _PORTS = 3
-"""Number of ports to try: another program may take a free one before SGLang does."""
+"""Number of ports to try: a different program may take a free port before SGLang does."""
 _END_S = 15.0
-"""Seconds within which a server that broke a connection answers again, or has ended."""
+"""Seconds for a server to answer again, or to end, after a broken connection."""
 _POLL_S = 0.3
 
 
 class TrainingServer:
-    """`control` of a server, and its process if agentrl started it. Decides whether an error means that it is gone."""
+    """`control` of a server, and the process if started by agentrl. Decides whether an error means that the server is
+    gone.
+    """
 
     def __init__(self, control: ServerControl, process: ServerProcess | None = None) -> None:
         self.control = control
@@ -35,7 +37,7 @@ class TrainingServer:
     async def launch(
         cls, launch: Launch, place: ProcessSettings, *, seconds: float, say: Callable[[str], None]
     ) -> Self:
-        """Start a server, and wait until it is up. If it raises ConfigError, nothing of the server is left."""
+        """Start a server, and wait until the server is up. After a ConfigError no part of the server is left."""
         for attempt in range(1, _PORTS + 1):
             port = _port(launch.args)
             process, control = ServerProcess(launch.command(port), place), ServerControl(f"http://127.0.0.1:{port}")
@@ -53,7 +55,7 @@ class TrainingServer:
         raise AssertionError("the last attempt returns or raises")
 
     def when_it_ends(self, call: Callable[[], None]) -> None:
-        """Call this if the server ends before `close`. If agentrl did not start the server, its end is not noticed."""
+        """Call `call` if the server ends before `close`. The end of a server not started by agentrl is not noticed."""
         if (process := self._process) is not None:
 
             async def wait() -> None:
@@ -68,7 +70,7 @@ class TrainingServer:
             raise EngineLostError(f"SGLang ended with status {self._process.ended}; {self._process.last_lines()}")
 
     async def told(self, command: Awaitable[None]) -> None:
-        """Raises EngineError if the server refuses the command, EngineLostError if it is gone."""
+        """Raises EngineError if the server refuses the command, EngineLostError if the server is gone."""
         try:
             await command
         except EngineError as exc:
@@ -90,7 +92,7 @@ class TrainingServer:
         return EngineLostError(f"SGLang at {self.control.url} no longer answers ({error})")
 
     async def close(self) -> None:
-        """End the server if agentrl started it. Safe to call twice."""
+        """End the server if started by agentrl. Safe to call twice."""
         if self._watch is not None:
             self._watch.cancel()
         await self.control.close()
@@ -99,7 +101,7 @@ class TrainingServer:
 
 
 def _port(args: Sequence[str]) -> int:
-    """The port of the user's flags, or a free one. Raises ConfigError if the former is taken."""
+    """The port of the user's flags, or a free port. Raises ConfigError for a taken port in the flags."""
     port = fixed_port(args)
     if port is None:
         return free_port()
@@ -109,7 +111,7 @@ def _port(args: Sequence[str]) -> int:
 
 
 async def _is_ours(control: ServerControl, name: str) -> bool:
-    """Whether the server is up, and no other program has taken its port."""
+    """Whether the server is up, and no foreign program has taken the port."""
     if not await control.is_up():
         return False
     try:

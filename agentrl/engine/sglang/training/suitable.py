@@ -17,13 +17,13 @@ from agentrl.errors import ConfigError, EngineError
 _log = logging.getLogger("agentrl")
 
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
-"""Keys of the configuration of a model, or of its language side if it reads images."""
+"""Keys of the configuration of a model, or of the language side of a model that reads images."""
 
 
 async def check_suitable(
     control: ServerControl, model: Any, adapter: Adapter | None, training: TrainingParts, *, sleeps: bool, images: bool
 ) -> None:
-    """Raises ConfigError if the server at a URL is not there, serves another kind of model, or lacks a flag.
+    """Raises ConfigError if the server at a URL does not answer, serves a different kind of model, or lacks a flag.
 
     `images`: the model in training reads images.
     """

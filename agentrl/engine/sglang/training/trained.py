@@ -1,4 +1,6 @@
-"""SGLang as the engine of an embedded training run: a server that agentrl starts and ends, or one at a URL."""
+"""SGLang as the engine of an embedded training run: a server started and ended by agentrl, or a running server at a
+URL.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +34,22 @@ _log = logging.getLogger("agentrl")
 
 _WEIGHTS, _CACHE = "weights", "kv_cache"
 _RETRY_S = 3.0
-"""Retries of a server on this host. More would only delay the news that it is gone."""
+"""Seconds of retries of a server on this host. More would only delay the news that the server is gone."""
 ALONE_SHARE, BESIDE_SHARE = 0.88, 0.5
-"""Shares of a GPU's free memory for the engine: if it sleeps while the trainer learns, and if it does not."""
+"""Shares of a GPU's free memory for the engine: sleeping while the trainer learns, and running beside the trainer."""
 _OPTIMIZER_BYTES = 8
-"""AdamW's two moments of each trained parameter. It makes them at its first step, after the server has started."""
+"""AdamW's two moments of each trained parameter. AdamW makes both at the first step, after the server has started."""
 
 
 class TrainedSGLang(AsyncClosing):
-    """Samples from the weights in training, by an SGLang server on this host. It is started on first use.
+    """Samples from the weights in training, by an SGLang server on this host. The server is started on first use.
 
-    `url` is the address of a running server. Without it agentrl starts one with `python`, the interpreter that has
-    SGLang (default: this one), and with your own flags `args`. The server ends with the run, even a killed one.
-    Its log is `engine.log` in the run folder. `start_s`: seconds that it may take to be up.
+    `url` is the address of a running server. Without `url` agentrl starts a server with `python`, an interpreter with
+    SGLang (default: this interpreter), and with your own flags `args`. The server ends with the run, even with a killed
+    run. The log is `engine.log` in the run folder. `start_s`: seconds for the server to come up.
 
     `route`: `adapter` sends only the LoRA adapter, `disk` the whole model; the default depends on the model. `sleep`:
-    whether the server releases its memory while the trainer learns. auto: on a GPU, if agentrl started it, and without
+    whether the server releases memory while the trainer learns. auto: on a GPU, if started by agentrl, and without
     `staleness`.
 
     The same seed does not give the same run: batches depend on timing. Raises ConfigError for contradictory settings,
@@ -89,11 +91,11 @@ class TrainedSGLang(AsyncClosing):
         self._client: SGLangEngine | None = None
         self._scratch: Path | None = None
         self._version: str | None = None
-        """The version of the weights that the server has; None before the first update."""
+        """The version of the server's weights; None before the first update."""
         self._asleep: list[str] = []
-        """Memory that the server has released."""
+        """Tags of the memory released by the server."""
         self._name = ""
-        """The adapter that requests use."""
+        """The adapter for requests."""
         self._updates = 0
         self._prefix = "" if url is None else f"{secrets.token_hex(3)}-"
 
@@ -122,7 +124,7 @@ class TrainedSGLang(AsyncClosing):
         return self._of_version(generation, version)
 
     def _of_version(self, generation: Generation, version: str) -> Generation:
-        """Raises EngineLostError if the server reports that it sampled from other weights than it was given."""
+        """Raises EngineLostError if the server reports different weights than the latest update."""
         if self._adapter is not None:  # the server's own version is that of the base, which never changes
             return replace(generation, weight_version=version, earlier_versions=())
         if generation.weight_version not in (None, version) or generation.earlier_versions:
@@ -154,7 +156,7 @@ class TrainedSGLang(AsyncClosing):
             self._asleep.remove(_WEIGHTS)
 
     async def update(self, model: Any, version: str) -> None:
-        """Write the weights to a new folder, and have the server load them; see `TrainedEngine.update`."""
+        """Write the weights to a new folder, and let the server load the folder; see `TrainedEngine.update`."""
         client, server = await self._started()
         self._version, self._updates = None, self._updates + 1
         folder = self._new_folder(model)
@@ -170,9 +172,9 @@ class TrainedSGLang(AsyncClosing):
         self._version = version
 
     async def _update_adapter(self, client: SGLangEngine, server: TrainingServer, model: Any, folder: Path) -> None:
-        """Load the adapter under a new name, use it in every request, and drop the previous one.
+        """Load the adapter under a new name, use the name in every request, and drop the previous adapter.
 
-        A request without a name would get the base model's answer, with no sign of it in the answer.
+        A request without a name would get the base model's answer, without any sign of the mistake.
         """
         save_adapter(model, folder)
         before, name = self._name, folder.name
@@ -187,7 +189,7 @@ class TrainedSGLang(AsyncClosing):
             shutil.rmtree(folder.with_name(before), ignore_errors=True)
 
     async def sleep(self) -> None:
-        """Have the server release its memory, if configured. The weights must be sent again."""
+        """Let the server release memory, if configured. The weights must be sent again."""
         server = self._server
         if self._sleeps and server is not None and not self._asleep:
             self._version = None
@@ -196,7 +198,7 @@ class TrainedSGLang(AsyncClosing):
             await server.told(server.control.release(self._asleep))
 
     def _new_folder(self, model: Any) -> Path:
-        """A folder whose name this server has never seen."""
+        """A folder with a name new to this server."""
         if self._scratch is None:
             self._scratch = self._make_scratch(model)
         return self._scratch / f"{self._prefix}v{self._updates}"
@@ -208,7 +210,7 @@ class TrainedSGLang(AsyncClosing):
     # The server
 
     async def _started(self) -> tuple[SGLangEngine, TrainingServer]:
-        """The client and the server, which is started or checked first. Raises ConfigError."""
+        """The client and the server, started or checked first. Raises ConfigError."""
         if self._client is None or self._server is None:
             server = await (self._launch() if self._url is None else self._attach(self._url))
             vocab_size = self._model.config.get_text_config().vocab_size
@@ -257,9 +259,9 @@ class TrainedSGLang(AsyncClosing):
         return server
 
     def _memory_share(self) -> float | None:
-        """The share of the GPU's free memory that the server may take: what the optimizer will need is left.
+        """The share of the GPU's free memory for the server. The memory for the optimizer is left free.
 
-        While the server sleeps, everything else that learning needs is available.
+        While the server sleeps, the memory for all other parts of learning is available.
         """
         if self._training.device != "cuda":
             return None
@@ -271,7 +273,7 @@ class TrainedSGLang(AsyncClosing):
         return float(max(ALONE_SHARE * (1 - _OPTIMIZER_BYTES * trained / free), 0.1))
 
     async def close(self) -> None:
-        """End the server if agentrl started it, and remove the files written for it. Safe to call twice."""
+        """End the server if started by agentrl, and remove the written files. Safe to call twice."""
         for part in (self._client, self._server):
             if part is not None:
                 await part.close()
@@ -280,7 +282,7 @@ class TrainedSGLang(AsyncClosing):
 
 
 def _check_route(route: str | None, adapter: weights.Adapter | None) -> None:
-    """Raises ConfigError for a route that this model cannot use."""
+    """Raises ConfigError for a route not usable with this model."""
     if route not in (None, "disk", "adapter"):
         raise ConfigError(f"engine_config.route is {route!r}; write disk or adapter, or leave it out")
     if route == "adapter" and adapter is None:
@@ -292,6 +294,6 @@ def _check_route(route: str | None, adapter: weights.Adapter | None) -> None:
 
 
 def _free_cached_memory() -> None:
-    """Release the device memory that torch keeps for itself."""
+    """Release the device memory reserved by torch."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

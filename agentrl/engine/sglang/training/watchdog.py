@@ -1,12 +1,12 @@
-"""Runs a command, and ends it with everything it started when the process that requested it is gone.
+"""Runs a command, and ends the command with all its processes when the requesting process is gone.
 
     python watchdog.py PARENT FOLDER COMMAND...
 
-PARENT is the requesting process's id; FOLDER is removed if PARENT could not do it. The command runs in a separate
-session and process group. It ends by itself, on SIGTERM to this program, or when PARENT is no longer the parent:
+PARENT is the requesting process's id. FOLDER is removed if PARENT could not do so. The command runs in a separate
+session and process group. The command ends unaided, on SIGTERM to this program, or when PARENT is no longer the parent:
 a killed trainer cannot clean up, and must leave no server running. The exit status is the command's.
 
-It runs as a file, so it imports only the standard library.
+The program runs as a file, and imports only the standard library.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask the command to end, then kill its process group: the command and everything it started."""
+    """Ask the command to end, then kill the process group: the command with all its processes."""
     if child.poll() is None:
         child.terminate()
         with suppress(subprocess.TimeoutExpired):

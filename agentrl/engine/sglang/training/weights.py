@@ -23,17 +23,17 @@ _SPARE = 1.3
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What a server must know about the LoRA adapter before it starts."""
+    """The facts about the LoRA adapter needed before the server starts."""
 
     rank: int
     modules: tuple[str, ...]
-    """The names of the linear layers that it changes, such as q_proj."""
+    """The names of the linear layers changed by the adapter, such as q_proj."""
 
     @classmethod
     def of(cls, model: Any) -> Adapter | None:
-        """None for a model without an adapter. A model with one is a peft model.
+        """None for a model without an adapter. A model with an adapter is a peft model.
 
-        Raises ConfigError if the adapter is on the image side: SGLang would leave that part out, without an error.
+        Raises ConfigError for an adapter on the image side: SGLang would leave the image side out, without an error.
         """
         if not has_adapter(model):
             return None
@@ -48,7 +48,7 @@ class Adapter:
 
 
 def save_whole(model: Any, tokenizer: Any, folder: Path, vision: Vision | None = None) -> None:
-    """Write the whole model, without the adapter if it has one, in its training type; `vision` is its image side."""
+    """Write the whole model, without any adapter, in the training type; `vision` is the image side."""
     if not has_adapter(model):
         save_model(model, tokenizer, folder, vision)
         return
@@ -67,9 +67,9 @@ def size_of(model: Any) -> int:
 
 
 def scratch_folder(run: Path, size: int, *, in_memory: bool) -> Path:
-    """A new folder for weights of `size` bytes: in memory if requested and there is room, else in the run.
+    """A new folder for weights of `size` bytes: in memory if requested and large enough, else in the run.
 
-    Removes folders that killed runs have left in the run. The run is locked against others.
+    Removes folders left in the run by killed runs. The run is locked against other processes.
     """
     for folder in run.glob(".weights-*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -80,5 +80,5 @@ def scratch_folder(run: Path, size: int, *, in_memory: bool) -> Path:
 
 
 def _fits(size: float) -> bool:
-    """Whether `size` bytes may be written to /dev/shm: by its own limit, and by the machine's free memory."""
+    """Whether `size` bytes fit into /dev/shm, by the limit of /dev/shm and by the machine's free memory."""
     return min(shutil.disk_usage(_MEMORY).free, free_ram()) > size
