@@ -1,8 +1,8 @@
-"""Workers: episodes in processes of their own. One interface, and two transports: pipes on one node, and Ray actors.
+"""Workers: episodes in separate processes. One interface, and two transports: pipes on one node, and Ray actors.
 
-The program that owns the run (the driver) keeps tasks, samples, rewards and groups. A worker keeps Envs, renderer and
-engine client, and plays episodes. `WorkerPool` sends requests to workers and replaces those that end. What a request
-is, only the worker's `Job` knows: `agentrl.rollout.remote` and `agentrl.slime.remote` each have one.
+The program that owns the run (the driver) holds tasks, samples, rewards and groups. A worker holds Envs, renderer and
+engine client, and plays episodes. `WorkerPool` sends requests to workers and replaces ended workers. Only the worker's
+`Job` knows the meaning of a request: `agentrl.rollout.remote` and `agentrl.slime.remote` each have a Job.
 """
 
 from agentrl.workers.base import Job, JobOrder, Transport, WorkerLink, WorkerLostError

@@ -16,16 +16,16 @@ from agentrl.workers.base import NoPlaceError, WorkerLostError
 from agentrl.workers.player import Player, answered, result_of
 
 _AT_ONCE = 100_000
-"""Messages that an actor answers at once: more than there are episodes. Ray's default is 1,000."""
+"""The most messages that an actor answers in parallel: more than there are episodes. Ray's default is 1,000."""
 _PLACE_S = 120.0
-"""Seconds for Ray to start an actor. It waits for ever, without a word, where the cluster has no CPU left."""
+"""Seconds for Ray to start an actor. In a cluster without a free CPU, Ray waits for ever, without a message."""
 _END_S = 5.0
 _VARIABLES = {"OMP_NUM_THREADS": "1", "RAY_USE_UVLOOP": "0"}
-"""As slime starts its own actors; one thread, because each worker has one CPU."""
+"""The variables of slime's own actors, with one thread, because each worker has one CPU."""
 _OPTIONS: dict[str, Any] = {
     "num_cpus": 1,
     "num_gpus": 0,
-    "max_restarts": 0,  # the pool starts another one: a restarted actor has lost its job
+    "max_restarts": 0,  # the pool starts a new actor: a restarted actor has lost the job
     "max_task_retries": 0,  # tools have effects
     "max_concurrency": _AT_ONCE,
     "scheduling_strategy": "SPREAD",
@@ -34,13 +34,13 @@ _OPTIONS: dict[str, Any] = {
 
 
 class WorkerActor:
-    """The process of a worker. It ends with its owner: it is not detached."""
+    """The process of a worker. The actor is not detached, and so ends with the owner."""
 
     def __init__(self, number: int) -> None:
         self._number, self._player = number, Player()
 
     def __repr__(self) -> str:
-        """How Ray marks the lines that it prints."""
+        """Ray's mark of the actor's printed lines."""
         return f"worker {self._number}"
 
     async def where(self) -> str:
@@ -50,11 +50,11 @@ class WorkerActor:
         return await answered(self._player, method, arguments)
 
     async def live(self) -> None:
-        """Never returns. So its caller learns when the process has ended."""
+        """Never returns. So the caller learns of the end of the process."""
         await asyncio.Event().wait()
 
     async def leave(self) -> None:
-        """Run what is registered for the end of this process: Ray kills it without that."""
+        """Run the exit handlers of this process: Ray kills the process without running them."""
         atexit._run_exitfuncs()
 
 
@@ -71,7 +71,9 @@ class ActorTransport:
             )
 
     async def open(self, number: int) -> ActorLink:
-        """Start an actor. Raises NoPlaceError if Ray has no place for it, and WorkerLostError if it ends at once."""
+        """Start an actor. Raises NoPlaceError if Ray has no place for an actor, and WorkerLostError if the actor ends
+        at once.
+        """
         actor = ray.remote(WorkerActor).options(name=None, **_OPTIONS).remote(number)
         try:
             async with asyncio.timeout(_PLACE_S):
@@ -115,7 +117,7 @@ class ActorLink:
         self._actor.ask.remote(method, arguments)
 
     def last_words(self) -> str:
-        return ""  # Ray has printed them, after the worker's number
+        return ""  # Ray has printed the lines, after the worker's number
 
     async def end(self) -> None:
         if not self._lost.done():
@@ -137,6 +139,6 @@ class ActorLink:
 
 
 def _reason(exc: RayActorError) -> str:
-    """Ray's account of an actor's end, which is many lines, in one."""
+    """Ray's account of an actor's end (many lines) in one line."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return " ".join(lines)[:400]

@@ -1,4 +1,4 @@
-"""The interfaces of workers: what a worker runs, and how its driver reaches it."""
+"""The interfaces of workers: a worker's job, and the driver's connection."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from agentrl.errors import ConfigError, InfraError
 
 START_S = 300.0
-"""Seconds for a worker to be ready: it imports the Env, and calls its `share`."""
+"""Seconds for a worker to be ready: the worker imports the Env, and calls `share`."""
 
 
 class WorkerLostError(InfraError):
-    """The process of a worker has ended. The message gives the worker, and how it ended."""
+    """The process of a worker has ended. The message gives the worker, and the cause."""
 
 
 class NoPlaceError(ConfigError):
@@ -23,32 +23,32 @@ class NoPlaceError(ConfigError):
 
 
 class Job(Protocol):
-    """What a worker runs. Opened by the async context manager that `JobOrder.opener` names."""
+    """The work of a worker. Opened by the async context manager of `JobOrder.opener`."""
 
     async def play(self, request: Any, aborted: Callable[[], bool]) -> Any:
-        """The answer to one request, which can be pickled. `aborted` is the flag of the rollout that sent it."""
+        """The answer to one request, as a picklable value. `aborted` is the flag of the requesting rollout."""
         ...
 
     def status(self) -> Any:
-        """What the worker's episodes are doing now, which can be pickled."""
+        """The present work of the worker's episodes, as a picklable value."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JobOrder:
-    """What a worker runs, as a value that can be sent."""
+    """The work of a worker, as a value to send."""
 
     opener: str
-    """The path of a function of `config`. It returns an async context manager, which gives a Job."""
+    """The path of a function of `config`. The function returns an async context manager for a Job."""
     config: Any
 
     def encoded(self) -> bytes:
-        """Raises ConfigError if a part of it cannot be sent."""
+        """Raises ConfigError if a part of the order cannot be sent."""
         return encoded(self, "the configuration of the workers")
 
 
 def encoded(value: Any, subject: str) -> bytes:
-    """The value as bytes. Raises ConfigError, which names `subject`, if it cannot be sent to another process."""
+    """The value as bytes. Raises ConfigError with `subject` for a value that cannot be sent to a process."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as exc:  # the pickle boundary: any object may be in there
@@ -62,7 +62,7 @@ class WorkerLink(Protocol):
     """The connection of the driver to one worker."""
 
     def name(self) -> str:
-        """The worker as messages name it, such as `worker 1 (process 4711)`."""
+        """The worker's name in messages, such as `worker 1 (process 4711)`."""
         ...
 
     async def ask(self, method: str, *arguments: Any) -> Any:
@@ -73,7 +73,7 @@ class WorkerLink(Protocol):
         ...
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Call a method without waiting for it. Nothing happens if the worker has ended."""
+        """Call a method without waiting for the result. Has no effect on an ended worker."""
         ...
 
     @property
@@ -82,11 +82,11 @@ class WorkerLink(Protocol):
         ...
 
     def last_words(self) -> str:
-        """The last lines that the worker has printed, if they are known here."""
+        """The last lines printed by the worker, if known here."""
         ...
 
     async def end(self) -> None:
-        """End the process, which has closed its Envs or will not. Safe to call twice."""
+        """End the process, after the worker has closed its Envs or failed to. Safe to call twice."""
         ...
 
 
@@ -98,5 +98,5 @@ class Transport(Protocol):
         ...
 
     async def open(self, number: int) -> WorkerLink:
-        """Start a worker. It is ready once `begin` has answered. Raises NoPlaceError."""
+        """Start a worker. The worker is ready once `begin` has answered. Raises NoPlaceError."""
         ...

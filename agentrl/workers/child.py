@@ -1,7 +1,7 @@
-"""The program of a worker that is a child process. Its arguments: an inherited socket, and the worker's number.
+"""The program of a worker that is a child process. The arguments: an inherited socket, and the worker's number.
 
-It ends when the socket is closed, or when its parent is gone: then it closes its Envs, and waits for that a bounded
-time.
+The program ends when the socket is closed, or when the parent is gone. At the end the worker closes its Envs, within a
+bounded time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentrl.workers.messages import MessageStream
 from agentrl.workers.player import Player, answered
 
 _POLL_S = 1.0
-"""Seconds between two looks for the parent. Some program that it started may keep the socket open."""
+"""Seconds between two checks for the parent. A program started by the parent may hold the socket open."""
 _CLOSE_S = 35.0
 """Seconds for Envs to be closed, once the driver is gone. An Env has `limits.close_s`, 30 by default."""
 
@@ -42,7 +42,7 @@ async def _serve(end: socket.socket) -> None:
                 task.add_done_callback(tasks.discard)
 
     async def watch() -> None:
-        while os.getppid() == parent:  # noqa: ASYNC110 - no event tells of another process's end
+        while os.getppid() == parent:  # noqa: ASYNC110 - no event tells of a foreign process's end
             await asyncio.sleep(_POLL_S)
 
     await asyncio.wait([asyncio.create_task(read()), asyncio.create_task(watch())], return_when="FIRST_COMPLETED")
@@ -51,7 +51,9 @@ async def _serve(end: socket.socket) -> None:
 
 
 def _be_silent() -> None:
-    """Nobody reads what this process prints any more: a print that fails must not disturb the closing of Envs."""
+    """Silence this process, as nobody reads the output any more: a failed print must not disturb the closing of
+    Envs.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -59,7 +61,7 @@ def _be_silent() -> None:
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are for the driver, which closes its workers
+        signal.signal(number, signal.SIG_IGN)  # signals are for the driver, and the driver closes the workers
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
@@ -68,7 +70,7 @@ def main() -> None:
         asyncio.run(_serve(socket.socket(fileno=descriptor)))
         status = 0
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # the driver prints it
+        sys.excepthook(*sys.exc_info())  # the driver prints the error
         raise
     finally:
         atexit._run_exitfuncs()  # temporary folders are removed

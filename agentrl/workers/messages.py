@@ -1,4 +1,4 @@
-"""Messages over a socket: each is a pickled value after its length in 8 bytes. Both ends are our own processes."""
+"""Messages over a socket: a pickled value after the value's length in 8 bytes. Both ends are our own processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIZE = 8
 class MessageStream:
     """One end of the connection between a driver and a worker, in an event loop.
 
-    Writing never waits: a driver and a worker that both write large messages would wait for each other.
+    Writing never waits: otherwise a driver and a worker that both write large messages would wait for each other.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -24,7 +24,7 @@ class MessageStream:
         return cls(*await asyncio.open_connection(sock=end, limit=1 << 20))
 
     def send(self, message: Any) -> None:
-        """Send a message. Nothing happens if the other end is closed: the reader learns that."""
+        """Send a message. Has no effect if the other end is closed: the reader learns of the end."""
         if self._writer.is_closing():
             return
         body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)

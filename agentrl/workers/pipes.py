@@ -25,18 +25,18 @@ log = logging.getLogger("agentrl")
 
 _PROGRAM = "from agentrl.workers.child import main; main()"
 _END_S = 5.0
-"""Seconds for a process to end by itself. Then it is killed."""
+"""Seconds for a process to end unaided, before a kill."""
 _LINES = 60
 """How many of a worker's last lines are kept for an error message."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""Workers compute little: a pool of threads in each would only disturb the others."""
+"""Workers compute little: a pool of threads in each worker would only disturb the other workers."""
 
 
 class PipeTransport:
     """Starts workers as child processes.
 
-    They end with this process, even if it is killed. Ctrl-C does not reach them: this process closes them. What they
-    print appears on this process's stderr, each line with the worker's number.
+    Workers end with this process, even after a kill. Ctrl-C does not reach workers: this process closes all workers.
+    Printed lines appear on this process's stderr, each line with the worker's number.
     """
 
     async def check(self, count: int) -> None:
@@ -55,7 +55,7 @@ class PipeTransport:
 
 
 class WorkerProcess:
-    """The child process, the thread that prints its lines, and the thread that waits for its end."""
+    """The child process, a thread for the printed lines, and a thread that waits for the end."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -68,12 +68,12 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(descriptor,),
-            start_new_session=True,  # Ctrl-C is for the driver, which closes its workers
+            start_new_session=True,  # Ctrl-C is for the driver, and the driver closes the workers
         )
         theirs.close()
         self.lines: deque[str] = deque(maxlen=_LINES)
         self.ended: Future[int] = Future()
-        """The exit status, as soon as the process has ended. Its last lines are known by then."""
+        """The exit status, as soon as the process has ended. The last lines are known by then."""
         self._printer = self._thread(self._print)
         self._thread(self._wait)
 
@@ -103,7 +103,7 @@ class WorkerProcess:
 
     def _wait(self) -> None:
         status = self._process.wait()
-        self._printer.join(1.0)  # a program that the worker has started may keep its stderr open
+        self._printer.join(1.0)  # a program started by the worker may hold stderr open
         self.ended.set_result(status)
 
 
@@ -143,7 +143,7 @@ class PipeLink:
         return "\n".join(self._process.lines)
 
     async def end(self) -> None:
-        """Close the connection, after which the process ends by itself; if it does not, kill it."""
+        """Close the connection, so the process ends unaided; otherwise kill the process."""
         self._stream.close()
         await self._ended_soon()
         await asyncio.wait([self._reading, self._watching])
@@ -158,14 +158,16 @@ class PipeLink:
                     answer.set_result(outcome)
 
     async def _watch(self) -> None:
-        """Note the end of the process. Its connection alone does not tell: what it has started may keep it open."""
+        """Note the end of the process. The connection alone does not tell: children of the process may hold the
+        connection open.
+        """
         ended = asyncio.wrap_future(self._process.ended)
         waited: list[asyncio.Future[Any]] = [ended, self._reading]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         self._lose(await self._ended_soon())
 
     async def _ended_soon(self) -> int:
-        """The exit status of a process that cannot be heard any more: it ends by itself, or is killed."""
+        """The exit status of a process without a connection: the process ends unaided, or is killed."""
         ended = asyncio.wrap_future(self._process.ended)
         await asyncio.wait([ended], timeout=_END_S)
         if not ended.done():
@@ -192,6 +194,6 @@ def _how(status: int) -> str:
 
 
 def _python_path() -> str:
-    """Where the process finds this agentrl, and what else this process finds."""
+    """The import path for the process: this agentrl first, then the present import path."""
     package_folder = str(Path(__file__).parents[2])
     return os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH", ""))))

@@ -1,4 +1,4 @@
-"""The worker's side: it opens the job, and answers requests of the driver. The same for each transport."""
+"""The worker's side, the same for each transport: opens the job, and answers requests of the driver."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from agentrl.errors import AgentRLError
 from agentrl.workers.base import Job, JobOrder, encoded
 
 _GC_THRESHOLDS = (20_000, 50, 100)
-"""Live episodes are many objects that never die young. This process is ours, so it may collect less often."""
+"""Live episodes are many objects that never die young. This process is ours, and so may collect less often."""
 
 Outcome = tuple[bytes | None, "tuple[str, str, str] | None"]
-"""A pickled result, or the error: its class, its text and its traceback."""
+"""A pickled result, or the error: class, text and traceback."""
 
 
 class Player:
-    """Plays episodes for a driver. Each public method is one message of the driver; all run in one event loop."""
+    """Plays episodes for a driver. Each public method is a message from the driver. One event loop runs all."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._playing: dict[int, asyncio.Future[Any]] = {}
         self._aborted = -1
-        """The last epoch that the driver has aborted."""
+        """The last epoch aborted by the driver."""
         self._job: Job | None = None
 
     async def begin(self, order: bytes, search_path: Sequence[str]) -> int:
-        """Open the job, and return the id of this process. Raises what opening it raises."""
+        """Open the job, and return the id of this process. Raises any error of the opening."""
         sys.path.extend(folder for folder in search_path if folder not in sys.path)
         job: JobOrder = pickle.loads(order)
         opening = asyncio.ensure_future(self._stack.enter_async_context(load_object(job.opener)(job.config)))
@@ -45,7 +45,7 @@ class Player:
         return os.getpid()
 
     async def play(self, key: int, epoch: int, aborted: int, request: bytes) -> Any:
-        """The job's answer to a request of an epoch. `aborted` is the last epoch that the driver has aborted."""
+        """The job's answer to a request of an epoch. `aborted` is the last epoch aborted by the driver."""
         assert self._job is not None, "the driver waits until this worker is ready"
         self.abort(aborted)
         playing = self._job.play(pickle.loads(request), lambda: epoch <= self._aborted)
@@ -64,14 +64,14 @@ class Player:
             task.cancel()
 
     def abort(self, epoch: int) -> None:
-        """Abort the episodes of this epoch and of those before it. Later episodes are not touched."""
+        """Abort the episodes of this epoch and of earlier epochs. Later episodes are not touched."""
         self._aborted = max(self._aborted, epoch)
 
     async def status(self) -> Any:
         return None if self._job is None else self._job.status()
 
     async def close(self) -> None:
-        """Cancel all episodes, which closes their Envs, and close the job."""
+        """Cancel all episodes, so their Envs close, and close the job."""
         tasks = list(self._playing.values())
         for task in tasks:
             task.cancel()
@@ -86,7 +86,7 @@ async def answered(player: Player, method: str, arguments: Sequence[Any]) -> Out
         result_or_coroutine = getattr(player, method)(*arguments)
         result = await result_or_coroutine if asyncio.iscoroutine(result_or_coroutine) else result_or_coroutine
         return encoded(result, "the answer of an episode"), None
-    except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the boundary of the process: the driver raises it
+    except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the boundary of the process: the driver raises the error
         return None, _described(exc)
 
 
@@ -103,8 +103,9 @@ def _is_own(cls: type) -> bool:
 
 
 def result_of(outcome: Outcome, worker: str) -> Any:
-    """The result that a worker sent. Raises the error that it sent: agentrl's own as what it was, others as
-    RuntimeError with the worker's traceback."""
+    """The result from a worker. Raises the worker's error: agentrl's own errors under the same class, all others as
+    RuntimeError with the worker's traceback.
+    """
     result, error = outcome
     if error is not None:
         name, text, traceback = error

@@ -1,4 +1,4 @@
-"""The driver's side: sends each request to the least busy worker, and replaces workers that end."""
+"""The driver's side: sends each request to the least busy worker, and replaces ended workers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from agentrl.workers.base import START_S, JobOrder, NoPlaceError, Transport, Wor
 log = logging.getLogger("agentrl")
 
 _STARTS = 2
-"""A worker that ends so often in a row before it is ready ends the run."""
+"""The run ends after so many consecutive failed starts of a worker."""
 _FRUITLESS = 5
-"""A worker that ends so often in a row without having finished an episode ends the run."""
+"""The run ends after so many consecutive ends of a worker without a finished episode."""
 _CLOSE_S = 35.0
 """Seconds for a worker to close its Envs. An Env has `limits.close_s`, 30 by default."""
 
@@ -30,26 +30,26 @@ class WorkerAnswer:
 
     result: Any
     worker: str
-    """The process that gave it: `home` of a later request that needs its memory."""
+    """The answering process: the `home` of a later request that needs the process's memory."""
     lost: Sequence[str] = ()
-    """Why workers ended that played it before."""
+    """The causes of earlier ends of workers with this request."""
 
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """The place of one worker: its present process, and what came before."""
+    """The place of one worker: the present process, and the history."""
 
     number: int
     link: WorkerLink | None = None
     ready: bool = False
     pending: int = 0
     starts: int = 0
-    """How often in a row it ended before it was ready."""
+    """Consecutive ends before the worker was ready."""
     fruitless: int = 0
-    """How often in a row it ended without having finished an episode."""
+    """Consecutive ends without a finished episode."""
     lives: int = 0
     pid: int | None = None
-    """The process id of a worker that is or was ready, on its node."""
+    """The process id, on the node, of a worker that is or was ready."""
 
     @property
     def home(self) -> str:
@@ -59,20 +59,20 @@ class _Seat:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerPool:
-    """`size` workers that run one job. Use it in one event loop.
+    """`size` workers that run one job. Use the pool in one event loop.
 
-    A request goes to the ready worker with the fewest pending ones. If the worker ends, the request is sent once to
-    another one, and the cause is logged and returned. If that one ends, too, WorkerLostError is raised. A worker that
-    has ended is replaced. If it ends twice in a row before it is ready, or again and again without finishing an
-    episode, each request raises ConfigError with the worker's last words. Whether a worker has ended is judged by its
-    process alone: a slow one is not dead.
+    A request goes to the ready worker with the fewest pending requests. If the worker ends, the request is sent once
+    more to a second worker, and the cause is logged and returned. If the second worker ends, too, WorkerLostError is
+    raised. An ended worker is replaced. If a worker ends twice in a row before being ready, or again and again without
+    finishing an episode, each request raises ConfigError with the worker's last words. Only the end of the process
+    counts as the end of a worker: a slow worker is not dead.
     """
 
     transport: Transport
     order: JobOrder
     size: int
     epoch: int = 0
-    """The number of the rollout that requests are sent for. An abort concerns this one and those before it."""
+    """The number of the rollout of new requests. An abort concerns this epoch and earlier epochs."""
     _aborted: int = -1
     _order: bytes = b""
     _seats: list[_Seat] = field(default_factory=list)
@@ -99,7 +99,7 @@ class WorkerPool:
         await self.close()
 
     async def play(self, request: bytes, *, home: str = "") -> WorkerAnswer:
-        """The answer to an encoded request. `home` is the worker that should play it, if it still lives."""
+        """The answer to an encoded request. `home` is the preferred worker, if still alive."""
         lost: list[str] = []
         while True:
             seat = await self._chosen(home)
@@ -123,7 +123,7 @@ class WorkerPool:
         try:
             result = await asking
         except WorkerLostError:
-            seat.ready = seat.ready and seat.link is not link  # its keeper may not know yet
+            seat.ready = seat.ready and seat.link is not link  # the seat's keeper may not know yet
             raise
         except asyncio.CancelledError:
             link.tell("cancel", key)
@@ -137,7 +137,7 @@ class WorkerPool:
         return result
 
     async def _chosen(self, home: str) -> _Seat:
-        """The worker named `home`, or the ready one with the fewest pending requests."""
+        """The worker named `home`, or the ready worker with the fewest pending requests."""
         if self._fatal is None and home:
             for seat in self._seats:
                 if seat.ready and seat.home == home:
@@ -146,20 +146,20 @@ class WorkerPool:
         return min((seat for seat in self._seats if seat.ready), key=lambda seat: seat.pending)
 
     async def _until(self, condition: Any) -> None:
-        """Wait for a change of the workers. Raises what ended the pool."""
+        """Wait for a change of the workers. Raises the error that ended the pool."""
         while self._fatal is None and not condition():
             await asyncio.shield(self._changed)
         if self._fatal is not None:
             raise self._fatal.with_traceback(None)
 
     def abort(self) -> asyncio.Future[list[Any]]:
-        """Abort the episodes of the present epoch, wherever they are. The future is done when each worker knows."""
+        """Abort the episodes of the present epoch, wherever played. The future is done when each worker knows."""
         self._aborted = self.epoch
         links = [seat.link for seat in self._seats if seat.link is not None]
         return asyncio.gather(*(link.ask("abort", self.epoch) for link in links), return_exceptions=True)
 
     def next_epoch(self) -> None:
-        """The next rollout begins: what aborted the last one does not concern it."""
+        """Begin the next rollout. The last rollout's abort does not concern the new epoch."""
         self.epoch += 1
 
     @property
@@ -168,13 +168,13 @@ class WorkerPool:
         return sum(seat.lives for seat in self._seats)
 
     async def status(self) -> list[Any]:
-        """What the episodes of each ready worker are doing."""
+        """The present work of each ready worker's episodes."""
         links = [seat.link for seat in self._seats if seat.ready and seat.link is not None]
         replies = await asyncio.gather(*(link.ask("status") for link in links), return_exceptions=True)
         return [reply for reply in replies if not isinstance(reply, BaseException)]
 
     async def close(self) -> None:
-        """Have each worker close its Envs, and end it, even if the caller is cancelled. Safe to call twice."""
+        """Let each worker close its Envs, and end each worker, even if the caller is cancelled. Safe to call twice."""
         await asyncio.shield(asyncio.ensure_future(self._close()))
 
     async def _close(self) -> None:
@@ -190,13 +190,13 @@ class WorkerPool:
         await asyncio.gather(*map(_closed, links))
 
     async def _keep(self, seat: _Seat) -> None:
-        """Start a worker, and another one each time it has ended."""
+        """Start a worker, and a replacement after each end."""
         try:
             while True:
                 link = seat.link = None
                 try:
                     link = seat.link = await self.transport.open(seat.number)
-                    async with asyncio.timeout(START_S):  # not wait_for, which may swallow a cancellation
+                    async with asyncio.timeout(START_S):  # wait_for may swallow a cancellation
                         seat.pid = await link.ask("begin", self._order, sys.path)
                     lost = await self._lived(seat, link)
                 except WorkerLostError as exc:
@@ -209,17 +209,17 @@ class WorkerPool:
             ready = sum(other.ready for other in self._seats)
             if seat.lives and ready:
                 log.warning("%s; %d workers are left", exc, ready)
-            else:  # the pool begins with all of its workers
+            else:  # the pool begins with all workers
                 self.fail(exc)
         except TimeoutError:
             self.fail(
                 ConfigError(f"worker {seat.number} was not ready after {START_S:g} s; does the Env's share wait?")
             )
-        except Exception as exc:  # noqa: BLE001 - whatever it is, each request raises it
+        except Exception as exc:  # noqa: BLE001 - each request raises the error
             self.fail(exc)
 
     async def _lived(self, seat: _Seat, link: WorkerLink) -> WorkerLostError:
-        """The end of a worker that is ready."""
+        """The end of a ready worker."""
         seat.lives, seat.starts = seat.lives + 1, 0
         seat.ready = True
         self._wake()
@@ -229,7 +229,7 @@ class WorkerPool:
         return lost
 
     def _judge(self, seat: _Seat, link: WorkerLink | None, lost: WorkerLostError) -> None:
-        """Raises ConfigError if no other worker should take the place of this one."""
+        """Raises ConfigError if no worker should replace this worker."""
         often = ""
         if seat.starts >= _STARTS:
             often = "ended again before it was ready"
@@ -248,7 +248,7 @@ class WorkerPool:
         self._wake()
 
     def _wake(self) -> None:
-        """Have those who wait for a worker look again."""
+        """Wake the callers waiting for a worker."""
         changed, self._changed = self._changed, asyncio.get_running_loop().create_future()
         if not changed.done():
             changed.set_result(None)

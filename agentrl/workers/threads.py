@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for a pool that several event loops use."""
+"""An event loop in a separate thread, for a pool shared by several event loops."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class LoopThread:
         self._starting = threading.Lock()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. A cancelled caller cancels it."""
+        """The coroutine's result. A cancelled caller cancels the coroutine."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._started()))
 
     def run_here(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The same for a caller without an event loop, which is blocked meanwhile."""
+        """Like `run`, for a caller without an event loop. The caller is blocked meanwhile."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._started()).result()
 
     def stop(self) -> None:
