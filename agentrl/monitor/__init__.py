@@ -1,4 +1,4 @@
-"""Metrics of a run's episodes, and the canaries and numerics that watch them.
+"""Metrics of a run's episodes, and canaries and numerics to watch the metrics.
 
 Plain numbers, no torch: the embedded trainer, `agentrl eval` and the hooks under slime use the same code.
 """

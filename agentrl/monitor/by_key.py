@@ -25,22 +25,22 @@ _DRAWN_AT_ONCE = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A mean reward and its 95 % interval, all None if no episode was valid."""
+    """A mean reward and the 95 % interval, all None if no episode was valid."""
 
     mean: float | None
     low: float | None
     high: float | None
     tasks: int
-    """Tasks with at least one valid episode that was scored. Only these count."""
+    """Tasks with at least one valid, scored episode. Only these count."""
     failed: int
-    """Episodes that failed or were aborted."""
+    """Failed and aborted episodes."""
 
     def to_json(self) -> dict[str, JSON]:
         return {"mean": self.mean, "interval": [self.low, self.high], "tasks": self.tasks, "failed": self.failed}
 
 
 def value_of(task: Task, key: str) -> str:
-    """The text of metadata[key]. Raises ConfigError if it is neither text, a number nor a boolean."""
+    """The text of metadata[key]. Raises ConfigError unless the value is text, a number or a boolean."""
     value = task.metadata.get(key)
     if isinstance(value, str | int | float):
         return str(value)
@@ -57,12 +57,12 @@ def score_of(values: Sequence[float], failed: int = 0, *, seed: int = 0) -> Scor
 
 
 def scores_by(key: str, groups: Sequence[Sequence[Trajectory]], *, seed: int = 0) -> tuple[Mapping[str, Score], Score]:
-    """The score of each value of the key, in the order of the tasks, and their average. `groups` are episodes by task,
-    at least one of each.
+    """The score of each value of the key, in the order of the tasks, and the scores' average. `groups` are episodes by
+    task, at least one for each task.
 
-    A task's reward is the mean of its valid episodes. An interval holds the middle 95 % of the means of resampled
-    tasks; if all rewards are equal, its width is 0. The average is the unweighted mean of the scores, regardless of
-    their numbers of tasks, and None if one score is None. Raises ConfigError as `value_of` does.
+    A task's reward is the mean of the task's valid episodes. An interval holds the middle 95 % of the means of
+    resampled tasks; if all rewards are equal, the width is 0. The average is the unweighted mean of the scores,
+    whatever the numbers of tasks, and None if a score is None. Raises ConfigError as `value_of` does.
     """
     import numpy as np
 

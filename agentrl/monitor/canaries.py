@@ -1,7 +1,7 @@
-"""Canaries: checks that stop a run early if it cannot be learning, and give the reason.
+"""Canaries: checks that stop a run early if the run cannot be learning, and give the reason.
 
-They read only the metrics of each step, so any host can use them. They start afresh when a run is resumed, because the
-cause may have been fixed.
+Canaries read only the metrics of each step, so any host can use canaries. After a resume, canaries start afresh,
+because the cause may have been fixed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentrl.monitor.metrics import RolloutMetrics
 _WINDOW, _FAILING_SHARE = 10, 0.05
 """Failing groups are counted over this many steps, and must be this share of all groups."""
 _BASELINE_STEPS, _BASELINE_AT_LEAST = 10, 3
-"""A jump is measured against this many steps: the last ones without a jump."""
+"""A jump is measured against this many steps: the last steps without a jump."""
 
 
 class CanaryConfig(BaseModel):
@@ -28,23 +28,25 @@ class CanaryConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     no_trainable_tokens: bool = True
-    """Stop at a step in which no token can be trained."""
+    """Stop at a step without trainable tokens."""
     no_tool_calls: int = Field(default=10, ge=0)
     """Stop after this many steps in a row without any tool call, if there are tools. 0: never."""
     bad_call_jump: float = Field(default=0.5, ge=0, le=1)
     """Stop if the share of turns with a wrong tool call is this much higher than before. 0: never."""
     bad_call_steps: int = Field(default=3, gt=0)
-    """For how many steps in a row it must be that high."""
+    """Consecutive steps with such a share before a stop."""
     zero_advantage: int = Field(default=10, ge=0)
-    """Warn after this many steps in a row in which all groups had equal rewards. 0: never."""
+    """Warn after this many consecutive steps with equal rewards in every group. 0: never."""
     failing_groups: int = Field(default=3, ge=0)
     """Warn if in this many of the last ten steps every episode of some groups failed. 0: never."""
     learned_by_heart: bool = True
-    """Warn after a warm start that has learned its demonstrations by heart. To find out, up to 32 of 160 or more
-    demonstrations are kept apart, if the warm start reads each more than once."""
+    """Warn after a warm start that has learned the demonstrations by heart. For the test, up to 32 of 160 or more
+    demonstrations are held out, if the warm start reads each demonstration more than once.
+    """
     tool_errors: bool = True
-    """Warn at the first unexpected exception of each type in each tool. It is a bug that the model reads as an
-    answer."""
+    """Warn at the first unexpected exception of each type in each tool. Such an exception is a bug, but the model reads
+    an answer.
+    """
 
 
 class Canaries:
@@ -73,7 +75,7 @@ class Canaries:
         ]
 
     def _trainable_tokens(self, step: int, metrics: RolloutMetrics) -> None:
-        # The user asked to mask overlong episodes, and a step may hold nothing else.
+        # The user asked to mask overlong episodes, and a step may hold only overlong episodes.
         asked_for = 0 < metrics.sampled_tokens == metrics.masked_tokens.get("overlong", 0)
         if self._config.no_trainable_tokens and metrics.trained_tokens == 0 and not asked_for:
             raise CanaryError(
@@ -161,8 +163,8 @@ _FAR, _ERRORS = 2.0, 3.0
 
 
 def learned_by_heart(learned: Sequence[float], apart: Sequence[float]) -> str | None:
-    """The warning about a warm start, from the mean loss a token of demonstrations that it learned, and of some that it
-    did not. None if the losses are alike: the second may be at most twice the first, or what chance explains.
+    """The warning about a warm start, from the mean loss per token of learned and of held-out demonstrations. None if
+    the losses are alike: the second may be at most twice the first, or within chance.
 
     Chance: three standard errors of the difference between the means.
     """

@@ -1,4 +1,4 @@
-"""The mean reward of the episodes so far, which commands show, and how many episodes have no reward."""
+"""The mean reward of the episodes so far, for display in commands, and the number of episodes without a reward."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from agentrl.trajectory.trajectory import Trajectory, role_of
 
 @dataclass(slots=True)
 class Earned:
-    """The rewards of some episodes. The rule for an episode without a reward: it earned 0 if any other episode was
-    rewarded. Otherwise it is unscored, and so are all others.
+    """The rewards of some episodes. An episode without a reward earned 0 if any other episode was rewarded. Otherwise
+    all episodes are unscored.
     """
 
     total: float = 0.0
     rewarded: int = 0
     unrewarded: int = 0
     failed: int = 0
-    """Episodes that failed or were aborted. They are in no mean."""
+    """Failed and aborted episodes, left out of every mean."""
 
     @classmethod
     def of(cls, episodes: Iterable[Trajectory]) -> Self:
@@ -61,8 +61,9 @@ class Earned:
 
 
 def rewards_by_role(episodes: Iterable[Trajectory]) -> Mapping[str, Sequence[float]]:
-    """What is trained on, by the roles of an agent's branches: the rewards of the valid episodes. "": the main line's,
-    and those of episodes without rewards of branches."""
+    """The rewards of the valid episodes, as trained on, by the roles of an agent's branches. "": the main line's
+    rewards, and the rewards of episodes without rewards for branches.
+    """
     by_role: dict[str, list[float]] = {}
     for episode in episodes:
         for name, reward in episode.earned.items() if episode.is_valid else ():
@@ -72,5 +73,7 @@ def rewards_by_role(episodes: Iterable[Trajectory]) -> Mapping[str, Sequence[flo
 
 
 def rewards_of(episodes: Iterable[Trajectory]) -> Sequence[float]:
-    """The rewards of the valid episodes. Unscored ones have none: see `agentrl.rollout.groups.settle_rewards`."""
+    """The rewards of the valid episodes. Unscored episodes have no reward: see
+    `agentrl.rollout.groups.settle_rewards`.
+    """
     return [episode.reward for episode in episodes if episode.is_valid and episode.reward is not None]

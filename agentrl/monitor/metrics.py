@@ -18,23 +18,23 @@ from agentrl.types import JSON, CheckCounts, StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeMetrics:
-    """Figures of one episode, from which the metrics are computed."""
+    """Figures of one episode, the input of the metrics."""
 
     stop: StopReason | None
     turns: int = 0
     bad_calls: int = 0
-    """Turns with a tool call that could not be read, names no tool or has arguments that do not fit."""
+    """Turns with an unreadable tool call, an unknown tool or wrong arguments."""
     tools: int = 0
-    """Number of tools that the model had."""
+    """Number of tools offered to the model."""
     tool_calls: int = 0
     response_length: int = 0
     failure: str | None = None
-    """`kind/boundary` of the failure, if there was one."""
+    """`kind/boundary` of the failure, if any."""
     failed_at: str | None = None
-    """Line and type of the failure, if there was one; see `failed_at`."""
+    """Line and type of the failure, if any; see `failed_at`."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     role_rewards: Mapping[str, float] = field(default_factory=dict)
-    """Of an agent whose branches have rewards: the mean of each role; see `role_rewards`."""
+    """For an agent with rewards on branches: the mean of each role; see `role_rewards`."""
     tool_errors: Mapping[str, int] = field(default_factory=dict)
     refused_hosts: Mapping[str, int] = field(default_factory=dict)
     observation_tokens_cut: int = 0
@@ -67,8 +67,7 @@ class EpisodeMetrics:
 
     @staticmethod
     def said_in(info: Mapping[str, JSON]) -> dict[str, JSON]:
-        """The fields found in an episode's `info`. Values of other types, which an Env may have put there, are
-        ignored."""
+        """The fields in an episode's `info`. Values of other types, possibly put there by an Env, are ignored."""
         counts = {name: info.get(name) for name in _COUNTED}
         by_key = {name: info.get(name) for name in _COUNTED_BY_KEY}
         return {
@@ -81,7 +80,7 @@ class EpisodeMetrics:
 
     @property
     def valid(self) -> bool:
-        """Whether its reward is evidence about the policy: the episode neither failed nor was aborted."""
+        """Whether the reward is evidence about the policy: the episode neither failed nor was aborted."""
         return self.stop not in (StopReason.FAILED, StopReason.ABORTED)
 
     @property
@@ -96,28 +95,30 @@ class RolloutMetrics:
     reward_mean: float = 0.0
     reward_std: float = 0.0
     reward_parts: Mapping[str, float] = field(default_factory=dict)
-    """The mean of each part over the episodes that have it."""
+    """The mean of each part over the episodes with the part."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
-    """The mean reward of each role of an agent's branches, over the episodes that have it."""
+    """The mean reward of each role of an agent's branches, over the episodes with the role."""
     response_length_mean: float = 0.0
     turns_mean: float = 0.0
     episodes: int = 0
     failed_episodes: int = 0
     unscored_episodes: int = 0
-    """Valid episodes without a reward. They are in no mean of rewards."""
+    """Valid episodes without a reward, left out of every mean of rewards."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Episodes by `kind/boundary` of their failure."""
     failed_at: Mapping[str, int] = field(default_factory=dict)
-    """Episodes by the line of the Env's code at which they failed, and the type of the error."""
+    """Failed episodes by the line of the Env's code and the type of the error."""
     failed_groups: int = 0
     """Groups in which every episode failed."""
     samples: int = 0
     """Token sequences, one for each segment."""
     groups: int = 0
     zero_advantage_groups: int = 0
-    """Groups in which all rewards are equal."""
+    """Groups with equal rewards (zero advantage)."""
     uncredited_groups: int = 0
-    """Under `credit: turn`, those among them whose steps were rewarded differently. They teach nothing either."""
+    """Zero-advantage groups with different step rewards, under `credit: turn`. Such groups have no learning signal
+    either.
+    """
     stops: Mapping[str, int] = field(default_factory=dict)
     resumes: int = 0
     restarts: int = 0
@@ -125,31 +126,33 @@ class RolloutMetrics:
     tool_call_rate: float = 0.0
     """Share of the episodes with tools in which the model called an existing tool."""
     bad_call_rate: float = 0.0
-    """Share of the turns with a tool call that could not be read, names no tool or has arguments that do not fit."""
+    """Share of the turns with an unreadable tool call, an unknown tool or wrong arguments."""
     truncation_rate: float = 0.0
     """Share of the episodes ended by a bound on tokens or time."""
     tool_errors: Mapping[str, int] = field(default_factory=dict)
     """Unexpected exceptions in tools, as `tool:Type`."""
     refused_hosts: Mapping[str, int] = field(default_factory=dict)
-    """Requests of sandboxes to hosts that are not on their list, by `host:port`; the ten most common."""
+    """Requests of sandboxes to hosts not allowed, by `host:port`; the ten most common."""
     observation_tokens_cut: int = 0
     special_tokens: int = 0
-    """Special tokens in users' text, tools and documents. Unless they are encoded as text, they can forge turns."""
+    """Special tokens in users' text, tools and documents. Unless encoded as text, special tokens can forge turns."""
     result_differs: int = 0
-    """Episodes of an agent whose `run` returned text that no reply of the model equals or holds."""
+    """Episodes of an agent whose `run` returned text neither equal to nor part of any reply of the model."""
     bridges_checked: int = 0
-    """Bridges that were rendered to compare them with the memo: about one in 64."""
+    """Bridges rendered for a comparison with the memo: about one in 64."""
     bridges_different: int = 0
-    """Bridges among them that differed. Anything but 0 is a bug; the memo is then off, and the right text was taken."""
+    """Checked bridges with a difference. Any value but 0 is a bug; the memo is then off, and the right text was
+    taken.
+    """
     encodes_checked: int = 0
-    """Texts that the fast BPE and the tokenizer both encoded: about one in 64 (`AGENTRL_FAST_BPE`)."""
+    """Texts encoded by both the fast BPE and the tokenizer: about one in 64 (`AGENTRL_FAST_BPE`)."""
     encodes_different: int = 0
-    """Those among them with other tokens. The fast BPE is then off, and the tokenizer's tokens were taken."""
+    """Checked texts with different tokens. The fast BPE is then off, and the tokenizer's tokens were taken."""
     sampled_tokens: int = 0
     trained_tokens: int = 0
     masked_tokens: Mapping[str, int] = field(default_factory=dict)
     prefix_breaks: int | None = None
-    """Generations whose prompt was changed after it was sent. Anything but 0 is a bug. None if it cannot be counted."""
+    """Generations with a prompt changed after sending. Any value but 0 is a bug. None if unknown."""
 
     @classmethod
     def of(
@@ -163,7 +166,7 @@ class RolloutMetrics:
         unscored: int = 0,
         prefix_breaks: int | None = None,
     ) -> Self:
-        """Compute them from the episodes, and from the rewards of the valid ones by group."""
+        """Compute the metrics from the episodes, and from the rewards of valid episodes by group."""
         valid = [episode for episode in episodes if episode.valid]
         return cls(
             **_of_all(episodes),
@@ -181,8 +184,9 @@ class RolloutMetrics:
 
     @classmethod
     def of_groups(cls, groups: Sequence[Sequence[Trajectory]]) -> Self:
-        """Compute them from groups of trajectories. Raises LedgerError unless every sampled token is trained or
-        masked."""
+        """Compute the metrics from groups of trajectories. Raises LedgerError unless every sampled token is trained or
+        masked.
+        """
         trajectories = [trajectory for group in groups for trajectory in group]
         segments = [segment for trajectory in trajectories for segment in trajectory.segments]
         return cls.of(
@@ -197,22 +201,22 @@ class RolloutMetrics:
 
     @property
     def reward(self) -> float | None:
-        """The mean reward, or None if no episode has one."""
+        """The mean reward, or None without any rewarded episode."""
         return self.reward_mean if self.episodes > self.failed_episodes + self.unscored_episodes else None
 
     def to_json(self) -> dict[str, JSON]:
-        """Every metric by its name. Metrics that could not be counted are left out."""
+        """Every metric by name. Unknown metrics are left out."""
         values = {metric.name: getattr(self, metric.name) for metric in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 _PLACES = 10
-"""The most common lines of failures, and refused hosts, that are kept."""
+"""The number of most common failure lines, and of refused hosts, in the metrics."""
 _COUNTED = ("observation_tokens_cut", "special_tokens", "result_differs")
 """Counts in an episode's `info`."""
 _COUNTED_BY_KEY = ("tool_errors", "refused_hosts")
 _SUMMED = ("resumes", "restarts", *(count_field.name for count_field in fields(CheckCounts)), *_COUNTED)
-"""Metrics that are the sum of an episode's field of the same name."""
+"""Metrics computed as the sum of an episode's field of the same name."""
 
 
 def failed_at(failure: Failure) -> str:
@@ -221,13 +225,13 @@ def failed_at(failure: Failure) -> str:
 
 
 def role_rewards(trajectory: Trajectory) -> dict[str, float]:
-    """The mean reward of the branches of each role, that of the main line as `main`. Empty without such rewards."""
+    """The mean reward of the branches of each role. The main line's role is `main`. Empty without such rewards."""
     by_role = rewards_by_role([trajectory]) if trajectory.branch_rewards else {}
     return {role or "main": statistics.fmean(rewards) for role, rewards in by_role.items()}
 
 
 def _of_all(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
-    """The metrics that count every episode, failed and aborted ones too."""
+    """The metrics over every episode, including failed and aborted episodes."""
     return {
         "episodes": len(episodes),
         "failures": dict(Counter(episode.failure for episode in episodes if episode.failure)),

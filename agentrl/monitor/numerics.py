@@ -1,8 +1,8 @@
-"""Do engine and trainer agree? The log-probs of the same tokens from both, compared at each step.
+"""Do engine and trainer agree? Each step compares both log-probs of the same tokens.
 
-Both should give a token that was just sampled the same log-prob. A difference acts as if the policy had moved before
-the first update. A wrong temperature, a mask that is off by one, or stale weights show here first, and much later in
-the reward. The module needs no torch, so a hook under slime can use it too.
+Engine and trainer should give a freshly sampled token the same log-prob. A difference acts as if the policy had moved
+before the first update. A wrong temperature, a mask shifted by one token, or stale weights show here first, and much
+later in the reward. The module needs no torch, so a hook under slime can use the comparison too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Numerics:
     total: float = 0.0
     max: float = 0.0
     clipped: int = 0
-    """Tokens whose ratio of probabilities is outside the usual clipping range."""
+    """Tokens with a ratio of probabilities outside the usual clipping range."""
 
     @property
     def mean(self) -> float:
@@ -51,7 +51,7 @@ def compare(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
 ) -> Numerics:
-    """Compare two log-probs of each token, or of each token with loss_mask 1. A non-finite one differs by inf.
+    """Compare two log-probs of each token, or of each token with loss_mask 1. A non-finite log-prob differs by inf.
 
     Raises ValueError if their numbers differ.
     """
@@ -67,14 +67,16 @@ def compare(
 
 
 class NumericsConfig(BaseModel):
-    """When a run warns or stops because engine and trainer disagree. It compares the mean difference of a step."""
+    """When a run warns or stops because engine and trainer disagree. The measure is the mean difference of a step."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     warn: float = Field(default=0.02, gt=0)
-    """Warn once above it. In float32 it is below 1e-4; in bfloat16 0.002 for `tiny`, 0.05 for SmolLM2."""
+    """Warn once above this mean difference. In float32 the difference is below 1e-4; in bfloat16 0.002 for `tiny`, 0.05
+    for SmolLM2.
+    """
     stop: float = Field(default=0.5, gt=0)
-    """Stop above it. Rounding alone never reaches it; slime's own tests allow 0.1."""
+    """Stop above this mean difference. Rounding alone never reaches 0.5; slime's own tests allow 0.1."""
 
 
 class NumericsWatch:

@@ -1,4 +1,4 @@
-"""pass@k: how likely it is that at least one of k episodes of a task passes."""
+"""pass@k: the probability that at least one of k episodes of a task passes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from agentrl.trajectory.trajectory import Trajectory
 
 
 def pass_at(k: int, groups: Sequence[Sequence[Trajectory]], least: float = 1.0) -> Score:
-    """The mean over tasks of the unbiased estimator of pass@k, with its interval. An episode passes with a reward of at
+    """The mean over tasks of the unbiased estimator of pass@k, with the interval. An episode passes with a reward of at
     least `least`.
 
-    Only valid episodes that were scored count. A task with fewer than k of them is left out.
+    Only valid, scored episodes count. A task with fewer than k such episodes is left out.
     """
     counts = [_counts(group, least) for group in groups]
     values = [estimate(n, passed, k) for n, passed in counts if n >= k]
@@ -27,7 +27,7 @@ def passes(groups: Sequence[Sequence[Trajectory]], least: float = 1.0) -> Mappin
 
 
 def estimate(n: int, passed: int, k: int) -> float:
-    """1 - C(n - passed, k) / C(n, k): the share of sets of k out of n episodes that hold one that passed."""
+    """1 - C(n - passed, k) / C(n, k): the share of sets of k out of n episodes with at least one passed episode."""
     return 1.0 - comb(n - passed, k) / comb(n, k)
 
 
