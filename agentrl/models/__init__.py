@@ -1,4 +1,4 @@
-"""Loads models: our own by name, a folder, or a name on the Hugging Face Hub, which is downloaded once."""
+"""Loads models: our own models by name, a folder, or a name on the Hugging Face Hub, downloaded once."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ __all__ = [
 
 
 def load_model(model: str, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Any:
-    """Load a causal LM in eval mode: `tiny`, `tiny-vl`, or what `folder_of` finds. `seed` is for random weights. A
-    model of Qwen-VL's family (2, 2.5, 3) is loaded with its image side.
+    """Load a causal LM in eval mode: `tiny`, `tiny-vl`, or a model of `folder_of`. `seed` is for random weights. A
+    model of Qwen-VL's family (2, 2.5, 3) is loaded with the image side.
 
-    The folder of a LoRA adapter gives a peft model: its base model with the adapter on top of it, both in `dtype`.
-    Raises ConfigError for an unknown name or dtype, for a folder without a model or without all of its weights, and for
-    a name on the Hub that cannot be downloaded.
+    The folder of a LoRA adapter gives a peft model: the base model with the adapter on top, both in `dtype`. Raises
+    ConfigError for an unknown name or dtype, for a folder without a model or with missing weights, and for a name on
+    the Hub that cannot be downloaded.
     """
     import torch
 
@@ -73,7 +73,7 @@ def _load_adapted(folder: Path, device: str, dtype: str) -> Any:
 def load_config(model: str) -> Any:
     """The transformers configuration of a model, or of the base model of an adapter. No weights are downloaded.
 
-    Raises ConfigError as `load_model` does, and if it cannot be read.
+    Raises ConfigError as `load_model` does, and for an unreadable configuration.
     """
     from transformers import AutoConfig
 
@@ -89,10 +89,10 @@ def load_config(model: str) -> Any:
 
 
 def save_model(model: Any, tokenizer: Any, folder: str | Path, vision: Vision | None = None) -> None:
-    """Write a folder that `load_model`, SGLang, vLLM and slime read: safetensors, config, tokenizer, chat template, and
-    the configuration of the image processor if the model reads images. Transformers 4.57 reads it, too.
+    """Write a folder readable by `load_model`, SGLang, vLLM, slime and transformers 4.57: safetensors, config,
+    tokenizer, chat template, and the configuration of the image processor if the model reads images.
 
-    Of a peft model, the adapter is written as peft does, without the base model.
+    For a peft model, the adapter is written in peft's format, without the base model.
     """
     if has_adapter(model):
         save_adapter(model, folder)

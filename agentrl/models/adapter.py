@@ -1,4 +1,4 @@
-"""LoRA adapters as peft writes them: adapter_model.safetensors and adapter_config.json, without their base model."""
+"""LoRA adapters in peft's format: adapter_model.safetensors and adapter_config.json, without the base model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agentrl.errors import ConfigError
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ACTIVE = "default"
-"""peft's name for the adapter that is trained and sampled from."""
+"""peft's name for the trained and sampled adapter."""
 
 
 def import_peft() -> Any:
-    """peft. Raises ConfigError if it is not installed."""
+    """peft. Raises ConfigError if peft is not installed."""
     try:
         import peft
     except ModuleNotFoundError as exc:
@@ -29,7 +29,7 @@ def import_peft() -> Any:
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Suppress peft's warnings, which are about transformers and names. What matters is checked here."""
+    """Suppress peft's warnings about transformers and names. The important cases are checked here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -46,12 +46,12 @@ def has_adapter(model: Any) -> bool:
 
 
 def without_adapter(model: Any) -> Any:
-    """The model itself, taken out of the peft model around it if there is one."""
+    """The model itself, taken out of any surrounding peft model."""
     return model.get_base_model() if has_adapter(model) else model
 
 
 def base_of(folder: Path) -> str:
-    """The name or folder of the model that an adapter was trained on. Raises ConfigError."""
+    """The name or folder of the model on which an adapter was trained. Raises ConfigError."""
     try:
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
@@ -65,10 +65,11 @@ def base_of(folder: Path) -> str:
 
 
 def load_adapter(model: Any, folder: Path, name: str = ACTIVE) -> Any:
-    """A peft model: `model` under the adapter of a folder, whose weights get the type of the model and can be trained.
+    """A peft model: `model` under the adapter of a folder. The adapter's weights get the type of the model, and are
+    trainable.
 
-    If `model` is a peft model already, the adapter is added to it, frozen and not active. Raises ConfigError for an
-    adapter that does not fit, instead of inventing what is missing.
+    If `model` is a peft model already, the adapter is added, frozen and not active. Raises ConfigError for an adapter
+    that does not fit, instead of inventing missing weights.
     """
     peft = import_peft()
     where = {"adapter_name": name, "local_files_only": True, "autocast_adapter_dtype": False}
@@ -89,7 +90,7 @@ def load_adapter(model: Any, folder: Path, name: str = ACTIVE) -> Any:
 
 
 def _check(peft: Any, model: Any, folder: Path, name: str) -> None:
-    """Raises ConfigError unless the folder has all weights of the adapter, and no others: peft only warns."""
+    """Raises ConfigError unless the folder has all weights of the adapter, and no further weights: peft only warns."""
     from safetensors import safe_open
 
     with safe_open(folder / _WEIGHTS, framework="pt") as file:
@@ -118,10 +119,9 @@ def save_adapter(model: Any, folder: str | Path, name: str = ACTIVE) -> None:
 
 
 def merge_adapter(model: Any) -> Any:
-    """The base model of a peft model with the adapter added to its weights, in the type of the weights.
+    """The base model of a peft model with the adapter added to the weights, in the type of the weights.
 
-    Merge in float32: in bfloat16 most of what was learned is lost by rounding. Raises ConfigError if the sum is not
-    finite.
+    Merge in float32: in bfloat16, rounding loses most of the training. Raises ConfigError if the sum is not finite.
     """
     try:
         with quiet_peft():

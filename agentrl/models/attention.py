@@ -1,4 +1,4 @@
-"""Which of torch's attention kernels are used on a GPU."""
+"""The choice of torch's attention kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 _lock = threading.Lock()
 _open = 0
-"""Contexts of `without_cudnn` that are open, in all threads."""
+"""Open contexts of `without_cudnn`, in all threads."""
 _before = True
-"""torch's setting before the first of them."""
+"""torch's setting before the first open context."""
 
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
     """While the context is open, attention does not use cuDNN's kernels, in the whole process.
 
-    cuDNN makes a plan for each length that is new to it. That took 70 ms on an H100 (torch 2.11): more than half of a
-    decode step of SmolLM2's shape, and each decode step has a new length.
+    cuDNN makes a plan for each new length, and each decode step has a new length. A plan took 70 ms on an H100 (torch
+    2.11): more than half of a decode step of SmolLM2's shape.
     """
     global _open, _before
     kernels = torch.backends.cuda

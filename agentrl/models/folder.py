@@ -10,22 +10,22 @@ from typing import Any
 from agentrl.errors import ConfigError
 
 _WITH_IMAGES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Types of models that are loaded with their image side. transformers has no class of them for text alone."""
+"""Types of models loaded with the image side. transformers has no text-only class for these types."""
 _OLD_BUFFERS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "attention.bias")
 
 
 def load_folder(folder: Path) -> Any:
-    """Load the model that config.json describes, with the weights of the folder.
+    """Load the model described by config.json, with the weights of the folder.
 
-    For missing or unsuitable weights transformers only warns, and uses random ones. This raises ConfigError for them,
-    and for a folder that it cannot read.
+    For missing or unsuitable weights transformers only warns, and uses random weights. This function raises ConfigError
+    instead, and for an unreadable folder.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         auto = AutoModelForImageTextToText if config.model_type in _WITH_IMAGES else AutoModelForCausalLM
-        with quiet_transformers():  # its report on missing weights has fifty lines; ours is one
+        with quiet_transformers():  # transformers reports missing weights in fifty lines, we in one
             model, loading = auto.from_pretrained(
                 folder,
                 local_files_only=True,
@@ -51,13 +51,13 @@ def load_folder(folder: Path) -> Any:
 
 
 def reads_images(model: Any) -> bool:
-    """Whether a model has its image side."""
+    """Whether a model has an image side."""
     return getattr(model.config, "model_type", None) in _WITH_IMAGES
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without transformers' warnings, and without its progress bars, which would break ours."""
+    """Hide transformers' warnings, and transformers' progress bars, which would break ours."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -90,7 +90,7 @@ def _unused(model: Any, names: Collection[str]) -> list[str]:
 
 
 def _part(name: str) -> str:
-    """The large part of a model that a weight belongs to, such as `model.layers` or `lm_head`."""
+    """The large part of a model with the weight, such as `model.layers` or `lm_head`."""
     return ".".join(name.split(".")[:-1][:2])
 
 

@@ -1,6 +1,6 @@
-"""Finds the folder of a model: a folder that exists, or a name on the Hugging Face Hub, which is downloaded once.
+"""Finds the folder of a model: an existing folder, or a name on the Hugging Face Hub, downloaded once.
 
-A name whose files are in Hugging Face's cache is not requested again: a run continues without a network, and with the
+A name with all files in Hugging Face's cache is not requested again: a run continues without a network, and with the
 same weights. `hf download NAME` downloads a newer version into the cache.
 """
 
@@ -20,29 +20,29 @@ from agentrl.errors import ConfigError, did_you_mean, one_line
 from agentrl.models.smollm2 import smollm2_folder
 
 SEEDED = ("tiny", "tiny-vl")
-"""Models with random weights, which are made from a seed."""
+"""Models with random weights, made from a seed."""
 NAMES = (*SEEDED, "smollm2-135m")
 """Names of models that are neither folders nor on the Hub."""
 _RUN = re.compile(r"(\./)*runs?/")
 """README and the guides write every run below this folder."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./-]+)?", re.ASCII)
 _SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
-"""Suffixes of files that are not weights but may matter. Without weights, only these are downloaded."""
+"""Suffixes of possibly needed files other than weights. Without weights, only these files are downloaded."""
 _TEMPLATES = "additional_chat_templates/"
-"""The only folder inside a model's that transformers reads."""
+"""The only subfolder of a model's folder read by transformers."""
 _TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "tekken.json", "tokenizer.model", "tokenizer.json")
-"""They are the last of the small files to be downloaded. So a folder with a tokenizer.json has the others, too."""
+"""The last of the small files to be downloaded. So a folder with a tokenizer.json has all other small files, too."""
 _WEIGHTS = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin")
-"""Files of weights, or the names that their shards' index is derived from; the first that a model has is loaded."""
+"""Files of weights, or the base names of the shards' index. The first existing file is loaded."""
 _FULL_BYTES = 1 << 20
 
 
 def folder_of(model: str, *, weights: bool) -> Path:
     """The folder of `smollm2-135m`, of a folder, or of a name on the Hub, such as Qwen/Qwen3-4B or Qwen/Qwen3-4B@main.
 
-    A name is downloaded, with a progress bar, unless the cache has what is needed: tokenizer and configuration, and
-    with `weights` the weights. A path never reaches the Hub. Raises ConfigError for what is unknown or cannot be
-    downloaded, and OSError (ENOSPC) if the disk is full.
+    A name is downloaded, with a progress bar, unless the cache has all needed files: tokenizer and configuration, and
+    with `weights` the weights. A path never reaches the Hub. Raises ConfigError for an unknown model or a failed
+    download, and OSError (ENOSPC) if the disk is full.
     """
     check_name(model)
     if model == "smollm2-135m":
@@ -54,11 +54,11 @@ def folder_of(model: str, *, weights: bool) -> Path:
     if cached is not None and (_has_weights(cached) if weights else (cached / "tokenizer.json").is_file()):
         return cached
     try:
-        with raising_at_once():  # Ctrl-C: nothing but a download is under way
+        with raising_at_once():  # Ctrl-C: only a download is under way
             return _download(name, revision or "main", weights=weights)
     except ConfigError:
         raise
-    except Exception as exc:  # the boundary of huggingface_hub, of its HTTP client and of hf_xet
+    except Exception as exc:  # the boundary of huggingface_hub, the HTTP client and hf_xet
         if cached is not None and not weights and any((cached / file).is_file() for file in _TOKENIZERS):
             return cached  # an old model without a tokenizer.json
         _raise_full_disk(exc)
@@ -74,7 +74,9 @@ def cached_folder(model: str) -> Path | None:
 
 
 def check_name(model: str) -> None:
-    """Raises ConfigError if this is not one of our models, a folder or a possible name on the Hub. Sends no request."""
+    """Raises ConfigError unless the text is one of our models, a folder or a possible name on the Hub. Sends no
+    request.
+    """
     if model in NAMES or Path(model).is_dir() or _may_be_on_hub(model):
         return
     if _RUN.match(model):
@@ -84,14 +86,16 @@ def check_name(model: str) -> None:
 
 
 def _may_be_on_hub(model: str) -> bool:
-    """Whether it looks like owner/name, not like a path: `runs/frist` is a run, and so is anything inside a folder."""
+    """Whether the text looks like owner/name, not like a path. Even a mistyped `runs/frist` is a run, as is any path
+    inside a folder.
+    """
     if "@" in model:
         return bool(_NAME.fullmatch(model))
     return bool(_NAME.fullmatch(model)) and not _RUN.match(model) and not Path(model).parent.exists()
 
 
 def _cached(name: str, revision: str) -> Path | None:
-    """The folder of a name in the cache, which may lack files."""
+    """The folder of a name in the cache. Files may be missing."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -111,7 +115,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _weight_files(folder: Path, listed: Collection[str]) -> list[str]:
-    """The files of weights that transformers loads, of a model with the files `listed`. An index is in the folder."""
+    """The files of weights loaded by transformers, for a model with the files `listed`. An index is in the folder."""
     for name in _WEIGHTS:
         if name in listed:
             return [name]
@@ -122,7 +126,7 @@ def _weight_files(folder: Path, listed: Collection[str]) -> list[str]:
 
 
 def _download(name: str, revision: str, *, weights: bool) -> Path:
-    """Download what the cache lacks of one commit. Finished files of an interrupted download are kept."""
+    """Download the files of one commit missing in the cache. Finished files of an interrupted download stay."""
     from huggingface_hub import HfApi, constants, hf_hub_download
 
     info = HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
@@ -134,7 +138,7 @@ def _download(name: str, revision: str, *, weights: bool) -> Path:
     with _progress_bars(visible=False):
         for file in small:
             path = hf_hub_download(name, file, revision=info.sha)
-        hf_hub_download(name, small[-1], revision=revision)  # the cache notes which commit the revision is
+        hf_hub_download(name, small[-1], revision=revision)  # the cache notes the revision's commit
     folder = Path(path.removesuffix(small[-1]))
     if weights:
         files = _weight_files(folder, listed)
@@ -148,7 +152,7 @@ def _download(name: str, revision: str, *, weights: bool) -> Path:
 
 @contextmanager
 def _progress_bars(*, visible: bool) -> Iterator[None]:
-    """Show or hide huggingface_hub's progress bars, unless the user's environment decides about them."""
+    """Show or hide huggingface_hub's progress bars, unless the user's environment decides."""
     from huggingface_hub import constants
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

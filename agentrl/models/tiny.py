@@ -1,4 +1,4 @@
-"""`tiny`: half a million random parameters and its own tokenizer. It learns a tool in minutes on a CPU."""
+"""`tiny`: half a million random parameters with a tokenizer. The model learns a tool in minutes on a CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tiny_tokenizer(markers: Sequence[str] = ()) -> Any:
 
     Common words are one token each. Every other word is spelled letter by letter. So copying an unknown name is one
     small step repeated, and an agent mostly copies names from a tool's result. Learned merges would split the same name
-    differently in each context, and a small model copies those much worse. Needs no torch.
+    differently in each context, and a small model copies split names much worse. Needs no torch.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -21,11 +21,12 @@ class RemoteCodeError(ConfigError):
 
 
 def load_tokenizer(model: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer of a model as `folder_of` finds it; of a name on the Hub, no weights. Does not import torch.
+    """Load the tokenizer of a model as `folder_of` finds the folder. For a name on the Hub, no weights are downloaded.
+    Does not import torch.
 
-    `chat_template`, as Jinja text, replaces the model's own. `trust_remote_code` runs Python files that come with the
-    tokenizer; there is never a prompt about it. Raises ConfigError for an unknown name, for one that cannot be
-    downloaded, for a folder without a tokenizer, and if there is no chat template.
+    `chat_template`, as Jinja text, replaces the model's own template. `trust_remote_code` runs Python files that come
+    with the tokenizer, without a prompt. Raises ConfigError for an unknown name, for a failed download, for a folder
+    without a tokenizer, and without a chat template.
     """
     folder = None if model in _SEEDED else _folder(model)
     tokenizer = _SEEDED[model]() if folder is None else read_tokenizer(folder, trust_remote_code)
@@ -57,10 +58,10 @@ def read_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """AutoTokenizer, or a class that only reads tokenizer.json if the folder requests that or has nothing else.
+    """AutoTokenizer, or a class that only reads tokenizer.json if the folder requests the class or has no other files.
 
-    In a qwen2 folder transformers 5 ignores that and reads the file with Qwen's own regular expression, normaliser and
-    merges. The same text then gives other tokens.
+    In a qwen2 folder transformers 5 ignores the request and reads the file with Qwen's own regular expression,
+    normaliser and merges. The same text then gives other tokens.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

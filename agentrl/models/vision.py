@@ -1,7 +1,7 @@
-"""The image side of a model: how many tokens an image takes, and the tensors that a trainer reads.
+"""The image side of a model: the number of tokens of an image, and the tensors for a trainer.
 
-Only the image processor is used, never the processor of text and images together: that would tokenise again. One
-family is known: Qwen-VL (2, 2.5, 3, 3.5), whose models mark an image by one pad token for each merged patch.
+Only the image processor is used, never the processor of text and images together: the latter would tokenise again. One
+family is known: Qwen-VL (2, 2.5, 3, 3.5). Models of this family mark an image by one pad token for each merged patch.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _PROCESSOR = "preprocessor_config.json"
 _SIZES_KEPT = 4096
 _THREADS = 4
 _PADS = ("image_token_id", "video_token_id", "vision_token_id", "audio_token_id")
-"""Keys of config.json with the tokens that stand for media. A model may sample none of them."""
+"""Keys of config.json with the tokens for media. A model may sample none of these tokens."""
 
 
 class Vision:
     """The image side of a Qwen-VL model in a folder. Safe to share. Imports torch for `tensors` alone.
 
-    Raises ConfigError if the folder has no image processor, or is of another family.
+    Raises ConfigError if the folder has no image processor, or belongs to an unknown family.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,9 +55,9 @@ class Vision:
             raise ConfigError(f"{folder} has no {_PROCESSOR}, so images cannot be prepared: copy it from the model")
         self.folder = folder
         self.pad: int = config["image_token_id"]
-        """The token that stands for an image in a template's text, and for each merged patch in a trained sequence."""
+        """The token for an image in a template's text, and for each merged patch in a trained sequence."""
         self.forbidden = tuple(sorted({config[key] for key in _PADS if isinstance(config.get(key), int)}))
-        """Tokens that a policy must not sample: a trainer would look for the features of an image that is not there."""
+        """Tokens that a policy must not sample: a trainer would look for the features of a missing image."""
         self._markers = [config.get(f"vision_{side}_token_id") for side in ("start", "end")]
         self._grids: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
 
@@ -67,17 +67,18 @@ class Vision:
 
         try:
             return AutoImageProcessor.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
-        except Exception as exc:  # the boundary of a folder's files: damaged ones raise anything
+        except Exception as exc:  # the boundary of a folder's files: damaged files raise any error
             raise ConfigError(f"{self.folder}: its image processor cannot be loaded: {one_line(exc)}") from exc
 
     def count(self, image: Image) -> int:
-        """How many pad tokens stand for the image in a trained sequence. Raises ValueError for a size that the model
-        cannot take, such as 1 x 1000."""
+        """The number of the image's pad tokens in a trained sequence. Raises ValueError for a size not supported by the
+        model, such as 1 x 1000.
+        """
         rows, columns = self.grid(image)
         return rows * columns
 
     def grid(self, image: Image) -> tuple[int, int]:
-        """The rows and columns of merged patches, of which each is a token. Raises ValueError as `count` does."""
+        """The rows and columns of merged patches. Each merged patch is a token. Raises ValueError as `count` does."""
         size = image.height, image.width
         if size not in self._grids:
             merge, patches = self._processor.merge_size, self._processor.get_number_of_image_patches(*size, {})
@@ -92,9 +93,9 @@ class Vision:
     def positions(self, media: Sequence[RenderedImage], length: int) -> Tensor:
         """Positions [3, length] of tokens in time, height and width, for rotary embeddings (M-RoPE, arXiv 2409.12191).
 
-        `media` are the images of the sequence, with all of their pads inside it. A text's tokens have one position in
-        all three. An image's tokens begin there, and differ by their row and column. What follows an image begins after
-        its longer side.
+        `media` are the images of the sequence, with all of their pads inside. A text token has the same position in all
+        three. An image's tokens begin there, and differ by row and column. The token after an image begins after the
+        longer side.
         """
         import torch
 
@@ -114,7 +115,7 @@ class Vision:
     def place(self, tokens: Sequence[int], images: Sequence[Image]) -> tuple[list[int], list[RenderedImage]]:
         """A prompt with one pad for each image -> the tokens with each pad expanded, and the place of each image.
 
-        Raises ValueError if there are not as many pads as images.
+        Raises ValueError unless there are as many pads as images.
         """
         if (pads := tokens.count(self.pad)) != len(images):
             raise ValueError(f"the prompt has {pads} pads, and {len(images)} images are given")
@@ -129,7 +130,7 @@ class Vision:
         return expanded if images else list(tokens), media
 
     def alone(self, image: Image) -> tuple[list[int], list[RenderedImage]]:
-        """The tokens of a sequence that holds an image only, between the model's markers, and its place."""
+        """The tokens of a sequence with a single image only, between the model's markers, and the image's place."""
         start, end = self._markers
         return self.place([token for token in (start, self.pad, end) if token is not None], [image])
 
@@ -139,7 +140,7 @@ class Vision:
         return mine == theirs
 
     def _sizes(self) -> tuple[int, int, int]:
-        """What `_grid` reads of the image processor."""
+        """The settings of the image processor for `_grid`."""
         processor = self._processor
         return (
             processor.patch_size * processor.merge_size,
@@ -148,19 +149,19 @@ class Vision:
         )
 
     def save(self, folder: Path) -> None:
-        """Write what an image processor is loaded from beside a saved model."""
+        """Write the files of an image processor beside a saved model."""
         if folder != self.folder:
             shutil.copy(self.folder / _PROCESSOR, folder / _PROCESSOR)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Vision, (self.folder,)  # what it has loaded is loaded again
+        return Vision, (self.folder,)  # the copy loads the folder again
 
     def tensors(self, images: Sequence[Image], dtype: str = "bfloat16") -> dict[str, Any]:
-        """What the model's forward pass reads beside the tokens, each concatenated on its first axis.
+        """The inputs of the model's forward pass beside the tokens, each concatenated on the first axis.
 
         `pixel_values`, [patches, values of a patch] in `dtype`, and `image_grid_thw`, int64 [images, 3]. A model in
-        bfloat16 casts pixels to it first of all, so nothing is lost and half of the memory is saved. A model in float32
-        reads float32. An equal image is processed once. Raises ValueError for an image that is damaged.
+        bfloat16 casts pixels to bfloat16 first of all, so no precision is lost and half of the memory is saved. A model
+        in float32 reads float32. An equal image is processed once. Raises ValueError for a damaged image.
         """
         import torch
 
@@ -168,7 +169,7 @@ class Vision:
         merge, grids = processor.merge_size, [self.grid(image) for image in images]
         counts = [rows * columns * merge**2 for rows, columns in grids]
         values = 3 * processor.temporal_patch_size * processor.patch_size**2
-        # One tensor for all: parts in float32 and their concatenation take four times its memory.
+        # One tensor for all: parts in float32 and their concatenation take four times the memory.
         pixels = torch.empty((sum(counts), values), dtype=getattr(torch, dtype))
         places = list(zip(images, torch.split(pixels, counts), strict=True))
         first = {image.uri: (image, patches) for image, patches in reversed(places)}
@@ -197,17 +198,17 @@ class Vision:
                 done.result()
 
     def _write(self, image: Image, pixels: Tensor) -> None:
-        """Fill `pixels` with the image's patches. Raises ValueError for a file that is damaged."""
+        """Fill `pixels` with the image's patches. Raises ValueError for a damaged file."""
         import torch
         from PIL import Image as Pillow
 
         try:
             with Pillow.open(io.BytesIO(image.data)) as opened:
                 picture = opened.convert("RGB")
-        except Exception as exc:  # the boundary of a file that anybody may have made: Pillow raises anything
+        except Exception as exc:  # the boundary of a file from anybody: Pillow raises any error
             raise ValueError(f"{image!r} is damaged, or too large to read: {one_line(exc)}") from exc
         if self._patches.agrees:
-            with torch.inference_mode():  # an engine's tensors belong to this mode, which a new thread is not in
+            with torch.inference_mode():  # an engine's tensors belong to this mode, but a new thread starts without
                 self._patches.write(picture, *self.grid(image), pixels)
         else:
             pixels.copy_(self._features(image, picture))
@@ -223,7 +224,7 @@ class Vision:
 
 
 def _grid(height: int, width: int, processor: Any) -> tuple[int, int]:
-    """The rows and columns of merged patches that Qwen-VL resizes an image to (smart_resize of transformers)."""
+    """The rows and columns of merged patches after Qwen-VL's resize of an image (smart_resize of transformers)."""
     side, size = processor.patch_size * processor.merge_size, processor.size
     rows, columns, least, most = round(height / side), round(width / side), size["shortest_edge"], size["longest_edge"]
     if rows * columns * side**2 > most:
@@ -236,13 +237,15 @@ def _grid(height: int, width: int, processor: Any) -> tuple[int, int]:
 
 
 def vision_of(model: Any, source: str) -> Vision | None:
-    """The image side of a model that was loaded from `source`. None if it reads text only, as Qwen3.5 does here."""
+    """The image side of a model loaded from `source`. None for a model that reads text only, as Qwen3.5 does here."""
     return load_vision(source) if reads_images(model) else None
 
 
 def load_vision(model: str) -> Vision | None:
-    """The image side of a model as `folder_of` finds it; an adapter has that of its base model. None for a model that
-    reads text only, and for one that may be used with text only: of another family, or without its image processor."""
+    """The image side of a model in the folder of `folder_of`; an adapter has the base model's image side. None for a
+    model that reads text only, and for a model usable with text only: of an unknown family, or without an image
+    processor.
+    """
     if model in SEEDED:
         return Vision(tiny_vl.FOLDER) if model == "tiny-vl" else None
     folder = folder_of(model, weights=False)

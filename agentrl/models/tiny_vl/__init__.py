@@ -1,6 +1,7 @@
-"""`tiny-vl`: tiny with eyes. A Qwen3-VL of 0.9 million random parameters, which learns from images on a CPU.
+"""`tiny-vl`: tiny with eyes. A Qwen3-VL of 0.9 million random parameters, able to learn from images on a CPU.
 
-Its configuration and that of its image processor are the files beside this one. An image of 64 x 64 pixels is 4 tokens.
+The configurations of the model and the image processor are the files beside this module. An image of 64 x 64 pixels is
+4 tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _PARTS = (
     "{%- if part.type == 'image' -%}{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"
     "{%- else -%}{{- part.text -}}{%- endif -%}{%- endfor -%}{%- endif -%}{%- endmacro -%}\n"
 )
-"""Writes the content of a message, which may be a list of texts and images."""
+"""Writes the content of a message: text, or a list of texts and images."""
 
 
 def tiny_vl_tokenizer() -> Any:
