@@ -5,7 +5,7 @@ async def test_finds_and_answers() -> None:
     t = await rollout(env, Task(prompt="Capital of France?"), [call("search", query="France"), "Paris"])
     assert (t.reward, t.stop, len(t.actions)) == (1.0, StopReason.DONE, 2)
 
-`chat_server` is a model's API whose answers come from a function; `Answer` is any response a server may send.
+`chat_server` is a model's API with answers from a function; `Answer` is any response of a server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Answer", "call", "chat_server", "rollout", "tiny_renderer"]
 
 
 def __getattr__(name: str) -> Any:
-    """The server's names, imported when they are asked for."""
+    """The server's names, imported on first access."""
     if name not in ("Answer", "chat_server"):
         raise AttributeError(f"module 'agentrl.testing' has no attribute {name!r}")
     names = vars(import_module("agentrl.testing.chat_server"))

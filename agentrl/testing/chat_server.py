@@ -1,4 +1,4 @@
-"""A server of chat completions whose answers come from a function: to test and show clients of a model's API.
+"""A server of chat completions with answers from a function: to test and show clients of a model's API.
 
     def reply(messages, tools):  # or async def
         return "Paris"
@@ -31,24 +31,24 @@ from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A literal HTTP response: any that a server may send."""
+    """A literal HTTP response: any response that a server may send."""
 
     body: JSON
-    """JSON, or text that is sent as it is."""
+    """JSON, or text to send unchanged."""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 Replying: TypeAlias = Callable[[Sequence[Message], Sequence[ToolSpec]], MaybeAwait[str | Message | Answer]]
-"""Text, an assistant message such as `call(...)` makes, a whole body (without a "role"), or an Answer."""
+"""Text, an assistant message such as `call(...)`, a whole body (without a "role"), or an Answer."""
 
 
 @dataclass(slots=True)
 class ChatServer:
-    """The running server, as a test sees it."""
+    """The running server, from a test's view."""
 
     url: str
-    """What clients call the base URL; it ends with /v1."""
+    """The base URL for clients, with /v1 at the end."""
     requests: list[Mapping[str, JSON]] = field(default_factory=list)
     """The bodies of all requests so far."""
     headers: list[Mapping[str, str]] = field(default_factory=list)
@@ -58,8 +58,8 @@ class ChatServer:
 def chat_server(reply: Replying, *, port: int = 0, key: str | None = None) -> Iterator[ChatServer]:
     """Serve POST /v1/chat/completions on 127.0.0.1 from a thread. Requests are answered concurrently.
 
-    Port 0 takes a free one. With a `key`, other keys get HTTP 401. Tokens are counted as words. An exception of `reply`
-    becomes HTTP 500. Raises OSError for a port that is taken.
+    Port 0 takes a free port. With a `key`, other keys get HTTP 401. Tokens are counted as words. An exception of
+    `reply` becomes HTTP 500. Raises OSError for a taken port.
     """
     server = _ChatHttpServer(("127.0.0.1", port), _Handler)
     server.reply, server.key = reply, key
@@ -92,7 +92,7 @@ def completion(reply: str | Message | Mapping[str, JSON], body: Mapping[str, JSO
 
 
 def _sent(message: Message) -> Message:
-    """The message with arguments as text, as servers send them. Anything else stays as it is."""
+    """The message with arguments as text, in the form of real servers. All other fields stay unchanged."""
     calls = [dict(call) for call in message.get("tool_calls") or ()]
     for call in calls:
         function = call.get("function")
@@ -113,7 +113,7 @@ class _ChatHttpServer(ThreadingHTTPServer):
     seen: ChatServer
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore a client that has disconnected."""
+        """Ignore a disconnected client."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
             return _no_such(self.path)
         try:
             reply = asyncio.run(_awaited(self.server.reply(body["messages"], body.get("tools") or ())))
-        except Exception as exc:  # noqa: BLE001 - the boundary of the user's function: its client reads the error
+        except Exception as exc:  # noqa: BLE001 - the boundary of the user's function: the client reads the error
             return Answer({"error": {"message": f"{type(exc).__name__}: {exc}"}}, 500)
         return reply if isinstance(reply, Answer) else Answer(completion(reply, body))
 
@@ -163,7 +163,7 @@ def _no_such(path: str) -> Answer:
 
 
 class _Callable(ModuleType):
-    """This module has the name of its function: once imported, `agentrl.testing.chat_server` is the module."""
+    """The module shares the function's name: once imported, `agentrl.testing.chat_server` is the module."""
 
     def __call__(self, reply: Replying, *, port: int = 0, key: str | None = None) -> AbstractContextManager[ChatServer]:
         return chat_server(reply, port=port, key=key)

@@ -23,7 +23,9 @@ from agentrl.types import JSON, Limits, Message, Task
 
 
 def call(name: str, /, **arguments: JSON) -> Message:
-    """An assistant message with one tool call. Its id, nine letters and digits, depends on name and arguments only."""
+    """An assistant message with one tool call. The call's id, nine letters and digits, depends on name and arguments
+    only.
+    """
     return {"role": "assistant", "content": "", "tool_calls": [new_call(name, arguments)]}
 
 
@@ -41,14 +43,14 @@ async def rollout(
     """Play one episode of `env` with `turns` as the model's turns: a list, or a *player*.
 
     A player is a generator or a function of messages and tools. Each `yield` of a generator returns the Env's answer as
-    text: the contents of its messages, joined by line breaks. A function is called for each turn, with the whole
-    conversation, first prompt included. So it can play an agent with conversations of several kinds.
+    text: the contents of the messages, joined by line breaks. A function is called for each turn, with the whole
+    conversation, first prompt included. So a function can play an agent with conversations of several kinds.
 
-    `renderer` defaults to the `tiny` model's tokenizer and template. `reward` replaces `Env.score`. `special_tokens` is
-    that of `EpisodeOptions`. A failure of the environment is recorded on the trajectory, as in a run. Raises
-    AssertionError if the script fails or runs out of turns. A tool that raises anything but a ToolError or an
-    InfraError raises AssertionError too, although in a run the model would read the error. A test of that behaviour
-    passes `raise_tool_errors=False`.
+    `renderer` defaults to the `tiny` model's tokenizer and template. `reward` replaces `Env.score`. `special_tokens`
+    has the meaning of `EpisodeOptions.special_tokens`. A failure of the environment is recorded on the trajectory, as
+    in a run. Raises AssertionError if the script fails or runs out of turns. A tool error other than ToolError or
+    InfraError raises AssertionError too, although in a run the model would read the error. A test of the run's
+    behaviour passes `raise_tool_errors=False`.
     """
     if inspect.isgeneratorfunction(turns):
         name = turns.__name__
