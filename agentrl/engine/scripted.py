@@ -109,7 +109,7 @@ class ScriptedEngine(AsyncClosing):
         reply = self._resumed(session, len(input_ids)) or self._generation(
             self._next_turn(session, input_ids), input_ids
         )
-        # The turn is open until its end. After an abort or a cancellation it stays open.
+        # The turn is open until the end. After an abort or a cancellation the turn stays open.
         session.open = (len(input_ids), reply)
         generation = await self._play(self._limit(reply, sampling_params), rid)
         session.seen = len(input_ids) + len(generation.tokens)

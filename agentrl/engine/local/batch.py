@@ -160,7 +160,7 @@ class Batch:
                 ids = [row_ids[offset:until] for row_ids in padded]
                 starts_of_piece = [start + offset for start in starts]
                 self._run(group, first, rows, ids, starts_of_piece, end)
-        except Exception as exc:  # noqa: BLE001 - the model's own code: anything may come out of it
+        except Exception as exc:  # noqa: BLE001 - the model's own code may raise any error
             if len(rows) == 1:
                 yield _failed(rows[0], exc)
                 return
@@ -269,7 +269,7 @@ class Batch:
             logits = self._run(group, first, rows, ids, starts, max(starts) + 1)
             rises = _obey(logits, rows)
             tokens, log_probs = draw(logits, [row.sampling for row in rows], [start + 1 for start in starts])
-        except Exception as exc:  # noqa: BLE001 - the model's own code: anything may come out of it
+        except Exception as exc:  # noqa: BLE001 - the model's own code may raise any error
             if len(rows) == 1:
                 yield _failed(rows[0], exc)
                 return

@@ -158,7 +158,7 @@ class EngineServer:
     def _done(self, number: int, future: Future[Generation]) -> None:
         """Called in the engine's thread, or where a request is cancelled."""
         self._running.pop(number, None)
-        with suppress(CancelledError):  # nobody waits for it
+        with suppress(CancelledError):  # nobody waits for the result
             self._answer(number, future.exception() or future.result())
 
     def _cancel(self, number: int) -> None:
@@ -203,14 +203,14 @@ class EngineServer:
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are for the parent, which ends this process afterwards
+        signal.signal(number, signal.SIG_IGN)  # signals are for the parent, and the parent ends this process
     pipe, weights = map(int, sys.argv[1:])
     status = 1
     try:
         EngineServer(Connection(pipe), weights).run()
         status = 0
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # the parent shows the last line of its log
+        sys.excepthook(*sys.exc_info())  # the parent shows the log's last line
         raise
     finally:
         sys.stderr.flush()

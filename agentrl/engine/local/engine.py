@@ -103,7 +103,7 @@ class LocalEngine(AsyncClosing):
         """
         sampling = Sampling.read(sampling_params)
         grammar = None
-        if sampling.structural_tag is not None:  # a thread, so that the event loop does not wait for a large one
+        if sampling.structural_tag is not None:  # a thread, so the event loop never waits for a large grammar
             grammar = await aside(LONG, lambda: self._grammars.begin(sampling))
         return await asyncio.wrap_future(
             self._submit(
@@ -213,7 +213,7 @@ class LocalEngine(AsyncClosing):
         weights are copied. The state dict of any other model is loaded; see `load_weights`.
         """
         if any(module is self._model for module in model.modules()):
-            self._model.eval()  # a learner may have left it in train mode
+            self._model.eval()  # a learner may have left the model in train mode
             self.weight_version = version
         else:
             self.load_weights(model.state_dict(), version)

@@ -111,7 +111,7 @@ def measure(model: Any, context: int) -> int:
             ).float()
             expected = plain[[0, 1], positions]
             off = max(off, float((cached - expected).abs().max() / expected.std()))
-    except Exception as exc:  # the model's own code: it may accept neither our positions nor our cache
+    except Exception as exc:  # the model's own code may accept neither our positions nor our cache
         words = " ".join(f"{type(exc).__name__}: {exc}".split())
         raise ConfigError(f"LocalEngine cannot batch {type(model).__name__}: {words:.300}; {_REMEDY}") from exc
     if not bool(plain.isfinite().all()):

@@ -127,7 +127,7 @@ def prove_images(model: Any, vision: Vision, context: int, tolerance: float) -> 
         plain = [plain_logits(model, vision, row) for row in rows]
         blind = plain_logits(model, vision, next(probes(model, vision, seed=1)))
         off = _difference(model, inputs, rows, plain, context)
-    except Exception as exc:  # the model's own code: it may accept neither our positions nor our cache
+    except Exception as exc:  # the model's own code may accept neither our positions nor our cache
         raise ConfigError(f"LocalEngine cannot batch images of {name}: {one_line(exc)}; {_REMEDY}") from exc
     if torch.equal(blind, plain[0]):
         raise ConfigError(f"{name} reads no pixels: other images give equal logits; {_REMEDY}")

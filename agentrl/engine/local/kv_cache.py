@@ -54,7 +54,7 @@ class CacheBlock(Cache):  # type: ignore[misc]
             self._resize(*size)
         elif rows > self.rows or columns > self.columns:
             grown = max(size[0], self.rows), max(size[1], self.columns)
-            # Many short sequences do not mean many long ones.
+            # Many short sequences do not mean many long sequences.
             self._resize(*(grown if grown[0] * grown[1] * self._token_bytes <= SMALL_BYTES else size))
 
     def _roomy(self, rows: int, columns: int, most_rows: int) -> tuple[int, int]:
@@ -65,7 +65,7 @@ class CacheBlock(Cache):  # type: ignore[misc]
         return min(rows + rows // 4, most_rows), -(-(columns + columns // 4) // 64) * 64
 
     def _resize(self, rows: int, columns: int) -> None:
-        # Layer by layer, so that no more than one of them is held twice.
+        # Layer by layer, so at most one layer is held twice.
         for memories in (self._keys, self._values):
             for layer, old in enumerate(memories):
                 new = old.new_zeros(rows, old.shape[1], columns, old.shape[3])
@@ -108,7 +108,7 @@ class CacheBlock(Cache):  # type: ignore[misc]
             return
         half = len(remembered) // 2
         for memories, parts in ((self._keys, remembered[:half]), (self._values, remembered[half:])):
-            for part in parts[len(memories) :]:  # made by another block, before this one's first forward pass
+            for part in parts[len(memories) :]:  # made by an older block, before this block's first forward pass
                 memories.append(part.new_zeros(self.rows, part.shape[0], self.columns, part.shape[2]))
         for memory, part in zip(self._all(), remembered, strict=True):
             memory[row, :, :tokens] = part[:, :tokens]

@@ -217,7 +217,7 @@ class EngineProcess:
                 stdout=output,
                 stderr=output,
                 pass_fds=descriptors,
-                start_new_session=True,  # Ctrl-C is for the trainer, which ends this process
+                start_new_session=True,  # Ctrl-C is for the trainer, and the trainer ends this process
             )
         theirs.close()
         self._reader = threading.Thread(target=self._read, name="agentrl-engine-process", daemon=True)
@@ -299,7 +299,7 @@ class EngineProcess:
         future = self._answers.pop(number, None)
         if future is None:
             return
-        with suppress(InvalidStateError):  # its caller was cancelled
+        with suppress(InvalidStateError):  # the caller was cancelled
             if error is not None:
                 future.set_exception(error)
             else:
@@ -319,6 +319,6 @@ def _trained(model: Any) -> Mapping[str, torch.Tensor]:
 
 
 def _python_path() -> str:
-    """The import path for the process: this agentrl, and all other packages of this process."""
+    """The import path for the process: this agentrl first, then the present import path."""
     package_folder = str(Path(agentrl.__file__).parent.parent)
     return os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH", ""))))

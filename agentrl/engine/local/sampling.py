@@ -259,7 +259,7 @@ def _search(log_probs: torch.Tensor, samplings: Sequence[Sampling], points: torc
     block = torch.searchsorted(upto, targets, right=True).clamp_(max=upto.shape[1] - 1)
     end, before = upto.gather(1, block), torch.where(block > 0, upto.gather(1, (block - 1).clamp_(min=0)), 0.0)
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(dim=-1)
-    share = ((targets - before) / (end - before)).clamp_(max=_BELOW_ONE)  # of this block, whose sum was rounded
+    share = ((targets - before) / (end - before)).clamp_(max=_BELOW_ONE)  # of this block, with a rounded sum
     token = torch.searchsorted(inside, share * inside[:, -1:], right=True)
     return (block * _BLOCK + token).clamp_(max=vocabulary - 1)
 

@@ -77,7 +77,7 @@ class BatchWorker:
 
     def stop(self) -> None:
         """Ask the thread to end; does not wait for the end."""
-        if os.getpid() == self._pid:  # a forked process has no thread, and its locks may be held forever
+        if os.getpid() == self._pid:  # a forked process has no thread, and locks may be held forever
             with self._wake:
                 self._closed = True
                 self._wake.notify()

@@ -84,7 +84,7 @@ def _finish(finish: Any) -> tuple[FinishReason, int | str | None]:
 
 def _scored(meta: Mapping[str, Any], vocab_size: int) -> tuple[list[int], list[float]]:
     """The sampled tokens and their log-probs."""
-    # Absent when a request was aborted before its first token.
+    # Absent when a request was aborted before the first token.
     scored = meta.get("output_token_logprobs") or []
     if not isinstance(scored, list):
         raise _FieldError(f"output_token_logprobs is {_shown(scored)}, no list")
@@ -94,7 +94,7 @@ def _scored(meta: Mapping[str, Any], vocab_size: int) -> tuple[list[int], list[f
             f"completion_tokens is {_shown(counted)}, but output_token_logprobs has {len(scored)}: "
             "no token can be trained without its log-prob"
         )
-    scored = scored[:counted]  # SGLang sends at least one, even if max_new_tokens is 0
+    scored = scored[:counted]  # SGLang sends at least one token, even if max_new_tokens is 0
     try:
         log_probs, tokens = [item[0] for item in scored], [item[1] for item in scored]
     except (TypeError, IndexError, KeyError) as exc:

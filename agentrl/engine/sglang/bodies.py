@@ -15,7 +15,7 @@ from agentrl.types import SamplingParams
 _MAX_NEW_TOKENS = 128  # SGLang's default
 _TOKEN_IDS = 2**31
 _GREEDY_BELOW = 1e-6  # SGLang's
-_NEVER = -1e4  # a logit bias that no logit outweighs
+_NEVER = -1e4  # a logit bias stronger than any logit
 _MAX_TEMPERATURE = 1e6
 _STOPS, _STOP_CHARACTERS = 256, 65_536
 """Limits, because every step of a request searches all stop strings and delays the other requests."""
@@ -30,9 +30,9 @@ _OBEYED: Mapping[str, tuple[type, ...]] = {
     "stop_token_ids": (list,),
     "sampling_seed": (int,),
 }
-# These change only `text`, or nothing here.
+# These change only `text`, or have no effect here.
 _TEXT_ONLY = frozenset({"skip_special_tokens", "no_stop_trim", "spaces_between_special_tokens", "stream_interval"})
-# Other parameters of SGLang, with the values that change nothing.
+# Other parameters of SGLang, with the values without effect.
 _PARAMETER_DEFAULTS: Mapping[str, Any] = {
     "min_p": 0.0,
     "min_new_tokens": 0,
@@ -43,7 +43,7 @@ _PARAMETER_DEFAULTS: Mapping[str, Any] = {
     "repetition_penalty": 1.0,
 }
 _SERVED = frozenset({"text", "input_ids", "sampling_params", "return_logprob", "stream", "rid"})
-# Fields of SGLang's GenerateReqInput that route, label or log a request and do not change its answer.
+# Fields of SGLang's GenerateReqInput that route, label or log a request without effect on the answer.
 _HARMLESS = frozenset(
     {
         "cache_salt", "conversation_id", "custom_labels", "data_parallel_rank", "external_trace_header", "extra_key",

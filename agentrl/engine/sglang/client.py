@@ -64,7 +64,7 @@ class _Request:
     def abort(self) -> None:
         """Abort the call. Safe from any thread."""
         self.aborted = True
-        with suppress(RuntimeError):  # its loop is closed
+        with suppress(RuntimeError):  # the event loop is closed
             self.loop.call_soon_threadsafe(self._wake.set)
 
     async def pause(self, seconds: float) -> None:
@@ -148,7 +148,7 @@ class SGLangEngine(AsyncClosing):
         check_sampling_params(sampling_params)
         more = {**self.extra, **(extra or {})}
         fields = {
-            # The trainer uses token ids. Only people read the text, and they want to see all of it.
+            # The trainer uses token ids. Only people read the text, and want to see the whole text.
             "sampling_params": {
                 **sampling_params,
                 "skip_special_tokens": False,
@@ -228,7 +228,7 @@ class SGLangEngine(AsyncClosing):
                     raise EngineError(f"{exc}; gave up after {attempts} in {away:.0f} s") from exc
                 self._note_away(exc)
                 seconds = _backoff(number, exc.retry_after)
-                with uncounted():  # the episode is not slow: it has no engine
+                with uncounted():  # the episode is not slow, but lacks an engine
                     await pause(seconds)
                 away += seconds
             if ended():
@@ -291,7 +291,7 @@ class SGLangEngine(AsyncClosing):
         """
         if self._context_length is None:
             length = await self._patiently(self._workers.context_length)
-            assert length is not None  # it never ends early
+            assert length is not None  # without `ended`, the attempts never end early
             self._context_length = length
         return self._context_length
 

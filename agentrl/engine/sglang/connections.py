@@ -74,7 +74,7 @@ def _parsed(url: str, visible_url: str) -> URL:
         raise ConfigError(f"engine url {visible_url!r} must start with http:// or https://")
     try:
         parsed = URL(url)
-        parsed.port  # noqa: B018 - read lazily: it raises ValueError
+        parsed.port  # noqa: B018 - read lazily, and may raise ValueError
     except ValueError as exc:
         raise ConfigError(f"engine url {visible_url!r} cannot be read; write http://HOST:PORT") from exc
     if parsed.host is None or parsed.query_string or parsed.fragment:
@@ -170,7 +170,7 @@ async def _close(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession
         elif loop.is_running():
             closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
             await asyncio.wait([asyncio.wrap_future(closing)], timeout=_CLOSE_S)
-        else:  # a stopped loop closes the session when it runs again
+        else:  # a stopped loop closes the session at the next run
             loop.call_soon_threadsafe(lambda: loop.create_task(session.close()))
     except RuntimeError as exc:  # the loop has ended meanwhile
         _log.debug("a session of an event loop that ended is left to it: %s", exc)

@@ -69,7 +69,7 @@ def _log_probs(scored: Sequence[Any], tokens: Sequence[int], count: int, pads: S
 
 
 async def texts_of(connections: Connections, url: str, tokens: Sequence[int], *, retry_s: float) -> Sequence[str]:
-    """The text of each token by the server's own tokenizer. Raises as `score` does."""
+    """The tokens' texts, decoded by the server's tokenizer. Raises as `score` does."""
     scored = await _ask(connections, url, {"input_ids": list(tokens), "return_text_in_logprobs": True}, retry_s)
     texts = [entry[2] for entry in scored if isinstance(entry, list) and len(entry) > 2 and isinstance(entry[2], str)]
     if len(texts) != len(tokens):

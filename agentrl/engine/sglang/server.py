@@ -53,7 +53,7 @@ class _EngineServer:
         self._decode = decode
         self._running: dict[str, int] = {}
         """Prompt tokens of each request, by rid."""
-        # A thread, so that a long text does not block the server. Only one, so that the tokenizer has one user.
+        # A thread, so a long text does not block the server. A single thread, so the tokenizer has one user.
         self._encoding = ThreadPoolExecutor(1, "agentrl-tokenizer")
         self._paused = False
         self._waiting: dict[str, asyncio.Future[bool]] = {}
@@ -177,7 +177,7 @@ class _EngineServer:
         return web.Response()
 
     async def model_info(self, request: web.Request) -> web.Response:
-        # Not part of the Engine protocol. An engine whose weights change has this attribute.
+        # Not part of the Engine protocol. An engine with changing weights has this attribute.
         weight_version = getattr(self._engine, "weight_version", None) or "default"
         return web.json_response(
             {
@@ -276,7 +276,7 @@ class _EngineServer:
 
         try:
             await asyncio.to_thread(update)
-        except Exception as exc:  # the folder's boundary: one answer, so it does not reveal which folders exist
+        except Exception as exc:  # the folder's boundary: one answer hides the existence of folders
             _log.warning("update_weights_from_disk %r: %s: %s", body.model_path, type(exc).__name__, exc)
             raise RequestError(
                 "update_weights_from_disk: model_path is not a folder with weights of this model; see the server's log"
@@ -314,7 +314,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         status, message = 413, exc.text or "the body is too large"
     except web.HTTPException:
         raise
-    except Exception as exc:  # noqa: BLE001 - the boundary of a request: it must not harm other requests
+    except Exception as exc:  # noqa: BLE001 - the boundary of a request: no error may harm other requests
         _log.exception("%s", request.path)
         status, message = 500, f"{type(exc).__name__}: {exc}"
     return web.json_response({"error": {"message": message}}, status=status)

@@ -68,7 +68,7 @@ class Workers:
             urls = [re.sub(r"/?(@\d+)?$", "", worker["url"], count=1) for worker in listed]
             workers = list(dict.fromkeys(map(without_credentials, urls)))
         except (EngineError, KeyError, TypeError):
-            pass  # a busy router still has its previous workers
+            pass  # a busy router still has the previous workers
         workers = workers or [self._url]
         self._seen = (time.monotonic(), workers)
         return workers
@@ -79,7 +79,7 @@ class Workers:
         except UnavailableError:
             raise
         except EngineError:
-            info = await self._json(f"{worker}/get_server_info")  # its older name
+            info = await self._json(f"{worker}/get_server_info")  # the older name
         # context_length is null unless set by hand; the scheduler's own bounds are always present.
         candidates = [info.get(name) for name in ("max_req_input_len", "context_length", "max_total_num_tokens")]
         lengths = [length for length in candidates if type(length) is int and length > 0]

@@ -54,9 +54,9 @@ class Launch:
             command += _CPU
         elif self.memory is not None:
             command += ["--mem-fraction-static", f"{self.memory:.3f}"]
-        if self.sleeps and self.device != "cpu":  # on a CPU the endpoints answer without it, and free nothing
+        if self.sleeps and self.device != "cpu":  # on a CPU the endpoints answer without the flag, and free no memory
             command.append("--enable-memory-saver")
-            if self.adapter is not None:  # the base is never sent to it again
+            if self.adapter is not None:  # the base model is never sent again
                 command.append("--enable-weights-cpu-backup")
         if self.adapter is not None:
             command += ["--enable-lora", "--max-lora-rank", str(self.adapter.rank)]

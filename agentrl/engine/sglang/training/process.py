@@ -71,7 +71,7 @@ class ServerProcess:
 
     async def wait(self) -> int:
         """Wait until the server has ended."""
-        # A thread that waits for it would outlive this loop.
+        # A waiting thread would outlive this loop.
         while (status := self.ended) is None:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         return status
@@ -127,7 +127,7 @@ class ServerProcess:
     def _reap(self) -> None:
         try:
             self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:  # a stuck watchdog: the kernel then kills the server with it
+        except subprocess.TimeoutExpired:  # a stuck watchdog: the kernel then also kills the server
             self._process.kill()
             self._process.wait()
 

@@ -115,8 +115,8 @@ async def _is_ours(control: ServerControl, name: str) -> bool:
     if not await control.is_up():
         return False
     try:
-        served = (await control.model_info()).get("served_model_name", name)  # older servers do not report it
-    except EngineError:  # it is busy, or shutting down again
+        served = (await control.model_info()).get("served_model_name", name)  # older servers report no name
+    except EngineError:  # the server is busy, or shutting down again
         return False
     if served != name:
         raise ConfigError(f"{control.url}: another server, of {served}, took this port; run the command again")

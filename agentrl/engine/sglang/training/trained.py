@@ -125,7 +125,7 @@ class TrainedSGLang(AsyncClosing):
 
     def _of_version(self, generation: Generation, version: str) -> Generation:
         """Raises EngineLostError if the server reports different weights than the latest update."""
-        if self._adapter is not None:  # the server's own version is that of the base, which never changes
+        if self._adapter is not None:  # the server's own version belongs to the base, and never changes
             return replace(generation, weight_version=version, earlier_versions=())
         if generation.weight_version not in (None, version) or generation.earlier_versions:
             raise EngineLostError(
@@ -183,9 +183,9 @@ class TrainedSGLang(AsyncClosing):
         if before:
             try:
                 await server.told(server.control.unload_adapter(before))
-            except RequestError as exc:  # the server has dropped it itself, as the least recently used
+            except RequestError as exc:  # the server has dropped the adapter already, as the least recently used
                 _log.info("%s", exc)
-            # Only now, because a server that has dropped an adapter by itself reads its folder again.
+            # Only now, because a server that has dropped an adapter reads the folder again.
             shutil.rmtree(folder.with_name(before), ignore_errors=True)
 
     async def sleep(self) -> None:
@@ -255,7 +255,7 @@ class TrainedSGLang(AsyncClosing):
         weights.save_whole(self._model, self._tokenizer, launch.model, self._vision)
         place = ProcessSettings(training.folder / "engine.log", environment, self._scratch)
         server = await TrainingServer.launch(launch, place, seconds=self._start_s, say=training.say)
-        shutil.rmtree(launch.model)  # the server has loaded it, and keeps a copy if it has to come back
+        shutil.rmtree(launch.model)  # the server has loaded the model, and has a copy for waking up
         return server
 
     def _memory_share(self) -> float | None:
