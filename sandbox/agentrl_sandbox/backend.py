@@ -54,7 +54,7 @@ class Backend(Protocol):
         ...
 
     async def list(self) -> Sequence[FoundSandbox]:
-        """All sandboxes of agentrl, including the sandboxes of other processes."""
+        """Every agentrl sandbox, including sandboxes of other processes."""
         ...
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:

@@ -56,7 +56,7 @@ class ShellSandbox(abc.ABC):
         self._state = "new"
         self._proxy = EgressProxy(sandbox_id, spec.hosts)
 
-    # --- what a back end gives ----------------------------------------------------------------------------------------
+    # --- the back end's part ------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     async def _open(self) -> None:

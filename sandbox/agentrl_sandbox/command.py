@@ -65,7 +65,7 @@ class ShellProcess:
         if self._result is None:
             code = await self._code(timeout)
             self._check_open()
-            if self._result is None:  # another `wait` may have been first
+            if self._result is None:  # a parallel `wait` may have been first
                 self._result = self._output.timed_out() if code is None else self._output.result(code)
         return self._result
 

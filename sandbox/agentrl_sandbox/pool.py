@@ -62,7 +62,7 @@ class SandboxPool:
     def __init__(
         self,
         backend: str | Backend = "auto",
-        spec: SandboxSpec | None = SandboxSpec(),  # noqa: B008 - it is frozen
+        spec: SandboxSpec | None = SandboxSpec(),  # noqa: B008 - a spec is frozen
         *,
         size: int | None = None,
         grade: int | None = None,
@@ -115,7 +115,7 @@ class SandboxPool:
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError:
-            await asyncio.wait([closing])  # everything is removed, even now; each removal has its deadline
+            await asyncio.wait([closing])  # every sandbox is removed, even now; each removal has a deadline
             raise
 
     @asynccontextmanager
@@ -170,7 +170,7 @@ class SandboxPool:
         size, grade = _sizes(host_machine.room(self._spec or SandboxSpec()), self._size, self._grade)
         warm = min(size, 8) if self._warm is None else max(0, self._warm)
         self._create = self._creating or min(16, max(2, round(host_machine.cores)))
-        self._lanes: dict[LaneName, Lane] = {  # grading first: it sets an episode's sandbox free
+        self._lanes: dict[LaneName, Lane] = {  # grading first: grading sets an episode's sandbox free
             "tests": _lane("tests", grade, warm, None),
             "grade": _lane("grade", grade, warm, self._spec),
             "episode": _lane("episode", size, warm, self._spec),
@@ -244,7 +244,7 @@ class SandboxPool:
             f"{'size' if lane.name == 'episode' else 'grade'}, or have each episode give its sandbox back"
         )
 
-    # What to do next
+    # Scheduling
 
     def _schedule(self) -> None:
         """Hand out ready sandboxes, then begin to make missing sandboxes. To be called after each change."""
@@ -283,7 +283,7 @@ class SandboxPool:
             sandbox = await self._workshop.make(spec)
         except (SandboxError, ConfigError) as exc:
             self._note_failure(spec, exc)
-        else:  # without an await, so that a cancellation cannot lose it
+        else:  # without an await, so a cancellation cannot lose the sandbox
             if self._troubles.pop(spec, None) is not None:
                 log.info("sandboxes of %s can be made again", _name(spec))
             lane.ready.append(PooledSandbox(sandbox, spec, self._now(), self._now()))
@@ -337,7 +337,7 @@ class SandboxPool:
         old = self._now() - box.born > _RIPE * box.spec.lifetime_s
         fault = "" if old else await self._workshop.fault(box.sandbox, _LOOKED_AFTER_S)
         if box not in lane.ready:
-            return  # it was handed out meanwhile
+            return  # the sandbox was handed out meanwhile
         if old:
             self._retire(lane, box)
         elif fault:

@@ -59,7 +59,7 @@ class HostProcess(asyncio.SubprocessProtocol):
             **other,
         )
         try:
-            # Shielded, because an interrupted start leaves a process that cannot be found.
+            # Shielded, because an interrupted start leaves an unknown process.
             await asyncio.shield(starting)
         except asyncio.CancelledError:
             self.kill_group()
@@ -104,7 +104,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         """Kill the process and the group, as soon as the process runs. A process that has ended is left alone."""
         self._unwanted = True
         if self._transport is not None and not self.exited.done():
-            with contextlib.suppress(ProcessLookupError):  # it has ended, but the loop does not know yet
+            with contextlib.suppress(ProcessLookupError):  # the process has ended, but the loop does not know yet
                 os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
     async def release(self) -> None:
@@ -118,7 +118,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         assert self._transport is not None
         return cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
 
-    # --- what the event loop calls ------------------------------------------------------------------------------------
+    # --- called by the event loop -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)

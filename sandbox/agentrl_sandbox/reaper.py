@@ -55,7 +55,7 @@ async def sweep(backend: Backend) -> int:
             gone = [sandbox.sandbox_id for sandbox in await backend.list() if sandbox.gone]
             if gone:
                 await backend.remove(gone)
-    except Exception as exc:  # noqa: BLE001 - the reaper's boundary: its caller came to make sandboxes, not to sweep
+    except Exception as exc:  # noqa: BLE001 - the reaper's boundary: the caller wants sandboxes, not a sweep
         log.warning("%s: leftover sandboxes could not be removed: %s", backend.name, one_line(exc))
         return 0
     if gone:

@@ -24,8 +24,8 @@ _NOT_KEPT = frozenset({"_", "PWD", "SHLVL", "SHELLOPTS", "BASHOPTS", "UID", "EUI
 
 _NO_SUCH_COMMAND = 127
 
-# Builtins only, since a command may have changed PATH. One line, so that line numbers in bash's messages are the
-# command's own. stderr is the way back for the report; what the command writes there goes to stdout, in order.
+# Builtins only, since a command may have changed PATH. A single line, so line numbers in bash's messages are the
+# command's own. stderr is the way back for the report; the command's stderr goes to stdout, in order.
 _SETUP = (
     "exec 42>&2 2>&1; "
     "agentrl_report() {{ {{ set +eux; }} 2>/dev/null; local agentrl_names agentrl_name agentrl_line agentrl_size=0; "

@@ -104,7 +104,7 @@ async def _tidied(name: str) -> AsyncIterator[HasLeftovers]:
             if isinstance(backend, HasLeftovers):
                 yield backend
     if name in ("", "docker"):
-        with contextlib.suppress(ConfigError):  # without docker's client, none of its sandboxes were made here
+        with contextlib.suppress(ConfigError):  # without docker's client, no docker sandbox was made here
             yield load_object("agentrl_sandbox.docker.orphans:Orphans")()
 
 

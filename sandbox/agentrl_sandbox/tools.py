@@ -33,7 +33,7 @@ UNPACK = 'mkdir -p -- "$1" && exec tar -x -p -o -f - -C "$1"'
 PACK = (
     _REGULAR
     + _FOLDER_OF
-    + '[ -e "$1" ] || exec ls -d -- "$1"; '  # it is missing or cannot be reached; the error of ls names the reason
+    + '[ -e "$1" ] || exec ls -d -- "$1"; '  # missing or unreachable; the error of ls names the reason
     + 'if [ -d "$1" ]; then exec tar -c -f - -C "$1" .; fi; '
     + 'exec tar -c -h -f - -C "$d" -- "./${1##*/}"'
 )

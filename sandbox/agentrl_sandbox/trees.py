@@ -163,7 +163,7 @@ class _Tree:
             os.mkdir(self._staging / path, 0o700)
             self._kinds[path] = None
         if mode is not None:
-            self._modes[path] = (mode & 0o755) | 0o700  # one that its owner cannot enter could not be removed
+            self._modes[path] = (mode & 0o755) | 0o700  # a folder closed to the owner could not be removed
 
     def _file(self, path: str, tar: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
         self._room -= entry.size

@@ -52,13 +52,13 @@ class SandboxFactory:
         """Why a sandbox is no longer usable; empty for a usable sandbox. By default the sandbox must answer soon."""
         try:
             await _within(within_s or _PING_S, sandbox.ping(), "ping")
-        except Exception as exc:  # noqa: BLE001 - the back end's boundary: whatever is wrong with it, it is replaced
+        except Exception as exc:  # noqa: BLE001 - the back end's boundary: after any error the sandbox is replaced
             return one_line(exc)
         return ""
 
     async def remove(self, sandbox: Sandbox) -> None:
         """Close a sandbox. A failed close is logged, and left to the back end's reaper."""
-        with suppress(asyncio.CancelledError):  # an event loop that ends cancels all tasks, once
+        with suppress(asyncio.CancelledError):  # an ending event loop cancels all tasks, once
             return await self._remove(sandbox)
         return await self._remove(sandbox)
 

@@ -58,10 +58,10 @@ class Box:
 
         If this fails or is cancelled, call `end`.
         """
-        # For the box's first processes too: commands run as the same user and can make them do anything.
+        # For the box's first processes too: commands run as the same user and can control the first processes.
         filtering = memory(seccomp.program())
         arguments = (*ISOLATION, "--seccomp", str(filtering), *arguments)
-        arguments_file = memory("\0".join(arguments))  # not in its command line, which the box can read
+        arguments_file = memory("\0".join(arguments))  # not in the command line, as the box can read the command line
         reading, writing = os.pipe()
         program = shutil.which("bwrap") or "bwrap"
         try:
@@ -101,7 +101,7 @@ class Box:
         """Kill the box with all its processes, and wait for their end. Safe to call twice."""
         if self.first and not self._process.exited.done():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.first, signal.SIGKILL)  # not reused: bwrap, its parent, still has it
+                os.kill(self.first, signal.SIGKILL)  # not reused: the parent bwrap has not reaped the process
             await asyncio.wait([self._process.exited], timeout=_DYING_S)
         await self._process.kill()
         await self._process.release()
@@ -122,7 +122,7 @@ class Box:
             raise SandboxError(f"bwrap cannot make a sandbox: {output or 'it ended without a word'}")
 
     def _hear(self, stream: Stream, data: bytes) -> None:
-        self._output += data[: _LONGEST_WORDS - len(self._output)]  # commands inside can write to it as well
+        self._output += data[: _LONGEST_WORDS - len(self._output)]  # commands inside can write to the pipe as well
         if stream == "stdout" and b"ready" in self._output:
             self._ready.set()
 

@@ -122,9 +122,9 @@ def _is_left(folder: Path) -> bool:
 
 
 def _kill(folder: Path) -> bool:
-    with contextlib.suppress(OSError):  # so that no process starts meanwhile
+    with contextlib.suppress(OSError):  # so no process starts meanwhile
         (folder / "pids.max").write_text("0")
-    with contextlib.suppress(OSError):  # version 2 does it in one go
+    with contextlib.suppress(OSError):  # version 2 kills all processes in one go
         (folder / "cgroup.kill").write_text("1")
     deadline = time.monotonic() + _DYING_S
     while pids := _pids(folder):

@@ -37,13 +37,13 @@ class _Filter(ctypes.Structure):
 def main() -> None:
     with open(int(sys.argv[1]), "rb") as file:
         order: dict[str, Any] = marshal.load(file)
-    sys.path.clear()  # nothing may be imported once this sees the box's files
+    sys.path.clear()  # no imports may follow once the box's files are visible
     report = order["said"]
     os.set_inheritable(report, False)
     try:
         cgroups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in order["cgroups"]]
         with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("500")  # where memory is used up, commands go before what holds the box open
+            file.write("500")  # out of memory, commands go before the holder of the box
         _enter(order)
         alive, keepalive = os.pipe()  # `held` is closed when this process ends
         child = os.fork()
@@ -93,7 +93,7 @@ def _become(order: dict[str, Any], cgroups: list[int], alive: int) -> NoReturn:
             raise OSError(errno.ENOTDIR, "cwd", "cwd") from exc
         for limit, value in order["limits"]:
             resource.setrlimit(limit, (value, value))
-        for number in (_SIGPIPE, _SIGXFSZ):  # Python ignores them
+        for number in (_SIGPIPE, _SIGXFSZ):  # Python ignores both
             libc.signal(number, None)
         _give_up_rights(order["filter"])
         os.closerange(3, order["said"])

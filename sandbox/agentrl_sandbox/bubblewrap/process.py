@@ -86,7 +86,7 @@ class BoxProcess(HostProcess):
             return
         dead = await asyncio.to_thread(self._kill_tree)
         await super().kill()
-        if self._control.cgroup is not None:  # once more: the command may have joined it just now
+        if self._control.cgroup is not None:  # once more: the command may have joined just now
             dead = await asyncio.to_thread(self._control.cgroup.kill)
             self._control.cgroup.remove()
         if not dead:

@@ -62,7 +62,7 @@ def entries() -> list[RegisteredBox]:
     for file in sorted(folder().glob("bubblewrap-*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
             entry = RegisteredBox(**json.loads(file.read_text()))
-            if entry.runs or owners.is_gone(entry.owner, entry.deadline):  # else its owner is about to remove it
+            if entry.runs or owners.is_gone(entry.owner, entry.deadline):  # else the owner is about to remove the box
                 boxes.append(entry)
     return boxes
 

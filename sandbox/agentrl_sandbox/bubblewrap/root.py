@@ -146,7 +146,7 @@ def _unpack(archive: Path, folder: Path) -> None:
         for name in ("etc/passwd", "etc/group", "etc/hosts"):  # places for files of our own
             (draft / name).parent.mkdir(exist_ok=True)
             (draft / name).touch()
-        with contextlib.suppress(OSError):  # another process was first
+        with contextlib.suppress(OSError):  # a parallel process was first
             draft.rename(folder)
     finally:
         if draft.exists():

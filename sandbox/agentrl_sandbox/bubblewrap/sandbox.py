@@ -190,7 +190,7 @@ class BubblewrapSandbox(ShellSandbox):
     async def _check_alive(self) -> None:
         """Raises SandboxKilledError if the box has ended. The end may take a moment to be seen."""
         for _ in range(_MOMENTS):
-            if self._state != "open":  # it was closed, which is reported elsewhere
+            if self._state != "open":  # a closed box is reported elsewhere
                 return
             self._require_alive()
             await asyncio.sleep(0.01)

@@ -57,7 +57,9 @@ def program() -> bytes:
             _refuse(library, context, name)
         for flag in _NEW_NAMESPACES:
             _refuse(library, context, "clone", _Comparison(0, _MASKED_EQUAL, flag, flag))
-        _refuse(library, context, "clone3", number=errno.ENOSYS)  # its flags cannot be seen; libc falls back to clone
+        _refuse(
+            library, context, "clone3", number=errno.ENOSYS
+        )  # clone3's flags are invisible; libc falls back to clone
         for request in (_TERMINAL_INPUT, _CONSOLE_INPUT):
             _refuse(library, context, "ioctl", _Comparison(1, _MASKED_EQUAL, 0xFFFFFFFF, request))
         for family in range(max(_FAMILIES) + 1):

@@ -65,7 +65,7 @@ async def alone(engine: DockerClient, name: str) -> AsyncIterator[None]:
     key = hashlib.sha256(f"{engine.address}\0{name}".encode()).hexdigest()[:32]
     file = Path(tempfile.gettempdir(), f"agentrl-build-{os.getuid()}-{key}.lock")
     try:
-        while (descriptor := try_lock(file)) is None:  # noqa: ASYNC110 - another process's
+        while (descriptor := try_lock(file)) is None:  # noqa: ASYNC110 - a foreign process's lock
             await asyncio.sleep(_LOOK_S)
     except OSError as exc:
         raise SandboxError(f"{file} cannot be locked: {exc.strerror}; remove it, or set TMPDIR") from exc

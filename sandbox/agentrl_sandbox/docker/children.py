@@ -31,7 +31,7 @@ async def start(*command: str, **options: Any) -> Process:
     """Start a program with a pipe as stdin. `options` are the options of asyncio.create_subprocess_exec."""
     return await asyncio.create_subprocess_exec(
         "/bin/sh", "-c", _WATCHED, "sh", *command, stdin=PIPE, start_new_session=True, **options
-    )  # in a session of its own, because Ctrl-C is for this program alone
+    )  # in a separate session, because Ctrl-C is for this program alone
 
 
 async def end(process: Process) -> None:

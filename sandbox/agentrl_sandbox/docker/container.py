@@ -70,9 +70,9 @@ def configuration(spec: SandboxSpec, sandbox_id: str, image: Image, host: Host) 
     """The body of a request to create the container."""
     return {
         "Image": image.name,
-        # A user that no command has: so none can end it, or trace it. root has no capabilities here.
+        # A user without commands: so no command can end or trace the process. root has no capabilities here.
         "User": f"{KEEPER}:{KEEPER}",
-        "Entrypoint": ["/bin/sh", "-c", FIRST, sandbox_id],  # `leftovers` recognises it by this on its machine
+        "Entrypoint": ["/bin/sh", "-c", FIRST, sandbox_id],  # `leftovers` recognises the process by the id
         "Cmd": [],
         "WorkingDir": "/",
         "Hostname": "sandbox",
@@ -86,10 +86,8 @@ def configuration(spec: SandboxSpec, sandbox_id: str, image: Image, host: Host) 
 
 def _environment(spec: SandboxSpec) -> Mapping[str, str]:
     defaults = {"LANG": "C.UTF-8", "USER": spec.user, "LOGNAME": spec.user}
-    if spec.read_only or spec.user == "agent":  # else the engine takes it from the image's /etc/passwd
-        defaults["HOME"] = (
-            "/tmp"  # writable, and never the work folder: programs obey what lies in it, such as .gitconfig
-        )
+    if spec.read_only or spec.user == "agent":  # else the engine reads the image's /etc/passwd
+        defaults["HOME"] = "/tmp"  # writable, and never the work folder: programs obey files there, such as .gitconfig
     environment = {**defaults, **variables(spec.network), **spec.env}
     if spec.services is not None:
         for name in environment.keys() & {"NO_PROXY", "no_proxy"}:  # services are reached without a proxy
@@ -105,7 +103,7 @@ def _host_config(spec: SandboxSpec, image: Image, host: Host) -> dict[str, Any]:
         "Mounts": _sockets(spec),
         "Memory": spec.memory_mb * _MB,
         "MemorySwap": spec.memory_mb * _MB,  # equal: no swap
-        "NanoCpus": int(min(spec.cpus, host.cores) * 1e9),  # an engine refuses more than its machine has
+        "NanoCpus": int(min(spec.cpus, host.cores) * 1e9),  # an engine refuses more than the machine's cores
         "PidsLimit": spec.pids,
         "Ulimits": [
             {"Name": "fsize", "Soft": (size := file_size(spec.file_mb, host)), "Hard": size},
@@ -128,7 +126,7 @@ def _folders(spec: SandboxSpec, image: Image) -> dict[str, str]:
     taken = {mount.path for mount in mounts if mount.volume}
     folders = {path: _sized(small, "755", image.user) for path in image.volumes if path not in taken}
     folders |= {mount.path: _sized(small, "1777", image.user) for mount in mounts if not mount.volume}
-    if spec.read_only:  # else the root is writable, and with it the image's own folder
+    if spec.read_only:  # else the root is writable, including the image's own folder
         folders[spec.workdir] = _sized(max(spec.disk_mb - 2 * small, 1), "755", image.user)
     return folders | {"/tmp": _sized(small, "1777", image.user)}
 

@@ -55,7 +55,7 @@ def needs_buildkit(folder: Path) -> str:
         return f"--{match[1]}"
     if match := _HEREDOC.search(text):
         return f"the here-document <<{match[2]}"
-    if match := _PLATFORM.search(text):  # without BuildKit it is empty
+    if match := _PLATFORM.search(text):  # empty without BuildKit
         return f"the variable {match[1]}"
     return ""
 

@@ -72,6 +72,6 @@ async def _remove(docker: Docker, creating: asyncio.Task[Any], name: str) -> Non
     """A container still present after a failed removal is left to the reaper."""
     await asyncio.wait([creating])
     if not creating.cancelled():
-        creating.exception()  # it is raised where the request was made
+        creating.exception()  # raised at the request
     with contextlib.suppress(DockerError):
         await docker.containers.container(name).delete(force=True, v=True)

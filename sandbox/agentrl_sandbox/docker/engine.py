@@ -63,7 +63,7 @@ class DockerClient:
             )
         except (ValueError, AssertionError, OSError) as exc:
             raise SandboxError(f"{self.address}: {exc}; set DOCKER_HOST to the engine's address") from exc
-        # Each running command holds a connection. At aiodocker's limit of 100, none would be left to kill one.
+        # Each running command holds a connection. At aiodocker's limit of 100, no connection would be left for a kill.
         self.docker.connector._limit = 0
         self.host = Host(math.inf, 0, here=True)
 
@@ -112,7 +112,7 @@ class DockerClient:
 
     async def close(self) -> None:
         await self.docker.close()
-        await asyncio.sleep(0)  # the event loop closes the sockets in its next round
+        await asyncio.sleep(0)  # the event loop closes the sockets in the next round
         if self._tunnel is not None:
             await self._tunnel.close()
 

@@ -59,7 +59,7 @@ class Labelled:
 
 
 async def labelled(engine: DockerClient, sandbox_id: str = "") -> Labelled:
-    """All objects of sandboxes on an engine, or of one sandbox."""
+    """The engine's labelled objects. With `sandbox_id`, only this sandbox's objects."""
     parameters = {"filters": json.dumps({"label": [f"{SANDBOX}={sandbox_id}" if sandbox_id else SANDBOX]})}
     query = engine.docker._query_json
     containers = await query("containers/json", params={**parameters, "all": "1"})
@@ -72,7 +72,7 @@ async def _remove_container(engine: DockerClient, name: str) -> None:
     try:
         await engine.docker.containers.container(name).delete(force=True, v=True)
     except DockerError as exc:
-        if exc.status not in (404, 409):  # 409: another removes it at this moment
+        if exc.status not in (404, 409):  # 409: a parallel removal runs at this moment
             raise
 
 

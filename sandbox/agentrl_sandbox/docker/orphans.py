@@ -67,7 +67,7 @@ def _orphan(pid: int) -> _Orphan | None:
         or "-address" not in shim_command[:-1]
     ):
         return None
-    # A shim in another container names a path that means something else here.
+    # A shim in a foreign container names a path with a different meaning here.
     if not _shares_files(shim) or _answers(shim_command[shim_command.index("-address") + 1]):
         return None
     return _Orphan(name, pid, shim)
@@ -92,7 +92,7 @@ def _end(orphan: _Orphan) -> bool:
 
 
 def _gone(folder: Path) -> bool:
-    with contextlib.suppress(OSError):  # something in it is still dying
+    with contextlib.suppress(OSError):  # a process inside is still dying
         folder.rmdir()
     return not folder.exists()
 
@@ -114,7 +114,7 @@ def _answers(address: str) -> bool:
             client.connect(address)
         except (FileNotFoundError, ConnectionRefusedError):
             return False
-        except OSError:  # it is there, and slow, or not for this user
+        except OSError:  # present, but slow, or closed to this user
             return True
     return True
 

@@ -37,7 +37,7 @@ def packed_folder(folder: str) -> bytes:
 def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
     try:
         entry = archive.gettarinfo(path, name)
-        if entry.islnk():  # a second name of a file that is in the archive already
+        if entry.islnk():  # a second name of a file already in the archive
             entry.type, entry.linkname, entry.size = tarfile.REGTYPE, "", path.stat().st_size
         entry.uid = entry.gid = 0
         entry.uname = entry.gname = ""

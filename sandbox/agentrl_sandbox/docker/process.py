@@ -50,7 +50,7 @@ class DockerProcess:
 
         def done(code: asyncio.Task[int]) -> None:
             if not code.cancelled():
-                code.exception()  # mark it as retrieved
+                code.exception()  # mark the exception as retrieved
             callback(self)
 
         self._code.add_done_callback(done)
@@ -105,14 +105,14 @@ class DockerProcess:
         if self._code.done() or self._first is None:
             return None
         if await self._box.kill_tree(self._first[0], self._user):
-            # The engine closes the streams now, or seconds later (see `_small`). It has to be waited for only where
-            # the sandbox could have replaced the shell that reports it.
+            # The engine closes the streams now, or seconds later (see `_small`). A wait is needed only where
+            # the sandbox could have replaced the reporting shell.
             await asyncio.wait([self._code], timeout=_TRAILING_S if self._box.spec.read_only else _ENDING_S)
             if self._box.spec.read_only:
                 return await self.abandon()
             is_over = self._code.done()
         else:
-            await asyncio.wait([self._code], timeout=_TRAILING_S)  # it may have ended just now
+            await asyncio.wait([self._code], timeout=_TRAILING_S)  # the command may have ended just now
             is_over = self._out.complete
         if not is_over:
             try:
@@ -166,7 +166,7 @@ class DockerProcess:
         """The exit code from the engine. Raises SandboxError or SandboxKilledError if the container ended."""
         try:
             code = await exit_code(self._command)
-        except DockerError:  # it goes with its container
+        except DockerError:  # the command ends with the container
             code = None
         if code == _KILLED:  # the watcher, too: perhaps with its container
             await self._box.ensure_alive()
@@ -186,7 +186,7 @@ class DockerProcess:
         name = self._box.sandbox_id
         if _NO_USER.search(output):
             return ConfigError(f"the image has no user {self._user!r}; use agent, root, or one of its /etc/passwd")
-        # An engine reports in the same words if its own machine has no room for a process.
+        # An engine reports the same words if the engine's machine has no room for a process.
         lacks = await self._box.used_up(0.5 if _FULL.search(output) else 1.0)
         if lacks == "process":
             return SandboxKilledError(self._box.no_room())

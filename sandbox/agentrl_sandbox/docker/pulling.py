@@ -135,7 +135,7 @@ async def _on_host(
         await pull.trim([outcome.image for outcome in present])
         outcomes = await gather(pull.one(image) for image in missing)
         for outcome in outcomes:
-            if outcome.outcome == "no room":  # the engine may have had it before it learned that it was given up
+            if outcome.outcome == "no room":  # the engine may have finished before the cancellation
                 await stored.remove(outcome.image)
         return [*present, *outcomes]
 

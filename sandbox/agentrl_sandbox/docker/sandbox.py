@@ -93,10 +93,10 @@ class DockerSandbox(ShellSandbox):
                     await self._siblings.prepare(image, self._whole)
                 await self._create(image)
             except DockerError as exc:
-                if exc.status != 404:  # the image was removed since it was made
+                if exc.status != 404:  # the image has been removed meanwhile
                     raise
                 self._images.forget()
-                if self._siblings is not None:  # the next sandbox finds it missing, and makes it
+                if self._siblings is not None:  # the next sandbox makes the missing image
                     raise
                 image = await self._images.owned(self.spec)
                 await self._create(image)
@@ -157,7 +157,7 @@ class DockerSandbox(ShellSandbox):
             await asyncio.wait(self._requests)
             for request in self._requests:
                 if not request.cancelled():
-                    request.exception()  # it was raised where the request was made
+                    request.exception()  # raised at the request
             await self._remove()
         await asyncio.gather(*(process.abandon() for process in list(self._processes)))
 
@@ -227,7 +227,7 @@ class DockerSandbox(ShellSandbox):
                 async with asyncio.timeout(_START_S):
                     await stream.__aenter__()
             except DockerError:
-                await self.ensure_alive()  # which knows more, if the container is gone
+                await self.ensure_alive()  # raises the cause, if the container is gone
                 raise
         process = DockerProcess(self, command, stream, token, user, sink)
         self._processes.add(process)
@@ -244,7 +244,7 @@ class DockerSandbox(ShellSandbox):
         await asyncio.gather(*(process.abandon() for process in list(self._processes)))
 
     def _check_still_open(self) -> None:
-        if self._condemned:  # its commands did not end by themselves
+        if self._condemned:  # the engine's loss ended the commands
             self.check_alive()
         super()._check_still_open()
 
@@ -286,7 +286,7 @@ class DockerSandbox(ShellSandbox):
         try:
             await self._container.kill()
         except DockerError as exc:
-            if exc.status not in (404, 409):  # it has ended by itself
+            if exc.status not in (404, 409):  # the container has ended already
                 raise
 
     async def _small(self, argv: Sequence[str], last: str, *, user: str) -> str:
@@ -303,7 +303,7 @@ class DockerSandbox(ShellSandbox):
                     output += message.data
         return output.decode(errors="replace").strip()
 
-    # How it is
+    # State
 
     def check_alive(self) -> None:
         """Raises SandboxKilledError or SandboxError, with the cause, if the container has ended."""
@@ -352,7 +352,7 @@ class DockerSandbox(ShellSandbox):
             self._dead = (SandboxKilledError, why)
         elif state["ExitCode"] == _NOT_FOUND:
             raise SandboxError(f"{name}: image {self.spec.image or 'of the spec'!r} has no /bin/sh")
-        else:  # none of its commands can end its first process
+        else:  # no command can end the first process
             why = f"exit code {state['ExitCode']}: the engine was restarted, or the container was stopped"
             self._dead = (SandboxError, f"{name} was stopped from outside ({why})")
 
@@ -375,7 +375,7 @@ class DockerSandbox(ShellSandbox):
                 output = await self._small(["/bin/sh", "-c", _SHOW_OOM], "end", user="0:0")
             words = output.split()
             counts = [int(count) for name, count in itertools.pairwise(words) if name == "oom_kill"]
-            return "OOM-killed" in output or max(counts, default=0) > before  # or there is no room for this one either
+            return "OOM-killed" in output or max(counts, default=0) > before  # or no room for this command either
         return False
 
     async def used_up(self, pids: float = 1.0) -> Literal["process", "memory", ""]:
@@ -385,7 +385,7 @@ class DockerSandbox(ShellSandbox):
         try:
             parameters = {"stream": "0", "one-shot": "1"}
             stats = await self._docker._query_json(f"containers/{self.sandbox_id}/stats", params=parameters)
-        except DockerError:  # it has ended
+        except DockerError:  # the container has ended
             return ""
         if stats.get("pids_stats", {}).get("current", 0) > pids * self.spec.pids - _NEEDED:
             return "process"
@@ -398,7 +398,7 @@ async def remove(engine: DockerClient, sandbox_id: str) -> None:
     try:
         await engine.docker.containers.container(sandbox_id).delete(force=True, v=True)
     except DockerError as exc:
-        if exc.status == 409:  # another removes it at this moment
+        if exc.status == 409:  # a parallel removal runs at this moment
             await asyncio.sleep(0.2)
             return
         if exc.status != 404:

@@ -135,7 +135,7 @@ class SiblingContainers:
             "Driver": "bridge",
             "Internal": closed,
             "Labels": self._labels,
-            # without an address of the machine, it cannot be reached, and its routes do not change
+            # without an address, the machine is unreachable, and the machine's routes stay
             "Options": {"com.docker.network.bridge.inhibit_ipv4": "true"} if closed else {},
         }
         for attempt in range(_TRIES if closed else 1):

@@ -117,7 +117,7 @@ class _TlsConnection:
         return self
 
     async def send(self, data: bytes) -> None:
-        self._tls.write(data)  # an empty output buffer in memory takes all of it
+        self._tls.write(data)  # an empty output buffer in memory takes all data
         await self._flush()
 
     async def send_end(self) -> None:

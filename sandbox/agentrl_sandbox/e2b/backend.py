@@ -177,7 +177,7 @@ class E2BBackend:
                 raise result
 
     async def _remove_unwanted(self) -> None:
-        """Remove unwanted saved machines. Their copies are closed by now, except copies of other processes."""
+        """Remove unwanted saved machines. By now their copies are closed, except copies made elsewhere."""
         for result in await _each(list(unwanted), forget):
             if isinstance(result, SandboxError):
                 log.warning("a kept machine stays until its time is over, or `agentrl sandbox gc`: %s", result)

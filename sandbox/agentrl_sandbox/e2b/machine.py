@@ -35,7 +35,7 @@ _LONGEST_PAUSE_S = 15.0
 _ENDING_S = 5.0
 
 _BUSY = (e2b.RateLimitException, e2b.ServiceBusyException)
-# Clients before 2.53, which AgentENV needs, have neither of the two.
+# Clients before 2.53, needed by AgentENV, have neither of the two.
 _GONE = (e2b.NotFoundException, getattr(e2b, "SandboxNotRunningException", e2b.NotFoundException))
 _LOST = (httpx.TransportError, ConnectError, OSError, getattr(e2b, "SandboxUnreachableException", ConnectError))
 
@@ -78,7 +78,7 @@ async def _repeated(ask: Callable[[], Awaitable[T]]) -> T:
             return await ask()
         except e2b.CommandExitException:
             raise
-        except Exception as exc:  # the service's boundary: its client raises its own errors and those of its transports
+        except Exception as exc:  # the service's boundary: the client raises errors of its own and of transports
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from exc
             tries += 1
@@ -216,7 +216,7 @@ class E2BMachine:
     async def _keep(self, name: str) -> None:
         try:
             await self._box.create_snapshot(name=name)
-        except Exception:  # it may be there all the same: the answer may be what was lost
+        except Exception:  # the snapshot may exist: perhaps only the answer was lost
             with contextlib.suppress(Exception):
                 await e2b.AsyncSandbox.delete_snapshot(name)
             raise
@@ -242,7 +242,7 @@ class E2BMachine:
                 timeout=max(self._lifetime(), 1),
                 metadata=self._metadata,
                 allow_internet_access=self._internet,
-                lifecycle={"on_timeout": "kill"},  # AgentENV's default is to pause a machine, and to keep it
+                lifecycle={"on_timeout": "kill"},  # AgentENV's default is to pause and preserve a machine
             )
         except _LOST:
             await self._forget()

@@ -17,7 +17,7 @@ class ClientHello:
     def __init__(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
-        context.set_ciphers("ALL:@SECLEVEL=0")  # whatever the host accepts: nothing is answered here
+        context.set_ciphers("ALL:@SECLEVEL=0")  # whatever the host accepts: no answer is sent here
         context.sni_callback = self._hear
         self._incoming = ssl.MemoryBIO()
         self._handshake = context.wrap_bio(self._incoming, ssl.MemoryBIO(), server_side=True)
@@ -44,4 +44,4 @@ class ClientHello:
 
     def _hear(self, _socket: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int:
         self._heard, self.name = True, name and name.lower()
-        return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR  # ends the handshake, which is not ours
+        return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR  # ends the handshake: the host answers, not the proxy

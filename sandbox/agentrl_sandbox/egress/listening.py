@@ -73,7 +73,7 @@ class Handover:
         handed, ending = asyncio.create_task(self._handed()), asyncio.ensure_future(ended)
         try:
             await asyncio.wait([handed, ending], timeout=_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait([handed], timeout=_MOMENT_S)  # it may have ended after it had sent the socket
+            await asyncio.wait([handed], timeout=_MOMENT_S)  # the program may have ended after sending the socket
             if handed.done():
                 return handed.result()
             output = ending.result() if ending.done() else f"it did not answer within {_WITHIN_S:g} s"

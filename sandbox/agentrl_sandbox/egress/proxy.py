@@ -96,7 +96,7 @@ class EgressProxy:
                 try:
                     link, _ = await asyncio.get_running_loop().sock_accept(listener)
                     wrapped = await _wrapped(link)
-                except OSError as exc:  # no room for another file, or the client has gone
+                except OSError as exc:  # no room for a new file, or the client has gone
                     log.debug("sandbox %s: no connection to its proxy: %s", self._name, exc)
                 else:
                     task = asyncio.create_task(self._connection(wrapped))

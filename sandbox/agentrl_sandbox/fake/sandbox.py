@@ -250,7 +250,7 @@ def _files_of(source: Path) -> list[tuple[str, Path]]:
     """The files of an upload, with relative paths."""
     if not source.is_dir():
         return [("", source)]
-    trees.pack(source, io.BytesIO())  # raises what it raises for other sandboxes
+    trees.pack(source, io.BytesIO())  # raises the same errors as for other sandboxes
     return [(str(file.relative_to(source)), file) for file in source.rglob("*") if file.is_file()]
 
 

@@ -46,7 +46,7 @@ class HostedProcess:
         self._code: int | None = None
         self._coded_at = 0.0
         self._last = {"o": 0, "e": 0}
-        """The last pieces at the command's end. Later pieces come from background processes."""
+        """After the end: the command's highest piece numbers. Later pieces come from background processes."""
         self._over = False
         self._pump: asyncio.Task[None] | None = None
         self._error: SandboxError | None = None
@@ -114,18 +114,18 @@ class HostedProcess:
         async with self._killing:
             if self._code is not None:
                 return None
-            # Root has room for a process where the user has none. The user sees the marks of its own processes, which
-            # root of a container may not.
+            # Root has room for a process where the user has none. The user sees the marks of the user's processes, but
+            # a container's root may not.
             for as_root in (True, False):
                 try:
                     answer = await self._ask(scripts.kill(self.folder), 60.0, as_root)
-                except SandboxError as exc:  # it may still run, which cannot be known: give up its machine
+                except SandboxError as exc:  # the command may still run: give up the machine
                     self._error = self._error or exc
                     return await self._broken()
                 if f"{self._token} killed" not in answer:
                     await self._broken()
                     raise SandboxKilledError("a command could not be killed, so its machine was given up")
-            if self._pump is None:  # it is killed while it starts
+            if self._pump is None:  # killed during the start
                 await self._fetch()
             await self.ended()
         return None
@@ -137,7 +137,7 @@ class HostedProcess:
                 await self._poll(_LATER_S if self._code is None else _TRAILING_S)
         except SandboxError as exc:
             self._error = exc
-        except FileNotFoundError:  # it was killed while it started, and would not have started
+        except FileNotFoundError:  # killed during the start, before the command ran
             self._code, self._over = 128 + 9, True
 
     async def _send(self, data: bytes) -> None:
@@ -176,7 +176,7 @@ class HostedProcess:
             raise SandboxError("output was lost, as the machine's disk is full")
         if words.strip().isdecimal() and self._code is None:
             self._code, self._coded_at = int(words), time.monotonic()
-            most = scripts.PIECES + 3  # that wait, and what its pipe holds
+            most = scripts.PIECES + 3  # the waiting pieces, and the pipe's content
             self._last = {name: arrived + most for name, arrived in before.items()}
         elif any(before[name] < min(arrived, self._last[name]) for name, arrived in self._arrived.items()):
             self._coded_at = time.monotonic()

@@ -133,7 +133,7 @@ class HostedSandbox(ShellSandbox):
             if self._entering.cancelled() or self._entering.exception() is not None:
                 return
             await self._service.__aexit__(None, None, None)
-        except Exception as exc:  # noqa: BLE001 - the service's boundary: its own time limit ends the machine
+        except Exception as exc:  # noqa: BLE001 - the service's boundary: the service's time limit ends the machine
             log.warning(
                 "sandbox %s could not be removed, and lasts until its service ends it: %s",
                 self.sandbox_id,
@@ -173,7 +173,7 @@ class HostedSandbox(ShellSandbox):
     async def _asked(self, request: Any, request_name: str) -> Any:
         try:
             return await request
-        except Exception as exc:  # the service's boundary: each has its own errors
+        except Exception as exc:  # the service's boundary: each service has its own errors
             raise SandboxError(
                 f"sandbox {self.sandbox_id}: {request_name} failed at its service: {_said(exc)}"
             ) from exc

@@ -35,9 +35,9 @@ def belonging(marks: set[bytes], root: Path | None) -> set[int]:
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if not name.isdecimal():
             continue
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+        with contextlib.suppress(OSError):  # gone meanwhile, or of a different user
             state, parent, terminal = _status(Path("/proc", name))
-            if state == "Z":  # dead; only its parent can bury it
+            if state == "Z":  # a zombie; only the parent can reap a zombie
                 continue
             parents[int(name)] = parent
             if _is_marked(Path("/proc", name), marks) or (not terminal and _works_below(Path("/proc", name), root)):
