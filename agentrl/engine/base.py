@@ -129,9 +129,9 @@ class TrainedEngine(Engine, Protocol):
     """An engine that samples from the weights in training: LocalEngine.
 
     A trainer calls `wake`, `update`, plays episodes, calls `sleep`, learns, and begins again. With `staleness` the
-    trainer plays episodes while learning, and never calls `sleep`. Staleness needs an engine class with `own_weights =
-    True`: such an engine samples from a copy of the weights, made in `update`. The generations name their
-    `weight_version`.
+    trainer plays episodes while learning, and never calls `sleep`. Staleness needs an engine class with
+    `own_weights = True`: such an engine samples from a copy of the weights, made in `update`. The generations name
+    their `weight_version`.
     """
 
     async def update(self, model: Any, version: str) -> None:

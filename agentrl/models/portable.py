@@ -1,7 +1,8 @@
 """Writes the files beside the weights so that engines with an older transformers (4.57) read the same model.
 
-Transformers 5 writes a tokenizer's class and its extra tokens, and the angles of rotary positions, under names that
-4.57 does not know: it refuses the tokenizer, and takes its default for the angles without a word.
+Transformers 5 writes new names for a tokenizer's class, for extra tokens, and for the angles of rotary positions.
+Transformers 4.57 knows none of the new names: the tokenizer is refused, and the default angles are used without a
+warning.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ _OWN_PARTS = ("text_config", "thinker_config", "llm_config")
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer. The files that it was read from are copied, unless its tokens have changed since. Its chat
-    template is written as it is now."""
+    """Write a tokenizer. The source files are copied, unless the tokens have changed since. The chat template is
+    written in the present form.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     source = Path(tokenizer.name_or_path or "")
     if _is_same(tokenizer, source):
@@ -46,7 +48,9 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def rewrite_config(folder: Path, source: Path) -> None:
-    """Add to a saved config.json what older readers look for: keys of the `source` folder's own, and the old names."""
+    """Add the keys needed by older readers to a saved config.json: keys of the `source` folder's config.json, and old
+    names.
+    """
     path = folder / "config.json"
     config = _read(path)
     before = _read(source / "config.json") if (source / "config.json").is_file() else {}
@@ -55,9 +59,9 @@ def rewrite_config(folder: Path, source: Path) -> None:
 
 
 def set_ends(model: Any, ends: Collection[int]) -> None:
-    """Name the tokens that end a turn (their ids) in a model's configurations, before those that are named already.
+    """Name the tokens that end a turn (their ids) in a model's configurations, before the end tokens named already.
 
-    A base model's name only the end of a text: an engine that obeys them samples on behind each turn, to its limit.
+    A base model names only the end of a text: an engine that obeys would sample beyond each turn, up to the limit.
     """
     model = without_adapter(model)
     for config in {id(one): one for one in (model.config.get_text_config(), model.config)}.values():
@@ -75,7 +79,7 @@ def _set_ends(config: Any, ends: Collection[int]) -> None:
 
 
 def _is_same(tokenizer: Any, source: Path) -> bool:
-    """Whether a tokenizer has the tokens of the folder that it was read from."""
+    """Whether a tokenizer has the same tokens as the source folder."""
     if not (source / _CONFIG).is_file():
         return False
     from agentrl.models.tokenizer import read_tokenizer
@@ -87,7 +91,7 @@ def _is_same(tokenizer: Any, source: Path) -> bool:
 
 
 def _tokens(tokenizer: Any) -> Mapping[str, Any]:
-    """Everything that decides how a text is written in tokens."""
+    """All facts that decide the tokens of a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = json.loads(backend.to_str()) if backend is not None else dict(tokenizer.get_vocab())
     for state in ("padding", "truncation"):  # of the last call
@@ -112,7 +116,7 @@ def _rewrite_tokenizer_config(path: Path, tokenizer: Any) -> None:
 
 
 def _add_old_names(config: dict[str, Any], before: Mapping[str, Any]) -> None:
-    """Add old names to a configuration and its parts. `before` is that of the folder from which it was read."""
+    """Add old names to a configuration and all parts. `before` is the configuration in the source folder."""
     for key, value in before.items():
         if key not in config and key not in ("torch_dtype", "transformers_version", "quantization_config"):
             config[key] = value

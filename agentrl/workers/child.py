@@ -42,7 +42,7 @@ async def _serve(end: socket.socket) -> None:
                 task.add_done_callback(tasks.discard)
 
     async def watch() -> None:
-        while os.getppid() == parent:  # noqa: ASYNC110 - no event tells of a foreign process's end
+        while os.getppid() == parent:  # noqa: ASYNC110 - no event tells of the parent's end
             await asyncio.sleep(_POLL_S)
 
     await asyncio.wait([asyncio.create_task(read()), asyncio.create_task(watch())], return_when="FIRST_COMPLETED")

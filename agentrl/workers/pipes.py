@@ -25,7 +25,7 @@ log = logging.getLogger("agentrl")
 
 _PROGRAM = "from agentrl.workers.child import main; main()"
 _END_S = 5.0
-"""Seconds for a process to end unaided, before a kill."""
+"""Seconds for a process to end by itself, before a kill."""
 _LINES = 60
 """How many of a worker's last lines are kept for an error message."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -143,7 +143,7 @@ class PipeLink:
         return "\n".join(self._process.lines)
 
     async def end(self) -> None:
-        """Close the connection, so the process ends unaided; otherwise kill the process."""
+        """Close the connection, so the process ends by itself; otherwise kill the process."""
         self._stream.close()
         await self._ended_soon()
         await asyncio.wait([self._reading, self._watching])
@@ -167,7 +167,7 @@ class PipeLink:
         self._lose(await self._ended_soon())
 
     async def _ended_soon(self) -> int:
-        """The exit status of a process without a connection: the process ends unaided, or is killed."""
+        """The exit status of a process without a connection: the process ends by itself, or is killed."""
         ended = asyncio.wrap_future(self._process.ended)
         await asyncio.wait([ended], timeout=_END_S)
         if not ended.done():

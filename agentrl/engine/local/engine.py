@@ -235,7 +235,7 @@ class LocalEngine(AsyncClosing):
                 await asyncio.gather(*map(play, tasks))
 
         All episodes must be able to run at the same time. No other caller may use the engine meanwhile. The prefix
-        cache is emptied first. Raises EngineError while requests run or a second lockstep is open.
+        cache is emptied first. Raises EngineError while requests run or a lockstep is open.
         """
         with self._worker.lockstep(episodes) as lockstep:
             yield lockstep

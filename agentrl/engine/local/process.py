@@ -35,7 +35,7 @@ from agentrl.types import Generation, SamplingParams
 
 _PROGRAM = "from agentrl.engine.local.child import main; main()"
 _END_S = 5.0
-"""Seconds for the process to end unaided, before a kill."""
+"""Seconds for the process to end by itself, before a kill."""
 _ERRORS: Mapping[str, type[EngineError | ConfigError]] = {"RequestError": RequestError, "ConfigError": ConfigError}
 """Errors of the process raised under the same class here."""
 

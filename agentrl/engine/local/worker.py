@@ -112,7 +112,7 @@ class BatchWorker:
 
     @contextmanager
     def lockstep(self, episodes: int) -> Iterator[Lockstep]:
-        """Start requests in waves. Raises EngineError while requests run or a second lockstep is open."""
+        """Start requests in waves. Raises EngineError while requests run or a lockstep is open."""
         self._check_process()
         with self._wake:
             if self._lockstep is not None or self._waiting or self._running:

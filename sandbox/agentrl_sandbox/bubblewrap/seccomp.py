@@ -2,7 +2,7 @@
 
 The filter refuses the same calls as Docker's default profile without capabilities: new namespaces, mounts, kernel
 modules and keys, tracing of the kernel, io_uring, clocks. Sockets other than Unix, IP and netlink are refused too:
-sockets of virtual machines (AF_VSOCK) ignore namespaces. Programs of a foreign architecture are killed.
+sockets of virtual machines (AF_VSOCK) ignore namespaces. Programs of a different architecture are killed.
 """
 
 from __future__ import annotations

@@ -98,7 +98,9 @@ def killer(pid: int) -> list[str]:
 
 
 def new_token() -> str:
-    """A random token: no command can learn a foreign mark in time to fake its end. A command may fake its own end."""
+    """A random token: no command can learn the mark of a different command in time to fake an end. A command
+    may fake its own end.
+    """
     return f"\x1e{secrets.token_hex(12)}:"
 
 

@@ -21,7 +21,7 @@ _CPU = shlex.split(
 upper bound. Without sleep-on-idle, the scheduler would occupy a core needed by the trainer.
 """
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Variables that would show this interpreter's packages to a foreign interpreter."""
+"""Variables that would show this interpreter's packages to a different interpreter."""
 IMAGE_CACHE = "SGLANG_VLM_CACHE_SIZE_MB"
 """The variable for the size of SGLang's cache of image features. The cache survives an update, so a known image would
 be read with old weights. 0: no cache.

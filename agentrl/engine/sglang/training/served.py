@@ -111,7 +111,7 @@ def _port(args: Sequence[str]) -> int:
 
 
 async def _is_ours(control: ServerControl, name: str) -> bool:
-    """Whether the server is up, and no foreign program has taken the port."""
+    """Whether the server is up, and no other program has taken the port."""
     if not await control.is_up():
         return False
     try:

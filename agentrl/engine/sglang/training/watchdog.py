@@ -3,8 +3,8 @@
     python watchdog.py PARENT FOLDER COMMAND...
 
 PARENT is the requesting process's id. FOLDER is removed if PARENT could not do so. The command runs in a separate
-session and process group. The command ends unaided, on SIGTERM to this program, or when PARENT is no longer the parent:
-a killed trainer cannot clean up, and must leave no server running. The exit status is the command's.
+session and process group. The command ends by itself, on SIGTERM to this program, or when PARENT is no longer the
+parent: a killed trainer cannot clean up, and must leave no server running. The exit status is the command's.
 
 The program runs as a file, and imports only the standard library.
 """
