@@ -258,7 +258,8 @@ def test_eval_by_a_key_of_the_metadata(folder, agentrl):
     assert re.search(r"average\W+0\.500\W+0\.500 to 0\.500\W+2\W+0\W", agentrl.stdout)
     assert agentrl(*args, "level", "--out", "played.jsonl") == 2
     assert agentrl.stderr == (
-        "error: tasks.jsonl:1: --by level: the metadata of task 'tasks-1' has no such key; its keys are: about\n"
+        "error: tasks.jsonl:1: --by level: the metadata of task 'tasks-1' has no such key; its keys are: about; "
+        "other refused lines: 2\n"
     )
     assert not (folder / "played.jsonl").exists()
 
