@@ -38,10 +38,10 @@ def tagged(text: str) -> str | None:
 
 def short_answer(text: str) -> str:
     """The last <answer>, or without tags the whole text; "" for one that is too long."""
-    found = tagged(text)
-    if found is None:
-        found = "" if _TAGS[0] in text else text
-    return found if len(found) <= LONGEST else ""
+    answer = tagged(text)
+    if answer is None:
+        answer = "" if _TAGS[0] in text else text
+    return answer if len(answer) <= LONGEST else ""
 
 
 def boxed(text: str) -> str | None:
@@ -51,12 +51,12 @@ def boxed(text: str) -> str | None:
     """
     text = text[-LONGEST:]
     *earlier, last = [match.span() for match in _BOX.finditer(text)] or [(0, 0)]
-    found = _box(text, last[1]) if last[1] else None
-    if found is None:
+    box = _box(text, last[1]) if last[1] else None
+    if box is None:
         return None
-    answers, start = [found[0]], last[0]
-    for opening, behind in reversed(earlier):
-        before = _box(text, behind)
+    answers, start = [box[0]], last[0]
+    for opening, position in reversed(earlier):
+        before = _box(text, position)
         if before is None or before[1] > start or not _JOINED.fullmatch(text, before[1], start):
             break
         answers, start = [before[0], *answers], opening
@@ -65,8 +65,8 @@ def boxed(text: str) -> str | None:
 
 def _box(text: str, position: int) -> tuple[str, int] | None:
     """The content of the box whose name ends at `position`, and its end. None if it never ends."""
-    behind = text[position : position + 1]
-    start = position if behind == "{" else position + len(_SPACE.match(text, position)[0])  # type: ignore[index]
+    following = text[position : position + 1]
+    start = position if following == "{" else position + len(_SPACE.match(text, position)[0])  # type: ignore[index]
     if text[start : start + 1] == "{":
         end = _partner(text, start)
         return None if end is None else (text[start + 1 : end].strip(), end + 1)
@@ -92,13 +92,13 @@ def targets(label: JSON) -> list[str]:
     for key in ("reward_model", "ground_truth", "target"):
         if isinstance(label, Mapping) and key in label:
             label = label[key]
-    found = list(label) if isinstance(label, Sequence) and not isinstance(label, str) else [label]
-    if not all(isinstance(one, str | int | float) for one in found):
+    rights = list(label) if isinstance(label, Sequence) and not isinstance(label, str) else [label]
+    if not all(isinstance(right, str | int | float) for right in rights):
         raise ConfigError(f"the label {label!r:.100} is not a right answer; write a text, a number or a list of them")
-    return [text for one in found if (text := _plain(one).strip())]
+    return [text for right in rights if (text := _plain(right).strip())]
 
 
-def _plain(one: Any) -> str:
-    text = str(int(one)) if isinstance(one, float) and one.is_integer() else str(one)
+def _plain(right: Any) -> str:
+    text = str(int(right)) if isinstance(right, float) and right.is_integer() else str(right)
     final = _FINAL.search(text)
     return final[1] if final else text

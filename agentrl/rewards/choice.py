@@ -39,9 +39,7 @@ class Options:
         letters = [str(letter).upper() for letter in metadata.get("valid_letters") or _ANY[: len(choices) or None]]
         texts = {letter: [text] for text, letter in zip(choices, letters, strict=False)}
         right = _right_letter(label, metadata.get("correct_letter"), cls(letters, None, texts))
-        names = [str(metadata[key]) for key in ("correct_answer", "answer_text") if metadata.get(key)]
-        if right is None and isinstance(label, str) and len(label.strip()) > 1:
-            names.append(label.strip())
+        names = _right_texts(label if right is None else None, metadata)
         stand_in = max({*string.ascii_uppercase} - {*letters}, default="") if right is None and names else ""
         right = right or stand_in or None
         if right is not None and names:
@@ -109,9 +107,9 @@ class Gpqa(Grader):
     def __init__(self, *, box: bool = False) -> None:
         self.box = box
 
-    async def grade(self, written: ModelOutput) -> float:
-        options = Options.of(written.label, written.metadata)
-        answer = (boxed(written.answer) or "") if self.box else written.answer
+    async def grade(self, output: ModelOutput) -> float:
+        options = Options.of(output.label, output.metadata)
+        answer = (boxed(output.answer) or "") if self.box else output.answer
         return float(options.right is not None and options.chosen_in(answer) == options.right)
 
     def check_task(self, task: Task) -> None:
@@ -128,6 +126,14 @@ class Gpqa(Grader):
 def _choices(metadata: Mapping[str, JSON]) -> list[str]:
     choices: Any = metadata.get("choices") or ()
     return [str(choice) for choice in (choices.values() if isinstance(choices, Mapping) else choices)]
+
+
+def _right_texts(label: JSON, metadata: Mapping[str, JSON]) -> list[str]:
+    """The texts of the right answer: of the metadata, and a label that is a text."""
+    texts = [str(metadata[key]) for key in ("correct_answer", "answer_text") if metadata.get(key)]
+    if isinstance(label, str) and len(label.strip()) > 1:
+        texts.append(label.strip())
+    return texts
 
 
 def _right_letter(label: JSON, correct: JSON, options: Options) -> str | None:

@@ -30,22 +30,22 @@ class Grader:
     slime's arguments and a Sample, or a list of them.
     """
 
-    async def grade(self, written: ModelOutput) -> Grade:
+    async def grade(self, output: ModelOutput) -> Grade:
         """The reward. Raises InfraError or TimeoutError where the world broke: such an episode is not trained."""
         raise NotImplementedError
 
     def check_task(self, task: Task) -> None:
         """Called for each task before a run. Raises ConfigError for a label that no answer can match."""
 
-    def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
-        if len(given) == 1 and isinstance(given[0], Trajectory):
-            return self._of_trajectory(given[0])
-        if len(given) == 2:
+    def __call__(self, *arguments: Any, **kwargs: Any) -> Awaitable[JSON]:
+        if len(arguments) == 1 and isinstance(arguments[0], Trajectory):
+            return self._of_trajectory(arguments[0])
+        if len(arguments) == 2:
             from agentrl.slime.graded import graded  # the host's door, as `agentrl.adapt` is
 
-            return graded(self, *given)
+            return graded(self, *arguments)
         raise TypeError(
-            f"{type(self).__name__} takes a trajectory, or slime's (args, sample), not {len(given)} arguments"
+            f"{type(self).__name__} takes a trajectory, or slime's (args, sample), not {len(arguments)} arguments"
         )
 
     async def _of_trajectory(self, trajectory: Trajectory) -> Grade:
@@ -62,9 +62,9 @@ class FunctionGrader(Grader):
     def __init__(self, function: GradeFn) -> None:
         self.function = function
 
-    async def grade(self, written: ModelOutput) -> Grade:
-        found = self.function(written)
-        return await found if inspect.isawaitable(found) else found
+    async def grade(self, output: ModelOutput) -> Grade:
+        reward = self.function(output)
+        return await reward if inspect.isawaitable(reward) else reward
 
 
 def grader(function: GradeFn) -> Grader:

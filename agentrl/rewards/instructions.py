@@ -32,14 +32,14 @@ class IFBench(Grader):
     def __init__(self, *, box: bool = False) -> None:
         self.box = box
 
-    async def grade(self, written: ModelOutput) -> Reward:
-        names, arguments = _instructions(written.metadata)
+    async def grade(self, output: ModelOutput) -> Reward:
+        names, arguments = _instructions(output.metadata)
         _require_library()
-        answer = (boxed(written.answer) or "") if self.box else written.answer
+        answer = (boxed(output.answer) or "") if self.box else output.answer
         if not answer or len(answer) > LONGEST:
             return Reward(0.0, {"followed": 0.0})
-        prompt = written.metadata.get("prompt_text")
-        question = _text(written.prompt) if prompt is None else str(prompt)
+        prompt = output.metadata.get("prompt_text")
+        question = _text(output.prompt) if prompt is None else str(prompt)
         follows = list(await shared().run(_FOLLOWS, answer, question, names, arguments, seconds=_SECONDS))
         return Reward(float(all(follows)), {"followed": sum(follows) / len(follows)})
 

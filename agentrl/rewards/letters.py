@@ -123,16 +123,8 @@ def chosen(text: str, valid: Sequence[str]) -> tuple[str | None, Rank]:
     statements = [
         statement for statement in _statements(text) if statement.letters & {*valid} or statement.rank is Rank.ANSWER
     ]
-    corrected = max((match.start() for match in _CORRECTS.finditer(text)), default=0)
-    later = [statement for statement in statements if statement.start > corrected]
-    if any(_affirms(statement, Rank.CONCLUDED) for statement in later):
-        statements = later
-    rejected = {statement.letters: statement.start for statement in statements if statement.rejected}
-    affirmed = [
-        statement
-        for statement in statements
-        if _affirms(statement, Rank.NAMED) and statement.start > rejected.get(statement.letters, -1)
-    ]
+    statements = _corrected(text, statements)
+    affirmed = _affirmed(statements)
     rank = max((statement.rank for statement in affirmed), default=Rank.NONE)
     highest = [statement.letters for statement in affirmed if statement.rank is rank]
     if rank is Rank.NAMED:  # no statement: the letter must be the only one
@@ -140,6 +132,23 @@ def chosen(text: str, valid: Sequence[str]) -> tuple[str | None, Rank]:
         highest = [frozenset[str]().union(*highest) & {*valid} - denied]
     letters = highest[-1] if highest else frozenset[str]()
     return (next(iter(letters)) if len(letters) == 1 and letters <= {*valid} else None), rank
+
+
+def _corrected(text: str, statements: list[Statement]) -> list[Statement]:
+    """The statements after the last correction ("wait, no"), if they conclude anything; else all."""
+    corrected = max((match.start() for match in _CORRECTS.finditer(text)), default=0)
+    later = [statement for statement in statements if statement.start > corrected]
+    return later if any(_affirms(statement, Rank.CONCLUDED) for statement in later) else statements
+
+
+def _affirmed(statements: list[Statement]) -> list[Statement]:
+    """The statements that affirm letters, unless a later statement rejects the same letters."""
+    rejected = {statement.letters: statement.start for statement in statements if statement.rejected}
+    return [
+        statement
+        for statement in statements
+        if _affirms(statement, Rank.NAMED) and statement.start > rejected.get(statement.letters, -1)
+    ]
 
 
 def plain(text: str) -> str:
@@ -162,16 +171,20 @@ def _statements(text: str) -> Iterator[Statement]:
         after = text[end : min(next_start, end + _NEAR)]
         if end + len(after) == next_start < len(text):  # "A, not B": the denial is that of B
             after = _DIRECTLY.sub("", after)
-        clause, follows = _last_clause(before), _clause(after)
         letters = frozenset((match[1] or match[2]).upper() for match in group)
-        leading = _leads(text, group[0])
+        leading, follows = _leads(text, group[0]), _clause(after)
         rank = _rank(text, (start, end), before, follows, leading and len(leads) == 1)
         if rank is Rank.NAMED and (leading or group[0][0].islower()):
             rank = Rank.NONE  # an option of a list; a variable
-        wrong = bool(_WRONG.search(follows)) != bool(_NOT.search(follows))
-        denied = wrong != bool(_EXCEPT.search(before)) or bool(_AGAINST.search(clause) or _UNTRUE.search(before))
-        rejected = denied and (bool(_DIRECTLY.search(clause)) or bool(_WRONG.search(follows)))
-        yield Statement(letters, rank, denied, rejected, start)
+        yield Statement(letters, rank, *_denial(before, follows), start)
+
+
+def _denial(before: str, follows: str) -> tuple[bool, bool]:
+    """Whether the text around letters denies them, and whether it rejects them outright."""
+    clause = _last_clause(before)
+    wrong = bool(_WRONG.search(follows)) != bool(_NOT.search(follows))
+    denied = wrong != bool(_EXCEPT.search(before)) or bool(_AGAINST.search(clause) or _UNTRUE.search(before))
+    return denied, denied and (bool(_DIRECTLY.search(clause)) or bool(_WRONG.search(follows)))
 
 
 def _groups(text: str) -> list[list[re.Match[str]]]:

@@ -46,17 +46,17 @@ class RemoteReward(Grader):
         self._waiting: PerLoop[list[tuple[JSON, asyncio.Future[JSON]]]] = PerLoop()
         self._sending: set[asyncio.Task[None]] = set()
 
-    def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
-        if self._service is None and len(given) == 2 and getattr(given[0], "rm_url", None):
-            self._service = HttpService(url=given[0].rm_url, **self._settings)
-        return super().__call__(*given, **kwargs)
+    def __call__(self, *arguments: Any, **kwargs: Any) -> Awaitable[JSON]:
+        if self._service is None and len(arguments) == 2 and getattr(arguments[0], "rm_url", None):
+            self._service = HttpService(url=arguments[0].rm_url, **self._settings)
+        return super().__call__(*arguments, **kwargs)
 
-    async def grade(self, written: ModelOutput) -> Grade:
+    async def grade(self, output: ModelOutput) -> Grade:
         if self._service is None:
             raise ConfigError(
                 "remote_rm has no server; give slime --rm-url, or name a RemoteReward(url) of your own file in `reward`"
             )
-        body = {"prompt": written.prompt, "response": "\n".join(written.turns), "label": written.label}
+        body = {"prompt": output.prompt, "response": "\n".join(output.turns), "label": output.label}
         answer = await (self._service.post(body) if self.batch == 1 else self._batched(body))
         return read_grade(answer, self._service.url)
 
@@ -102,6 +102,6 @@ def read_grade(answer: JSON, url: str) -> Grade:
     mapping = answer if isinstance(answer, Mapping) else {}
     value = next((mapping[key] for key in ("score", "reward") if key in mapping), None) if mapping else answer
     if isinstance(value, bool | int | float) and math.isfinite(value):
-        own = {k: float(v) for k, v in mapping.items() if isinstance(v, int | float) and k not in ("score", "reward")}
-        return Reward(float(value), own)
+        parts = {k: float(v) for k, v in mapping.items() if isinstance(v, int | float) and k not in ("score", "reward")}
+        return Reward(float(value), parts)
     raise InfraError(f"{url} answered {answer!r:.100}, which holds no reward")

@@ -103,27 +103,27 @@ class _TextGrader(Grader):
     def check_task(self, task: Task) -> None:
         check_label(task.label)
 
-    def answer(self, written: ModelOutput) -> str:
-        return (boxed(written.answer) or "") if self.box else short_answer(written.answer)
+    def answer(self, output: ModelOutput) -> str:
+        return (boxed(output.answer) or "") if self.box else short_answer(output.answer)
 
 
 class Em(_TextGrader):
     r"""1 if the answer equals a right one, else 0. `box`: the content of the last \boxed{} is the answer."""
 
-    async def grade(self, written: ModelOutput) -> float:
-        return float(is_match(self.answer(written), targets(written.label)))
+    async def grade(self, output: ModelOutput) -> float:
+        return float(is_match(self.answer(output), targets(output.label)))
 
 
 class SubEm(_TextGrader):
     """1 if a right answer occurs in the answer as whole words, else 0. It rewards long answers: prefer `em`."""
 
-    async def grade(self, written: ModelOutput) -> float:
-        return float(is_within(self.answer(written), targets(written.label)))
+    async def grade(self, output: ModelOutput) -> float:
+        return float(is_within(self.answer(output), targets(output.label)))
 
 
 class F1(_TextGrader):
     """The best F1 over the right answers."""
 
-    async def grade(self, written: ModelOutput) -> float:
-        answer = self.answer(written)
-        return max((f1_of(answer, right) for right in targets(written.label)), default=0.0)
+    async def grade(self, output: ModelOutput) -> float:
+        answer = self.answer(output)
+        return max((f1_of(answer, right) for right in targets(output.label)), default=0.0)

@@ -154,9 +154,9 @@ class _ProcessJob:
             raise InfraError(f"{self.function}: its process died ({process.end()}) while it graded") from exc
         return answer
 
-    def _receive(self, process: _Process, seconds: float, what: str) -> dict[str, JSON]:
+    def _receive(self, process: _Process, seconds: float, purpose: str) -> dict[str, JSON]:
         if not process.connection.poll(seconds):
-            raise TimeoutError(f"{self.function} took longer than {seconds:g} s to {what}; its process was killed")
+            raise TimeoutError(f"{self.function} took longer than {seconds:g} s to {purpose}; its process was killed")
         answer: dict[str, JSON] = json.loads(process.connection.recv_bytes())
         return answer
 

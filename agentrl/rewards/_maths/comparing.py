@@ -223,10 +223,10 @@ def _stated(relation: MathNode) -> MathNode | None:
     return last if all(part == last or _equal(part, last) or _rounds_to(last, part) for part in between) else None
 
 
-def _equal(left: MathNode, right: MathNode) -> bool:
+def _equal(a: MathNode, b: MathNode) -> bool:
     """Whether both have values, and the same."""
     try:
-        return same_value(left, right)
+        return same_value(a, b)
     except UnreadableError:
         return False
 
@@ -303,22 +303,28 @@ def _interval(relation: MathNode) -> tuple[tuple[MathNode, ...], set[MathNode]] 
     relation = _turned(relation) if ">" in relation.text else relation
     signs, parts = relation.text.split(), relation.parts
     variables = {part for part in parts if _is_quantity(part)}
-    if len(variables) == 1 and signs == ["in"]:
+    if len(variables) != 1:
+        return None
+    if signs == ["in"]:
         inside = _range(parts[1])
         return inside and (inside[0], variables)
-    if len(variables) == 1 and signs == ["!="]:
+    if signs == ["!="]:
         value = parts[1] if _is_quantity(parts[0]) else parts[0]
         below, above = (_MINUS_INFINITY, value), (value, _INFINITY)
         return (MathNode("list", below, "()"), MathNode("list", above, "()")), variables
-    if len(variables) != 1 or not set(signs) <= {"<", "<="}:
-        return None
+    span = _between(signs, parts) if set(signs) <= {"<", "<="} else None
+    return span and ((span,), variables)
+
+
+def _between(signs: list[str], parts: tuple[MathNode, ...]) -> MathNode | None:
+    """The interval of `a < x <= b`, or of `x < b` or `a <= x` with an infinite end."""
     if len(parts) == 2:
         parts = (_MINUS_INFINITY, *parts) if _is_quantity(parts[0]) else (*parts, _INFINITY)
         signs = ["<", *signs] if parts[0] is _MINUS_INFINITY else [*signs, "<"]
     if len(parts) != 3 or not _is_quantity(parts[1]):
         return None
     brackets = ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]")
-    return (MathNode("list", (parts[0], parts[2]), brackets),), variables
+    return MathNode("list", (parts[0], parts[2]), brackets)
 
 
 _INFINITY = MathNode("inf")

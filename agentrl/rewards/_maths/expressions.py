@@ -393,14 +393,14 @@ def _ends_in_number(node: MathNode) -> bool:
     )
 
 
-def _next_to(left: MathNode, right: MathNode) -> MathNode:
+def _next_to(first: MathNode, second: MathNode) -> MathNode:
     """Two factors without a sign between them: a mixed number, or a product."""
-    whole = left.kind == "number" and left.text.isdigit()
-    if whole and right.kind == "/" and right.text == "frac" and all(_is_integer(part) for part in right.parts):
-        if int(right.parts[0].text) >= int(right.parts[1].text):
+    whole = first.kind == "number" and first.text.isdigit()
+    if whole and second.kind == "/" and second.text == "frac" and all(_is_integer(part) for part in second.parts):
+        if int(second.parts[0].text) >= int(second.parts[1].text):
             raise UnreadableError("a mixed number, or a product")
-        return MathNode("+", (left, right), "mixed")
-    return MathNode("*", (left, right))
+        return MathNode("+", (first, second), "mixed")
+    return MathNode("*", (first, second))
 
 
 def _is_integer(node: MathNode) -> bool:

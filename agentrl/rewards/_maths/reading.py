@@ -139,8 +139,8 @@ class _AnswerReader(ExpressionReader):
             units += self.unit()
         if len(units) > 1 and units[0] == units[1]:
             units = units[1:]  # "$5 dollars"
-        written = " ".join(units)
-        return bare, SPEEDS.get(written, written)
+        unit = " ".join(units)
+        return bare, SPEEDS.get(unit, unit)
 
     def unit(self) -> list[str]:
         """The words of a unit, with their powers and signs of division."""

@@ -159,17 +159,17 @@ def constant(node: MathNode) -> Fraction | None:
     return value if isinstance(value, Fraction) else None
 
 
-def same_value(left: MathNode, right: MathNode) -> bool:
+def same_value(a: MathNode, b: MathNode) -> bool:
     """Whether two expressions are equal at every point where both have a value."""
-    return _agree((left, right), lambda values, peak: _close(*values, peak=peak))
+    return _agree((a, b), lambda values, peak: _close(*values, peak=peak))
 
 
-def same_near(left: MathNode, right: MathNode) -> bool:
+def same_near(a: MathNode, b: MathNode) -> bool:
     """Whether two values differ by less than a hundredth of one of them."""
-    return _agree((left, right), lambda values, peak: _near(*values))
+    return _agree((a, b), lambda values, peak: _near(*values))
 
 
-def same_ratio(left: MathNode, right: MathNode, *, positive: bool = False) -> bool:
+def same_ratio(a: MathNode, b: MathNode, *, positive: bool = False) -> bool:
     """Whether one expression is the other, times a constant that is not 0. `positive`: times a positive one."""
     first: list[Value] = []
 
@@ -183,7 +183,7 @@ def same_ratio(left: MathNode, right: MathNode, *, positive: bool = False) -> bo
             return False
         return _close(ratio, Fraction(0), peak=2 * peak)
 
-    return _agree((left, right), agree) and bool(first)
+    return _agree((a, b), agree) and bool(first)
 
 
 def _agree(nodes: tuple[MathNode, ...], agree: Callable[[list[Value], int], bool]) -> bool:
@@ -218,14 +218,14 @@ def _values(nodes: tuple[MathNode, ...], point: Mapping[str, Fraction], *, real:
     return values, peak
 
 
-def _close(left: Value, right: Value, *, peak: int) -> bool:
-    if isinstance(left, Fraction) and isinstance(right, Fraction):
-        return left == right
-    return bool(abs(_float(left) - _float(right)) < mp.mpf(10) ** (-peak - 30))
+def _close(a: Value, b: Value, *, peak: int) -> bool:
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return a == b
+    return bool(abs(_float(a) - _float(b)) < mp.mpf(10) ** (-peak - 30))
 
 
-def _near(left: Value, right: Value) -> bool:
-    return bool(abs(_float(left) - _float(right)) * 100 < abs(_float(left)))
+def _near(a: Value, b: Value) -> bool:
+    return bool(abs(_float(a) - _float(b)) * 100 < abs(_float(a)))
 
 
 def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
@@ -238,8 +238,8 @@ def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
 
 def _unknown(text: str, values: list[Value]) -> Fraction:
     """The value of an unknown function: a different one for each argument."""
-    written = [str(value) if isinstance(value, Fraction) else mp.nstr(value, 25) for value in values]
-    return Fraction(Random(f"{text} {written}").randint(98, 970), 97)
+    arguments = [str(value) if isinstance(value, Fraction) else mp.nstr(value, 25) for value in values]
+    return Fraction(Random(f"{text} {arguments}").randint(98, 970), 97)
 
 
 def _bounded(value: Value, most: int) -> Value:
@@ -249,18 +249,18 @@ def _bounded(value: Value, most: int) -> Value:
 
 
 def _plus(values: list[Value]) -> Value:
-    left, right = _alike(*values)
-    return left + right
+    a, b = _alike(*values)
+    return a + b
 
 
 def _times(values: list[Value]) -> Value:
-    left, right = _alike(*values)
-    return left * right
+    a, b = _alike(*values)
+    return a * b
 
 
 def _over(values: list[Value]) -> Value:
-    left, right = _alike(*values)
-    return left / right
+    a, b = _alike(*values)
+    return a / b
 
 
 def _factorial(values: list[Value]) -> Value:
@@ -304,10 +304,10 @@ _OPERATIONS: dict[str, Callable[[list[Value]], Value]] = {
 }
 
 
-def _alike(left: Value, right: Value) -> tuple[Value, Value]:
-    if isinstance(left, Fraction) and isinstance(right, Fraction):
-        return left, right
-    return _float(left), _float(right)
+def _alike(a: Value, b: Value) -> tuple[Value, Value]:
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return a, b
+    return _float(a), _float(b)
 
 
 def _float(value: Value) -> Value:

@@ -88,14 +88,14 @@ class GradedWork(Env):
             trajectory.info["sandbox_killed"] = killed
             return Reward(0.0)
         trajectory.info["sandbox_s"] = round(self.sandbox_s, 3)
-        trajectory.info["grading"] = "\n".join(made.log for made in self.grades)[-_LOG:]
+        trajectory.info["grading"] = "\n".join(grade.log for grade in self.grades)[-_LOG:]
         return total(self.problem, self.grades, partial=self.config.partial)
 
     @property
     def over(self) -> bool:
         """Whether the task is over: a step was not good enough to continue, or all steps are graded."""
         graded = zip(self.problem.steps, self.grades, strict=False)
-        failed = any(step.min_score is not None and made.score < step.min_score for step, made in graded)
+        failed = any(step.min_score is not None and grade.score < step.min_score for step, grade in graded)
         return failed or len(self.grades) == len(self.problem.steps)
 
     async def grade_step(self) -> None:

@@ -81,15 +81,15 @@ async def grade(
         return await _result(step, second, pool, spec)
 
 
-async def _in_own(box: Sandbox, step: Step, own: OwnSandbox, pool: SandboxPool, spec: SandboxSpec) -> Grade:
+async def _in_own(box: Sandbox, step: Step, separate: OwnSandbox, pool: SandboxPool, spec: SandboxSpec) -> Grade:
     """Grade in the tests' own sandbox."""
-    changes = {**own.spec, **({"image": own.image} if own.image else {})}
+    changes = {**separate.spec, **({"image": separate.image} if separate.image else {})}
     other = SandboxSpec.model_validate({**spec.model_dump(), **changes})
-    if own.collect is not None:
-        await own.collect(box)
+    if separate.collect is not None:
+        await separate.collect(box)
     async with pool.acquire(other, lane="grade") as second:
         try:
-            await carry_paths(box, second, own.paths)
+            await carry_paths(box, second, separate.paths)
         except WorkError as exc:
             return Grade(0.0, log=str(exc))
         return await _result(step, second, pool, other)
@@ -100,9 +100,9 @@ def total(problem: Problem, grades: Sequence[Grade], *, partial: bool = False) -
 
     `partial` uses the share of a step's tests that passed, if its grader returns it.
     """
-    scores = [made.parts.get("tests", made.score) if partial else made.score for made in grades]
+    scores = [grade.parts.get("tests", grade.score) if partial else grade.score for grade in grades]
     scores += [0.0] * (len(problem.steps) - len(grades))
-    parts = [part for made in grades for part in made.parts.items()]
+    parts = [part for grade in grades for part in grade.parts.items()]
     names = dict.fromkeys(name for name, _ in parts)
     means = {name: fmean([value for other, value in parts if other == name]) for name in names}
     return Reward(scores[-1] if problem.total == "final" else fmean(scores), means)

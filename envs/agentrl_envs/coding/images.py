@@ -19,14 +19,14 @@ def images_of(tasks: Iterable[Task], default: SandboxSpec) -> list[str]:
     """The images of these tasks, each once, in order. It may block. A task that cannot be read is left out: it is
     reported where it is played.
     """
-    found: dict[str, None] = {}
+    images: dict[str, None] = {}
     for task in tasks:
         try:
             problem = load_problem(task)
         except (ConfigError, InfraError):
             continue
-        found |= dict.fromkeys(_images(problem, default))
-    return list(found)
+        images |= dict.fromkeys(_images(problem, default))
+    return list(images)
 
 
 async def missing_lines(backend: str, images: Sequence[str]) -> list[str]:
@@ -47,14 +47,14 @@ async def missing_lines(backend: str, images: Sequence[str]) -> list[str]:
 
 
 def _images(problem: Problem, default: SandboxSpec) -> list[str]:
-    own = [step.own for step in problem.steps if step.own is not None]
+    sandboxes = [step.own for step in problem.steps if step.own is not None]
     groups = [
         ServiceGroup.model_validate(spec["services"])
-        for spec in (problem.spec, *(one.spec for one in own))
+        for spec in (problem.spec, *(sandbox.spec for sandbox in sandboxes))
         if spec.get("services")
     ]
     return [
         problem.image or str(problem.spec.get("image") or default.image),
-        *(one.image for one in own if one.image),
+        *(sandbox.image for sandbox in sandboxes if sandbox.image),
         *(image for group in groups for image in group.images),
     ]

@@ -64,7 +64,7 @@ def _written(path: str, content: FileContent) -> Iterator[str]:
     data = content.read_bytes() if isinstance(content, Path) else content
     coded = base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
     yield f'mkdir -p "$(dirname {quote(path)})" && : > {quote(path)}'
-    for at in range(0, len(coded), _PIECE):
-        yield f"base64 -d >> {quote(path)} <<< {coded[at : at + _PIECE]}"
+    for offset in range(0, len(coded), _PIECE):
+        yield f"base64 -d >> {quote(path)} <<< {coded[offset : offset + _PIECE]}"
     if isinstance(content, Path) and content.stat().st_mode & 0o100:
         yield f"chmod +x {quote(path)}"

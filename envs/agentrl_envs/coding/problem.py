@@ -149,9 +149,9 @@ def load_problem(task: Task) -> Problem:
     """The problem that `task.metadata["format"]` and the format's own metadata describe. Raises ConfigError."""
     name = task.metadata.get("format")
     if not isinstance(name, str) or (name not in FORMATS and ":" not in name):
-        known = ", ".join(FORMATS)
-        raise ConfigError(f'task {task.id!r}: metadata["format"] is {name!r}; it must be {known} or file.py:loader')
-    found = load_object(FORMATS.get(name, name))(task)
-    if not isinstance(found, Problem):
-        raise ConfigError(f"task {task.id!r}: {name} returned {type(found).__name__}, not a Problem")
-    return found
+        formats = ", ".join(FORMATS)
+        raise ConfigError(f'task {task.id!r}: metadata["format"] is {name!r}; it must be {formats} or file.py:loader')
+    problem = load_object(FORMATS.get(name, name))(task)
+    if not isinstance(problem, Problem):
+        raise ConfigError(f"task {task.id!r}: {name} returned {type(problem).__name__}, not a Problem")
+    return problem

@@ -134,25 +134,29 @@ def _of_mapping(label: Mapping[str, JSON]) -> Suite:
     return _of_text(text) if name is None else _of_function(text, name, label.get("prompt") or "")
 
 
-def _lines(given: JSON, what: str) -> str:
+def _lines(value: JSON, name: str) -> str:
     """A text, or a list of texts as one."""
-    lines = [given] if isinstance(given, str) else given
+    lines = [value] if isinstance(value, str) else value
     if not isinstance(lines, Sequence) or not all(isinstance(line, str) for line in lines):
-        raise _NoTestsError(f"{what} is neither a text nor a list of texts")
+        raise _NoTestsError(f"{name} is neither a text nor a list of texts")
     return "\n".join(lines)
 
 
 def _of_streams(inputs: JSON, outputs: JSON) -> Suite:
-    given, wanted = _streams(inputs, "inputs"), _streams(outputs, "outputs")
-    if not given or len(given) != len(wanted):
-        raise _NoTestsError(f"there are {len(given)} inputs and {len(wanted)} outputs; write one output for each input")
-    return Suite({"folder": ".", "program": FILE, "streams": [list(pair) for pair in zip(given, wanted, strict=True)]})
+    texts, expected = _streams(inputs, "inputs"), _streams(outputs, "outputs")
+    if not texts or len(texts) != len(expected):
+        raise _NoTestsError(
+            f"there are {len(texts)} inputs and {len(expected)} outputs; write one output for each input"
+        )
+    return Suite(
+        {"folder": ".", "program": FILE, "streams": [list(pair) for pair in zip(texts, expected, strict=True)]}
+    )
 
 
-def _streams(given: JSON, what: str) -> list[str]:
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise _NoTestsError(f"{what} is not a list of texts")
-    return [_lines(one, f"one of the {what}") for one in given]
+def _streams(value: JSON, name: str) -> list[str]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise _NoTestsError(f"{name} is not a list of texts")
+    return [_lines(text, f"one of the {name}") for text in value]
 
 
 def _of_function(text: str, name: str, prompt: JSON) -> Suite:
@@ -192,7 +196,9 @@ def _runs(node: ast.stmt) -> bool:
     """Whether a statement of the tests may reach an assert."""
     if isinstance(node, ast.FunctionDef):
         return node.name == "test" or node.name.startswith("test_")
-    return not isinstance(node, ast.ClassDef) and any(isinstance(one, ast.Assert | ast.Call) for one in ast.walk(node))
+    return not isinstance(node, ast.ClassDef) and any(
+        isinstance(child, ast.Assert | ast.Call) for child in ast.walk(node)
+    )
 
 
 def _of_pytest(tests: ast.Module, text: str, names: list[str]) -> Suite:
@@ -202,15 +208,15 @@ def _of_pytest(tests: ast.Module, text: str, names: list[str]) -> Suite:
         raise _NoTestsError("it has an async function, which pytest alone does not run")
     lines = text.splitlines()
     if names:
-        behind = [node.end_lineno or 0 for node in tests.body if "__future__" in imported(node)]
-        lines.insert(max(behind, default=0), f"from {MODULE} import {', '.join(names)}")
+        ends = [node.end_lineno or 0 for node in tests.body if "__future__" in imported(node)]
+        lines.insert(max(ends, default=0), f"from {MODULE} import {', '.join(names)}")
     return Suite({"folder": ".", "tests": _TESTS, "modules": [MODULE]}, {f"{_TESTS}/test_it.py": "\n".join(lines)})
 
 
 def _needs_pytest(node: ast.stmt) -> bool:
     """Whether a statement of the tests matters only to pytest."""
     if isinstance(node, ast.ClassDef):
-        return any(isinstance(one, _Function) and one.name.startswith("test") for one in node.body)
+        return any(isinstance(child, _Function) and child.name.startswith("test") for child in node.body)
     if isinstance(node, _Function) and node.name.startswith("test_"):
         arguments = node.args
         return bool(node.decorator_list or arguments.args or arguments.kwonlyargs) or not isinstance(

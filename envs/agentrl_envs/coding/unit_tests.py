@@ -50,10 +50,10 @@ class UnitTests(Grader):
         self.concurrency, self._fields = concurrency, dict(spec or {})
         self._pools: PerLoop[SharedResource[SandboxPool]] = PerLoop()
 
-    async def grade(self, written: ModelOutput) -> Reward:
+    async def grade(self, output: ModelOutput) -> Reward:
         """See `Grader.grade`. Raises ConfigError for a label without tests, InfraError if the sandbox broke."""
-        tests = suite(written.label)
-        code = code_block(written.answer) if len(written.answer) <= LONGEST else None
+        tests = suite(output.label)
+        code = code_block(output.answer) if len(output.answer) <= LONGEST else None
         passed = 0.0 if code is None else await self._passed(code, tests)
         return Reward(passed if self.partial else float(passed == 1.0), {"passed": passed})
 
@@ -77,8 +77,8 @@ class UnitTests(Grader):
             grade_s=self.seconds + _BESIDE_S,
         )
         async with pool.acquire(spec, lane="grade") as box:
-            found = await grade(box, [step], pool=pool, spec=spec)
-        return float(found.parts.get("tests", 0.0))
+            result = await grade(box, [step], pool=pool, spec=spec)
+        return float(result.parts.get("tests", 0.0))
 
     def _shared(self) -> SharedResource[SandboxPool]:
         return self._pools.here(lambda: SharedResource(self._pool))

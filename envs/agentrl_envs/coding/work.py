@@ -68,9 +68,9 @@ async def carry(
     """
     if only is None:
         theirs, ours = await _listing(source), await _listing(target)
-        kept = {path for path in {*theirs, *ours} if without is not None and without(os.fsdecode(path)[2:])}
-        changed = [path for path, what in theirs.items() if ours.get(path) != what and path not in kept]
-        replaced = [path for path in ours if theirs.get(path) != ours[path] and path not in kept]
+        untouched = {path for path in {*theirs, *ours} if without is not None and without(os.fsdecode(path)[2:])}
+        changed = [path for path, digest in theirs.items() if ours.get(path) != digest and path not in untouched]
+        replaced = [path for path in ours if theirs.get(path) != ours[path] and path not in untouched]
     else:
         changed = replaced = [_inside(path).encode() for path in only]
     await _replace(source, target, changed, replaced)
@@ -105,23 +105,23 @@ async def _replace(
 async def _listing(box: Sandbox) -> Mapping[bytes, bytes]:
     """Path -> hash of the content, or target of the link, of every file in the work folder."""
     pairs = (entry.partition(b"  ") for entry in (await _output(box, _LIST)).split(b"\0"))
-    return {path: what for what, _, path in pairs if path}
+    return {path: digest for digest, _, path in pairs if path}
 
 
 async def _archive(box: Sandbox, paths: Sequence[bytes], cwd: str | None, user: str | None) -> bytes:
     """Files as a tar archive, rebuilt on this machine from the sandbox's data, which cannot be trusted."""
     pack = _PACK.format("--exclude=.git" if cwd is None else "")
     sent = await _output(box, pack, b"\0".join(paths), cwd, user)
-    made, wanted = io.BytesIO(), [path.decode(errors="surrogateescape") for path in paths]
+    rebuilt, names = io.BytesIO(), [path.decode(errors="surrogateescape") for path in paths]
     try:
-        with tarfile.open(fileobj=io.BytesIO(sent)) as there, tarfile.open(fileobj=made, mode="w") as here:
-            for member in there:
+        with tarfile.open(fileobj=io.BytesIO(sent)) as archive, tarfile.open(fileobj=rebuilt, mode="w") as target:
+            for member in archive:
                 name = f"./{posixpath.normpath(member.name)}"
-                if (member.isreg() or member.issym()) and any(f"{name}/".startswith(f"{path}/") for path in wanted):
-                    here.addfile(member, there.extractfile(member) if member.isreg() else None)
+                if (member.isreg() or member.issym()) and any(f"{name}/".startswith(f"{path}/") for path in names):
+                    target.addfile(member, archive.extractfile(member) if member.isreg() else None)
     except (tarfile.TarError, ValueError) as exc:
         raise WorkError(f"sandbox {box.sandbox_id} sent no archive of the agent's work: {exc}") from exc
-    return made.getvalue()
+    return rebuilt.getvalue()
 
 
 async def _output(

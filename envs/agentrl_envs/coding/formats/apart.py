@@ -126,7 +126,7 @@ class Checks:
         """The last part of the tests' stderr, once the tests have ended."""
         self.exit_code = 0
 
-    async def said(self) -> AsyncGenerator[list[Any], None]:
+    async def messages(self) -> AsyncGenerator[list[Any], None]:
         """Start the tests, and yield their messages: a word and its data. Messages without a valid signature are
         ignored.
         """
@@ -150,12 +150,12 @@ class Checks:
 
     def _believed(self, line: str) -> list[Any] | None:
         signature, _, text = line.partition(" ")
-        wanted = hmac.new(self._key, f"{self._number} {text}".encode(), hashlib.sha256).hexdigest()
-        if not hmac.compare_digest(signature.encode(errors="replace"), wanted.encode()):
+        expected = hmac.new(self._key, f"{self._number} {text}".encode(), hashlib.sha256).hexdigest()
+        if not hmac.compare_digest(signature.encode(errors="replace"), expected.encode()):
             return None
         self._number += 1
-        found: list[Any] = json.loads(text)
-        return found
+        message: list[Any] = json.loads(text)
+        return message
 
     def _hear(self, stream: str, data: bytes) -> None:
         if stream != "stdout":

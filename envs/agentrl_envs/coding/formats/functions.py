@@ -68,38 +68,38 @@ class FunctionTestGrader:
             await _bring_pytest(tests)
         job = {**self.job, "pytest": _PYTEST_IN_BOX, "sources": await self._sources(work)}
         checks, code = Checks(tests, job), Work(work, self.seconds)
-        said: list[list[Any]] = []
+        received: list[list[Any]] = []
         try:
-            async with asyncio.timeout(self.seconds + 30) as deadline, aclosing(checks.said()) as messages:
+            async with asyncio.timeout(self.seconds + 30) as deadline, aclosing(checks.messages()) as messages:
                 async for message in messages:
-                    said.append(message)
+                    received.append(message)
                     await _obey(message, checks, code)
         except TimeoutError:
             if not deadline.expired():
                 raise
         finally:
             await code.close()
-        if not said:
+        if not received:
             raise InfraError(f"the tests did not begin (exit code {checks.exit_code}): {_last(checks.log)}")
-        what, *verdict = said[-1]
-        if what == "unstarted":
-            raise InfraError(f"the tests did not begin: {_last(str(verdict[0]))}")
-        if what != "verdict":
+        kind, *details = received[-1]
+        if kind == "unstarted":
+            raise InfraError(f"the tests did not begin: {_last(str(details[0]))}")
+        if kind != "verdict":
             return Grade(0.0, {"tests": 0.0}, f"the tests did not come to an end:\n{checks.log}")
-        found = verdict[0]
-        share = found["passed"] / found["total"] if found["total"] else 0.0
+        outcome = details[0]
+        share = outcome["passed"] / outcome["total"] if outcome["total"] else 0.0
         lacks = "" if share == 1.0 else await _lacks(tests, job["sources"])
-        return Grade(float(share == 1.0), {"tests": share}, f"{lacks}\n{found['log']}\n{checks.log}".strip())
+        return Grade(float(share == 1.0), {"tests": share}, f"{lacks}\n{outcome['log']}\n{checks.log}".strip())
 
     async def _sources(self, work: Sandbox) -> dict[str, str]:
         """The text of the agent's modules. The tests' process reads from it which exceptions they define."""
-        found = {}
+        sources = {}
         program = str(self.job.get("program", "")).removesuffix(".py")
         for name in self.job.get("modules", [self.job.get("module", program)]):
             with contextlib.suppress(OSError):  # what is missing or no file has no exceptions
                 content = await work.read_bytes(f"{name}.py", max_bytes=_LARGEST_SOURCE)
-                found[str(name)] = content.decode(errors="replace")
-        return found
+                sources[str(name)] = content.decode(errors="replace")
+        return sources
 
 
 async def _lacks(tests: Sandbox, sources: Mapping[str, str]) -> str:
@@ -110,8 +110,8 @@ async def _lacks(tests: Sandbox, sources: Mapping[str, str]) -> str:
     imported = set().union(*map(imports_of, sources.values())) - {*sources, *sys.stdlib_module_names}
     if not imported:
         return ""
-    asked = json.dumps(sorted(imported)[:_MOST_MODULES])
-    looked = await tests.exec(f"python3 -I -c {quote(_LOOK)} {quote(asked)}")
+    names = json.dumps(sorted(imported)[:_MOST_MODULES])
+    looked = await tests.exec(f"python3 -I -c {quote(_LOOK)} {quote(names)}")
     missing = looked.stdout.split() if not looked.exit_code else []
     if not missing:
         return ""
@@ -129,10 +129,10 @@ def _last(text: str) -> str:
 
 async def _obey(message: list[Any], checks: Checks, code: Work) -> None:
     """Carry out the requests of the tests."""
-    what, *rest = message
-    if what == "start":
+    kind, *rest = message
+    if kind == "start":
         await code.start()
-    elif what == "ask":
+    elif kind == "ask":
         await checks.reply(await code.ask(*rest))
 
 

@@ -203,19 +203,19 @@ def resolved(env: Mapping[str, str], where: str) -> dict[str, str]:
     Only a value that consists of such a form alone is filled in. A variable that is not set here and has no default is
     left out with a warning, because a set of tasks may name keys that few of its tests need.
     """
-    found = {}
+    variables = {}
     for key, value in env.items():
         match = _VARIABLE.fullmatch(value)
-        known = os.environ.get(match[1], match[2]) if match else value
-        if known is not None:
-            found[key] = known
+        setting = os.environ.get(match[1], match[2]) if match else value
+        if setting is not None:
+            variables[key] = setting
         elif match is not None and match[1] not in _warned:
             _warned.add(match[1])
             _log.warning(
                 "%s: %s is left out, as %s is not set here; what needs it fails: set it, or write ${%s:-default}",
                 *(where, key, match[1], match[1]),
             )
-    return found
+    return variables
 
 
 def _megabytes(size: str) -> int:

@@ -35,23 +35,27 @@ class Instruction:
         if not self.value.startswith("["):
             return None
         try:
-            found = json.loads(self.value)
+            arguments = json.loads(self.value)
         except ValueError:
             return None
-        return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else None
+        return (
+            arguments
+            if isinstance(arguments, list) and all(isinstance(argument, str) for argument in arguments)
+            else None
+        )
 
 
 def parse(text: str) -> list[Instruction]:
     """The instructions of a Dockerfile. Raises ConfigError for a here-document that does not end."""
     lines = text.splitlines()
     escape = next((match[1] for line in lines[:3] if (match := _ESCAPE.match(line))), "\\")
-    found = []
+    instructions = []
     rest = _Lines(lines)
     for line in rest:
         if line.strip() and not line.lstrip().startswith("#"):
             begin = rest.read
-            found.append(_instruction(begin, _joined(line, rest, escape), rest))
-    return found
+            instructions.append(_instruction(begin, _joined(line, rest, escape), rest))
+    return instructions
 
 
 class _Lines:
@@ -97,12 +101,12 @@ def _instruction(line: int, text: str, rest: _Lines) -> Instruction:
 
 
 def _document(line: int, end: str, tabs: bool, rest: _Lines) -> str:
-    found: list[str] = []
+    lines: list[str] = []
     for text in rest:
         text = text.lstrip("\t") if tabs else text
         if text == end:
-            return "".join(one + "\n" for one in found)
-        found.append(text)
+            return "".join(content + "\n" for content in lines)
+        lines.append(text)
     raise ConfigError(f"Dockerfile line {line}: the here-document {end} does not end")
 
 
@@ -124,10 +128,10 @@ def filled(text: str, variables: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         if match[1] is not None:
             return match[1]
-        known, operator = variables.get(match[2] or match[3]), match[4] or ""
-        held = known if operator.startswith(":") else known is not None
+        variable, operator = variables.get(match[2] or match[3]), match[4] or ""
+        is_set = variable if operator.startswith(":") else variable is not None
         if operator.endswith("+"):
-            return match[5] if held else ""
-        return known if known is not None and (held or not operator) else (match[5] or "")
+            return match[5] if is_set else ""
+        return variable if variable is not None and (is_set or not operator) else (match[5] or "")
 
     return _VARIABLE.sub(value, text)

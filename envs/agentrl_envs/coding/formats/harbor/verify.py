@@ -84,7 +84,7 @@ class HarborGrader:
             await box.upload(folder, TESTS, user="root")
         await box.exec(f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh", user="root", check=True)
         folders = " -o ".join(
-            f"-path {quote(one)} -o -path {quote(one + '/*')}" for one in self.judged or (self.workdir,)
+            f"-path {quote(path)} -o -path {quote(path + '/*')}" for path in self.judged or (self.workdir,)
         )
         links = await box.exec(_LINKS.replace("FOLDERS", folders), user="root", timeout=_LINKS_S)
         if links.stdout or links.timed_out:
@@ -152,25 +152,25 @@ def read_rewards(as_json: str | None, as_text: str | None) -> dict[str, float]:
         raise ValueError(f"reward.txt holds {as_text[:80]!r}, not one finite number") from exc
 
 
-def _from_json(written: str) -> dict[str, float]:
-    if not written.strip():
+def _from_json(text: str) -> dict[str, float]:
+    if not text.strip():
         raise ValueError("reward.json is empty")
     try:
-        found = json.loads(written)
+        rewards = json.loads(text)
     except ValueError as exc:
-        raise ValueError(f"reward.json holds {written[:80]!r}: {exc}") from exc
-    if not isinstance(found, dict) or not found:
-        raise ValueError(f"reward.json holds {written[:80]!r}, not an object of numbers")
-    return {str(name): _finite(value, f"{name} in reward.json") for name, value in found.items()}
+        raise ValueError(f"reward.json holds {text[:80]!r}: {exc}") from exc
+    if not isinstance(rewards, dict) or not rewards:
+        raise ValueError(f"reward.json holds {text[:80]!r}, not an object of numbers")
+    return {str(name): _finite(value, f"{name} in reward.json") for name, value in rewards.items()}
 
 
-def _finite(value: object, what: str) -> float:
+def _finite(value: object, name: str) -> float:
     try:
         number = float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"{what} is {value!r:.80}, not a finite number")
+        raise ValueError(f"{name} is {value!r:.80}, not a finite number")
     return number
 
 

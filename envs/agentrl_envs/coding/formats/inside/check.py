@@ -37,14 +37,14 @@ class Opaque:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, kind: str, held: Any) -> None:
-        self.kind, self.held = kind, held
+    def __init__(self, kind: str, description: Any) -> None:
+        self.kind, self.description = kind, description
 
     def __eq__(self, other: object) -> bool:
         return False
 
     def __bool__(self) -> bool:
-        raise TypeError(f"the work returned a {self.held}, which is not plain data")
+        raise TypeError(f"the work returned a {self.description}, which is not plain data")
 
 
 class Host:
@@ -57,17 +57,17 @@ class Host:
         self.job: dict[str, Any] = json.loads(self.lines.readline())
         self.key, self.number = bytes.fromhex(self.job.pop("key")), 0
 
-    def tell(self, what: str, *said: Any) -> None:
-        text = json.dumps([what, *said])
+    def tell(self, kind: str, *arguments: Any) -> None:
+        text = json.dumps([kind, *arguments])
         signature = hmac.new(self.key, f"{self.number} {text}".encode(), "sha256").hexdigest()
         self.number += 1
         data = f"{signature} {text}\n".encode()
         while data:
             data = data[os.write(self.out, data) :]
 
-    def ask(self, what: str, *said: Any) -> str:
+    def ask(self, kind: str, *arguments: Any) -> str:
         """The reply. Raises GoneError if there is none."""
-        self.tell(what, *said)
+        self.tell(kind, *arguments)
         line = self.lines.readline().decode("utf-8", "replace")
         if not line.startswith("+"):
             raise GoneError(line[1:].strip() or "the work no longer answers")
@@ -79,7 +79,7 @@ class Candidate:
 
     def __init__(self, host: Host, sources: dict[str, str]) -> None:
         self.host, self.sources = host, sources
-        self.made: dict[str, Any] = {}
+        self.exceptions: dict[str, Any] = {}
         self.running = False
 
     def start(self) -> None:
@@ -90,24 +90,24 @@ class Candidate:
         """The value of the reply. Raises what the agent's code raised, by a class of the same name, and GoneError if
         nothing comes back that can be read."""
         try:
-            tag, held = json.loads(self.host.ask("ask", request))
+            tag, content = json.loads(self.host.ask("ask", request))
             if tag == "-":
-                raise GoneError(str(held))
+                raise GoneError(str(content))
             if tag != "e":
-                return self._value(tag, held)
-            error = self.exception(held[0])(*self._value(*held[1]))
+                return self._value(tag, content)
+            error = self.exception(content[0])(*self._value(*content[1]))
         except (ValueError, TypeError, RecursionError, MemoryError) as exc:
             raise GoneError(f"the work sent no reply that can be read: {exc}") from None
         raise error
 
-    def _value(self, tag: str, held: Any) -> Any:
+    def _value(self, tag: str, content: Any) -> Any:
         if tag == "d":
-            return {self._value(*key): self._value(*item) for key, item in held}
+            return {self._value(*key): self._value(*item) for key, item in content}
         if tag in ("l", "t", "s"):
-            return {"l": list, "t": tuple, "s": set}[tag](self._value(*item) for item in held)
+            return {"l": list, "t": tuple, "s": set}[tag](self._value(*item) for item in content)
         if tag in ("f", "x", "o"):
-            return Opaque(tag, held)
-        return held.encode("latin-1") if tag == "b" else complex(*held) if tag == "c" else plain(held)
+            return Opaque(tag, content)
+        return content.encode("latin-1") if tag == "b" else complex(*content) if tag == "c" else plain(content)
 
     def exception(self, names: list[str]) -> Any:
         """The exception class of a name, under the nearest built-in one that is an Exception.
@@ -115,13 +115,13 @@ class Candidate:
         StopIteration becomes a RuntimeError, as in generators. Otherwise a test such as `all(map(f, ...))` would
         mistake it for the end of its own loop.
         """
-        known = [vars(builtins).get(name) for name in names]
-        base = next((one for one in known if isinstance(one, type) and is_error(one)), Exception)
+        builtin = [vars(builtins).get(name) for name in names]
+        base = next((value for value in builtin if isinstance(value, type) and is_error(value)), Exception)
         if issubclass(base, (StopIteration, StopAsyncIteration)):
             base = RuntimeError
         if base.__name__ == names[0]:
             return base
-        return self.made.setdefault(names[0], type(str(names[0]), (base,), {}))
+        return self.exceptions.setdefault(names[0], type(str(names[0]), (base,), {}))
 
     def function(self, module: str, name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -135,13 +135,13 @@ class Candidate:
         errors = exceptions_in(self.sources.get(name, ""))
 
         class Module(types.ModuleType):
-            def __getattr__(own, attribute: str) -> Any:  # noqa: N805 - self is the candidate
+            def __getattr__(proxy, attribute: str) -> Any:  # noqa: N805 - self is the candidate
                 if attribute.startswith("__"):
                     raise AttributeError(attribute)
                 if attribute in errors:
                     return self.exception([attribute, *errors[attribute]])
-                found = self.ask("get", name, attribute) if self.running else Opaque("f", attribute)
-                return self.function(name, attribute) if isinstance(found, Opaque) and found.kind == "f" else found
+                value = self.ask("get", name, attribute) if self.running else Opaque("f", attribute)
+                return self.function(name, attribute) if isinstance(value, Opaque) and value.kind == "f" else value
 
         return Module(name)
 
@@ -152,14 +152,14 @@ def exceptions_in(source: str) -> dict[str, list[str]]:
         body = ast.parse(source).body
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return {}
-    found: dict[str, list[str]] = {}
+    classes: dict[str, list[str]] = {}
     for node in body:
         if isinstance(node, ast.ClassDef):
             bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-            bases += [other for base in bases for other in found.get(base, [])]
+            bases += [other for base in bases for other in classes.get(base, [])]
             if any(isinstance(vars(builtins).get(base), type) and is_error(vars(builtins)[base]) for base in bases):
-                found[node.name] = bases
-    return found
+                classes[node.name] = bases
+    return classes
 
 
 def is_error(kind: type) -> bool:
@@ -221,16 +221,16 @@ def check_function(job: dict[str, Any], candidate: Candidate) -> Tally:
     candidate.start()
     names: dict[str, Any] = {"__name__": "check", "__record__": tally.record}
     exec(compile(job["prompt"], "prompt", "exec"), names)
-    asked = names[job["entry_point"]] = candidate.function(job["module"], job["entry_point"])
+    function = names[job["entry_point"]] = candidate.function(job["module"], job["entry_point"])
     test = ast.parse(job["test"])
     asserts = count_asserts(test)
     exec(compile(Asserts().visit(test), "test", "exec"), names)
-    tally.attempt(lambda: names["check"](asked), asserts)
+    tally.attempt(lambda: names["check"](function), asserts)
     return tally
 
 
 def count_asserts(node: ast.AST) -> int:
-    return sum(isinstance(one, ast.Assert) for one in ast.walk(node))
+    return sum(isinstance(child, ast.Assert) for child in ast.walk(node))
 
 
 def check_text(job: dict[str, Any], candidate: Candidate) -> Tally:
@@ -268,37 +268,39 @@ def check_streams(job: dict[str, Any], candidate: Candidate) -> Tally:
     """The agent's file as a program: for each input, its output must be the wanted one."""
     tally = Tally()
     candidate.start()
-    for number, (given, wanted) in enumerate(job["streams"], 1):
+    for number, (text, expected) in enumerate(job["streams"], 1):
 
-        def holds(given: str = given, wanted: str = wanted) -> bool:
-            return says_the_same(candidate.ask("run", job["program"], given), wanted)
+        def holds(text: str = text, expected: str = expected) -> bool:
+            return says_the_same(candidate.ask("run", job["program"], text), expected)
 
         tally.record(holds, f"test {number}")
     return tally
 
 
-def says_the_same(written: Any, wanted: str) -> bool:
+def says_the_same(output: Any, expected: str) -> bool:
     """Whether both texts have the same words in the same lines.
 
     A decimal fraction may differ by a millionth. A whole number may be written as a fraction: 3.0 for 3.
     """
-    if not isinstance(written, str):
+    if not isinstance(output, str):
         return False
-    found, right = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))
-    return list(map(len, found)) == list(map(len, right)) and all(map(is_word, written.split(), wanted.split()))
+    lines, expected_lines = ([line.split() for line in text.rstrip().splitlines()] for text in (output, expected))
+    return list(map(len, lines)) == list(map(len, expected_lines)) and all(
+        map(is_word, output.split(), expected.split())
+    )
 
 
-def is_word(word: str, wanted: str) -> bool:
-    if word == wanted:
+def is_word(word: str, expected: str) -> bool:
+    if word == expected:
         return True
     if not NUMBER.fullmatch(word):
         return False
-    if WHOLE.fullmatch(wanted):
-        return not WHOLE.fullmatch(word) and decimal.Decimal(word) == decimal.Decimal(wanted)
-    if "." not in wanted:
+    if WHOLE.fullmatch(expected):
+        return not WHOLE.fullmatch(word) and decimal.Decimal(word) == decimal.Decimal(expected)
+    if "." not in expected:
         return False
     with contextlib.suppress(ValueError):
-        return math.isclose(float(word), float(wanted), rel_tol=1e-6, abs_tol=1e-6)
+        return math.isclose(float(word), float(expected), rel_tol=1e-6, abs_tol=1e-6)
     return False
 
 
@@ -356,7 +358,7 @@ def import_beside(job: dict[str, Any]) -> None:
     agent is not to blame. An import that the tests only try may fail.
     """
     tests = ast.parse(job.get("test", ""))
-    tried = {id(one) for node in ast.walk(tests) if isinstance(node, ast.Try) for one in ast.walk(node)}
+    tried = {id(child) for node in ast.walk(tests) if isinstance(node, ast.Try) for child in ast.walk(node)}
     for node in ast.walk(tests):
         if id(node) not in tried and isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]

@@ -60,8 +60,8 @@ def grade_log(
 
     With `results`, by the ids of tests, a test that the fix repairs has passed only if they agree.
     """
-    if said := next((mark for mark in _FAILED_BEFORE if mark in log), None):
-        return InstanceResult(False, f"the log reports: {said.lstrip('> ')}")
+    if failure := next((mark for mark in _FAILED_BEFORE if mark in log), None):
+        return InstanceResult(False, f"the log reports: {failure.lstrip('> ')}")
     counted = {mark: log.count(mark) for mark in (START, END)}
     if not all(counted.values()):
         return InstanceResult(
@@ -69,11 +69,11 @@ def grade_log(
         )
     if max(counted.values()) > 1:
         return InstanceResult(False, "the log has a mark of the test output twice: something printed it")
-    between, _, behind = log.partition(START)[2].partition(END)
+    between, _, rest = log.partition(START)[2].partition(END)
     reading = read_log(between, instance.style)
     if not reading.statuses:  # some hosts record stdout and stderr one after the other, and the marks with the latter
         reading = read_log(log, instance.style)
-    recorded = [int(code) for code in _CODE.findall(behind)]
+    recorded = [int(code) for code in _CODE.findall(rest)]
     if doubt := _doubt(reading, recorded[-1] if recorded else exit_code):
         ran = reading.statuses or reading.ran or results or (_ERROR.search(log) and not obstacle(log))
         return InstanceResult(False, doubt, broken=not ran)
@@ -95,19 +95,19 @@ def _report(instance: Instance, statuses: Mapping[str, Status], results: Mapping
         test: names.status(test) in ("PASSED", "XFAIL") and (results is None or _agrees(names, test, results))
         for test in instance.fail_to_pass
     }
-    kept = {test: names.status(test) in ("PASSED", "XFAIL", "SKIPPED") for test in instance.pass_to_pass}
-    failed = [test for test, good in (*repaired.items(), *kept.items()) if not good]
-    reason = f"{len(failed)} of {len(repaired) + len(kept)} tests did not pass, first {failed[0]}" if failed else ""
-    return InstanceResult(not failed, reason, fail_to_pass=repaired, pass_to_pass=kept)
+    unbroken = {test: names.status(test) in ("PASSED", "XFAIL", "SKIPPED") for test in instance.pass_to_pass}
+    failed = [test for test, good in (*repaired.items(), *unbroken.items()) if not good]
+    reason = f"{len(failed)} of {len(repaired) + len(unbroken)} tests did not pass, first {failed[0]}" if failed else ""
+    return InstanceResult(not failed, reason, fail_to_pass=repaired, pass_to_pass=unbroken)
 
 
 def _agrees(names: _Names, test: str, results: Mapping[str, Result]) -> bool:
     """Whether a test that is right in the log really ended so. An expected failure must be marked in the test's file,
     because the work under test could also declare it."""
-    found = [result for name, result in results.items() if _same(name, test)]
+    matches = [result for name, result in results.items() if _same(name, test)]
     if names.status(test) == "XFAIL":
-        return bool(found) and all(result.marked for result in found)
-    return bool(found) and all(result.ending == "passed" for result in found)
+        return bool(matches) and all(result.marked for result in matches)
+    return bool(matches) and all(result.ending == "passed" for result in matches)
 
 
 def _same(name: str, test: str) -> bool:
@@ -131,10 +131,10 @@ class _Names:
         """None if the log does not name it, or names several that it may be and that went differently."""
         if test in self._statuses:
             return self._statuses[test]
-        found = self._plain.get(_plain(test), [])
-        if not found and test.count("[") > test.count("]"):  # data sets hold names that were cut at a blank
-            found = [name for name in self._statuses if name.startswith(test)]
-        statuses = {self._statuses[name] for name in found}
+        matches = self._plain.get(_plain(test), [])
+        if not matches and test.count("[") > test.count("]"):  # data sets hold names that were cut at a blank
+            matches = [name for name in self._statuses if name.startswith(test)]
+        statuses = {self._statuses[name] for name in matches}
         if len(statuses) > 1 and statuses <= {"PASSED", "XFAIL"}:
             return "PASSED"
         return statuses.pop() if len(statuses) == 1 else None

@@ -104,19 +104,19 @@ class Instance(BaseModel):
         """What runs its tests."""
         files = [file for file in self.test_files() if file.endswith(".py")]
         modules = [file.removeprefix("tests/").removesuffix(".py").replace("/", ".") for file in files]
-        made = _COMMANDS[self.style].format(files=shlex.join(files), modules=shlex.join(modules))
-        return self.test_command or made
+        default = _COMMANDS[self.style].format(files=shlex.join(files), modules=shlex.join(modules))
+        return self.test_command or default
 
 
 def parse_instance(row: Any, where: str = "the row") -> Instance:
     """An instance from a row. Raises ConfigError naming what is wrong with it."""
     try:
-        found = Instance.model_validate(row)
+        instance = Instance.model_validate(row)
     except ValidationError as exc:
         raise ConfigError(f"{where}: {problems(exc, Instance)}") from exc
-    if not found.fail_to_pass:
-        raise ConfigError(f"{where}: {found.instance_id} has an empty FAIL_TO_PASS: doing nothing would resolve it")
-    return found
+    if not instance.fail_to_pass:
+        raise ConfigError(f"{where}: {instance.instance_id} has an empty FAIL_TO_PASS: doing nothing would resolve it")
+    return instance
 
 
 def read_instances(path: Path) -> Iterator[Instance]:

@@ -33,8 +33,8 @@ class ParsedLog:
 
     def add(self, test: str, status: Status) -> None:
         """Note the status of a test; the worst one counts."""
-        known = self.statuses.get(test)
-        if known is None or _WORST[status] > _WORST[known]:
+        earlier = self.statuses.get(test)
+        if earlier is None or _WORST[status] > _WORST[earlier]:
             self.statuses[test] = status
 
 
@@ -61,15 +61,15 @@ def _pytest_itself(log: str) -> ParsedLog:
 
 
 def _pytest(log: str) -> ParsedLog:
-    found = ParsedLog()
+    parsed = ParsedLog()
     lines = [_COLOURS.sub("", line).rstrip() for line in log.splitlines()]
     for line in lines:
         if named := _pytest_line(line):
-            found.add(*named)
+            parsed.add(*named)
     totals = [counts for line in lines if (counts := _totals(line))]
-    found.ran = bool(totals) or any(line.startswith("collected ") for line in lines)
-    found.doubts = list(_pytest_doubts(lines, totals))
-    return found
+    parsed.ran = bool(totals) or any(line.startswith("collected ") for line in lines)
+    parsed.doubts = list(_pytest_doubts(lines, totals))
+    return parsed
 
 
 def _pytest_line(line: str) -> tuple[str, Status] | None:
@@ -90,8 +90,8 @@ def _totals(line: str) -> Counter[str]:
     """The counts of pytest's last line: `== 1 failed, 2 passed in 0.10s ==`."""
     match = _TOTAL.fullmatch(line)
     counts = Counter({word: int(count) for count, word in _COUNT.findall(match[1])}) if match else Counter[str]()
-    known = {"passed", "failed", "skipped", "error", "errors", "xfailed", "xpassed", "deselected"}
-    return counts if known & set(counts) else Counter()
+    outcomes = {"passed", "failed", "skipped", "error", "errors", "xfailed", "xpassed", "deselected"}
+    return counts if outcomes & set(counts) else Counter()
 
 
 def _pytest_doubts(lines: list[str], totals: list[Counter[str]]) -> Iterator[str]:
@@ -124,12 +124,12 @@ _ENDINGS: tuple[tuple[str, Status], ...] = (
 
 
 def _unittest(log: str) -> ParsedLog:
-    found = ParsedLog()
+    parsed = ParsedLog()
     waiting = ""
     lines = [_COLOURS.sub("", line).strip() for line in log.splitlines()]
     for number, line in enumerate(lines):
         if problem := _PROBLEM.match(line):
-            _note_problem(found, problem, lines[number + 1] if number + 1 < len(lines) else "")
+            _note_problem(parsed, problem, lines[number + 1] if number + 1 < len(lines) else "")
             continue
         match = _RESULT.match(line)
         if match and _is_migration(match[1]):
@@ -138,13 +138,13 @@ def _unittest(log: str) -> ParsedLog:
             waiting = match[1]
         if status := _ending(match[2] if match else line, alone=match is None):
             if waiting:
-                found.add(waiting, status)
+                parsed.add(waiting, status)
             waiting = ""
     ran = [int(match[1]) for line in lines if (match := _RAN.match(line))]
-    found.ran = bool(ran)
+    parsed.ran = bool(ran)
     if len(ran) > 1:
-        found.doubts.append(f"it reports {len(ran)} times how many tests ran")
-    return found
+        parsed.doubts.append(f"it reports {len(ran)} times how many tests ran")
+    return parsed
 
 
 def _is_migration(text: str) -> bool:
@@ -160,13 +160,13 @@ def _ending(text: str, *, alone: bool) -> Status | None:
     return next((status for word, status in _ENDINGS if text.rstrip() in (word, word.upper())), None)
 
 
-def _note_problem(found: ParsedLog, problem: re.Match[str], below: str) -> None:
+def _note_problem(parsed: ParsedLog, problem: re.Match[str], below: str) -> None:
     """A test's block in the report: under its name, and under the first line of its docstring, if it has one."""
     status: Status = "FAILED" if problem[1] == "FAIL" else "ERROR"
-    found.add(problem[2], status)
-    found.add(problem[2].split()[0], status)
+    parsed.add(problem[2], status)
+    parsed.add(problem[2].split()[0], status)
     if below and not below.startswith("---"):
-        found.add(below, status)
+        parsed.add(below, status)
 
 
 # -- sympy --
@@ -184,20 +184,20 @@ _MARKS: Mapping[str, Status] = {
 
 
 def _sympy(log: str) -> ParsedLog:
-    found = ParsedLog()
+    parsed = ParsedLog()
     totals = []
     for line in (_COLOURS.sub("", line).strip() for line in log.splitlines()):
         words = line.split()
         if block := _BLOCK.match(line):
-            found.add(f"{block[1]}:{block[2]}", "FAILED")
+            parsed.add(f"{block[1]}:{block[2]}", "FAILED")
         elif line.startswith("test_") and len(words) > 1 and words[-1] in _MARKS:
-            found.add(words[0], _MARKS[words[-1]])
+            parsed.add(words[0], _MARKS[words[-1]])
         elif total := _SYMPY_TOTAL.match(line):
             totals.append(total[1])
-    found.ran = bool(totals)
+    parsed.ran = bool(totals)
     if len(totals) > 1:
-        found.doubts.append(f"it has {len(totals)} last lines")
-    return found
+        parsed.doubts.append(f"it has {len(totals)} last lines")
+    return parsed
 
 
 STYLES: Mapping[str, Callable[[str], ParsedLog]] = {

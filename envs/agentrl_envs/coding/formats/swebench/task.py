@@ -84,8 +84,8 @@ class SwebenchGrader:
         """1 if the instance is resolved, else 0; the parts are the shares of both lists. Raises InfraError if the tests
         never began."""
         place = await settle(box, TESTBED)
-        noted = self.instance.style == "pytest"
-        under = own_first(place) + _SURROUNDINGS + (NOTED_RESULTS if noted else "")
+        has_results = self.instance.style == "pytest"
+        under = own_first(place) + _SURROUNDINGS + (NOTED_RESULTS if has_results else "")
         await box.write_file(_TEST_PATCH, self.instance.test_patch)
         ran = await box.exec(
             f"{under}bash -c {quote(evaluation(self.instance))} 2>&1",
@@ -102,7 +102,7 @@ class SwebenchGrader:
             )
         if ran.timed_out:
             return Grade(0.0, log=f"the tests took longer than {_TESTS_S:g} s")
-        report = grade_log(self.instance, ran.stdout, results=await _results(box, place) if noted else None)
+        report = grade_log(self.instance, ran.stdout, results=await _results(box, place) if has_results else None)
         if report.broken:
             raise InfraError(f"{self.instance.instance_id}: {report.reason}: {' '.join(ran.stdout[-400:].split())}")
         return Grade(float(report.resolved), report.share(), f"{report.reason}\n{ran.stdout[-20_000:]}")
@@ -114,12 +114,12 @@ async def _results(box: Sandbox, place: str) -> dict[str, Result]:
         text = (await box.read_bytes(results_in(place), max_bytes=_LOG_BYTES)).decode(errors="replace")
     except OSError:
         return {}
-    found = {}
+    results = {}
     for line in text.splitlines():
         with contextlib.suppress(ValueError):  # a line that the work wrote into it
             test, marked, ending = json.loads(line)
-            found[str(test)] = Result(str(ending), marked == "marked")
-    return found
+            results[str(test)] = Result(str(ending), marked == "marked")
+    return results
 
 
 def tests_own(instance: Instance) -> Callable[[str], bool]:
@@ -182,8 +182,8 @@ def _instance(task: Task) -> Instance:
         return parse_instance(json.loads(row) if isinstance(row, str) else row, f"task {task.id!r}")
     if not isinstance(path, str):
         raise ConfigError(f"task {task.id!r}: metadata needs the instance as `row`, or `path` and `instance_id`")
-    wanted = task.metadata.get("instance_id", task.id)
+    instance_id = task.metadata.get("instance_id", task.id)
     for instance in read_instances(Path(path)):
-        if instance.instance_id == wanted:
+        if instance.instance_id == instance_id:
             return instance
-    raise ConfigError(f"task {task.id!r}: {path} holds no instance {wanted!r}")
+    raise ConfigError(f"task {task.id!r}: {path} holds no instance {instance_id!r}")
