@@ -1,4 +1,4 @@
-"""Multiple choice: whether a model chose the right option, by its letter or by its text."""
+"""Multiple choice: whether a model chose the right option, by letter or by text."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _ANY = string.ascii_uppercase[:10]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a question, and which of them is right."""
+    """The options of a question and the right option."""
 
     letters: Sequence[str]
     right: str | None
     """None if the label is no option and no text."""
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What may stand for a letter."""
+    """Letter -> the texts that may stand for the letter."""
     stand_in: str = ""
-    """The letter in `letters` that stands for a right answer that is the text of no option."""
+    """The letter in `letters` for a right answer whose text is no option; "" if no such letter is needed."""
 
     @classmethod
     def of(cls, label: JSON, metadata: Mapping[str, JSON]) -> Options:
@@ -47,7 +47,7 @@ class Options:
         return cls([*letters, stand_in] if stand_in else letters, right, texts, stand_in)
 
     def chosen_in(self, text: str) -> str | None:
-        r"""The letter that the text chooses: in its last \boxed{}, else in its statements."""
+        r"""The letter that the text chooses: in the last \boxed{}, else in the statements."""
         text = short_answer(text)
         for part in filter(None, (boxed(text), text)):
             letter, rank = max((self._read(part), chosen(self._lettered(part), self.letters)), key=_rank_of)
@@ -86,7 +86,7 @@ def _rank_of(read: tuple[str | None, Rank]) -> tuple[bool, Rank]:
 
 
 def _end(words: Sequence[Sequence[str]], start: int, name: Sequence[str]) -> int:
-    """Where `name` ends if it stands at `start`, else 0."""
+    """The end of `name` if `name` stands at `start`, else 0."""
     end, read = start, list[str]()
     while words[start] and end < min(start + 2 * len(name), len(words)) and len(read) < len(name):
         read += words[end]
@@ -129,7 +129,7 @@ def _choices(metadata: Mapping[str, JSON]) -> list[str]:
 
 
 def _right_texts(label: JSON, metadata: Mapping[str, JSON]) -> list[str]:
-    """The texts of the right answer: of the metadata, and a label that is a text."""
+    """The texts of the right answer, from the metadata and from a label with more than a letter."""
     texts = [str(metadata[key]) for key in ("correct_answer", "answer_text") if metadata.get(key)]
     if isinstance(label, str) and len(label.strip()) > 1:
         texts.append(label.strip())

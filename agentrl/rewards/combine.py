@@ -20,14 +20,14 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, MaybeAwait, Reward, Task
 
 TurnFn: TypeAlias = "Callable[[str, str], MaybeAwait[float]]"
-"""(what the model wrote in a turn, what followed it) -> the turn's reward."""
+"""(the model's text of a turn, the observation after the turn) -> the turn's reward."""
 GroupFn: TypeAlias = "Callable[[Sequence[ModelOutput]], MaybeAwait[Sequence[float | Reward]]]"
 
 
 def weighted(**graders: tuple[Grader, float]) -> Grader:
     """The weighted sum of graders: `weighted(em=(em, 1.0), short=(short, 0.1))`.
 
-    Each part is logged with its weight, and the parts of a grader under its name: `em.format`. Raises ConfigError.
+    Each weighted part is logged, and the parts of a grader under the grader's name: `em.format`. Raises ConfigError.
     """
     for name, pair in graders.items():
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Grader)):
@@ -64,9 +64,10 @@ class _Weighted(Grader):
 
 
 def per_turn(function: TurnFn) -> Grader:
-    """Decorate a function of (what the model wrote in a turn, what followed it). The reward is the sum over the turns.
+    """Decorate a function of (the model's text of a turn, the observation after the turn). The reward is the sum over
+    the turns.
 
-    Each turn's reward is added to that turn of the trajectory, where `credit: turn` reads it.
+    Each turn's reward is stored in the trajectory's turn, for `credit: turn`.
     """
     return _PerTurn(function)
 
@@ -85,11 +86,12 @@ class _PerTurn(Grader):
 
 
 def shaped(potential: Callable[[ModelOutput], float], *, discount: float = 1.0) -> Grader:
-    """Potential-based shaping: a turn earns `discount` * the potential after it, less the one before it.
+    """Potential-based shaping: a turn earns `discount` * (the potential after the turn) - (the potential before the
+    turn).
 
-    The potential is a function of `ModelOutput` as it was after that turn; before the first turn it is called with no
-    turns. It counts as 0 at the end, so the sum over an episode is the same for all policies (Ng et al. 1999), and only
-    the credit of the turns changes.
+    The potential is a function of the `ModelOutput` so far, which has no turns before the first turn. At the end the
+    potential counts as 0. So the sum over an episode is the same for all policies (Ng et al. 1999), and only the credit
+    of the turns changes.
     """
     return _Shaped(potential, discount)
 
@@ -110,7 +112,7 @@ class _Shaped(Grader):
 
 
 def _after(output: ModelOutput, turns: int) -> ModelOutput:
-    """What was written and observed up to a turn."""
+    """The output and the observations of the first `turns` turns."""
     return ModelOutput.of_turns(
         output.turns[:turns],
         observed=output.observed[:turns],
@@ -121,26 +123,26 @@ def _after(output: ModelOutput, turns: int) -> ModelOutput:
 
 
 def _pairs(output: ModelOutput) -> list[tuple[str, str]]:
-    """Each turn with what followed it, "" for nothing."""
+    """(turn, observation after the turn) for each turn; "" without an observation."""
     return list(zip_longest(output.turns, output.observed[: len(output.turns)], fillvalue=""))
 
 
 def group(function: GroupFn) -> GroupGrader:
-    """Decorate a function of the finished episodes of a group. It returns a reward for each.
+    """Decorate a function of the finished episodes of a group. It returns a reward for each episode.
 
-    Episodes that failed or were aborted are not among them. Under slime it needs --group-rm.
+    Failed and aborted episodes are left out. slime needs --group-rm.
     """
     return GroupGrader(function)
 
 
 class GroupGrader(Grader):
-    """Grades the episodes of a group together, once all of them have ended."""
+    """Grades the episodes of a group together, after the last episode has ended."""
 
     def __init__(self, function: GroupFn) -> None:
         self.function = function
 
     async def grade_group(self, group: Sequence[ModelOutput]) -> list[Grade]:
-        """A reward for each. Raises ConfigError if the function returns another number of them."""
+        """A reward for each episode. Raises ConfigError if the function returns a different number of rewards."""
         answer = self.function(group)
         rewards = list(await answer if inspect.isawaitable(answer) else answer)
         if len(rewards) != len(group):
@@ -150,7 +152,7 @@ class GroupGrader(Grader):
         return rewards
 
     async def of_group(self, trajectories: Sequence[Trajectory], policy: AsksMessages | None = None) -> list[Grade]:
-        """As `grade_group`, for trajectories. agentrl's own rollout calls it. `policy` is the model in training."""
+        """`grade_group` for trajectories, called by agentrl's rollout. `policy` is the model in training."""
         return await self.grade_group([ModelOutput.of(trajectory) for trajectory in trajectories])
 
     def __call__(self, *arguments: Any, **kwargs: Any) -> Awaitable[JSON]:

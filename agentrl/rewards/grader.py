@@ -1,4 +1,4 @@
-"""A grader: one object that is a reward function of agentrl and a reward model of slime."""
+"""A grader: an object that is a reward function of agentrl and a reward model of slime."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ GradeFn: TypeAlias = "Callable[[ModelOutput], MaybeAwait[float | Reward]]"
 
 @dataclass(frozen=True, slots=True)
 class TurnReward(Reward):
-    """A reward, and which share of it each turn earned."""
+    """A reward, and the share of each turn."""
 
     turns: tuple[float, ...] = ()
 
 
 class Grader:
-    """Grades what a model wrote. A subclass writes `grade`; `@grader` makes one of a function.
+    """Grades the output of a model. A subclass defines `grade`; `@grader` turns a function into a grader.
 
-    Both hosts take it: `reward: my_rewards.py:mine` calls it with a Trajectory, `--custom-rm-path my_rewards.mine` with
-    slime's arguments and a Sample, or a list of them.
+    Both hosts accept a grader. `reward: my_rewards.py:mine` calls it with a Trajectory, `--custom-rm-path
+    my_rewards.mine` with slime's arguments and a Sample or a list of Samples.
     """
 
     async def grade(self, output: ModelOutput) -> Grade:
-        """The reward. Raises InfraError or TimeoutError where the world broke: such an episode is not trained."""
+        """The reward. Raises InfraError or TimeoutError if the infrastructure failed: the episode is not trained."""
         raise NotImplementedError
 
     def check_task(self, task: Task) -> None:
-        """Called for each task before a run. Raises ConfigError for a label that no answer can match."""
+        """Check the label of a task before a run. Raises ConfigError for a label that no answer can match."""
 
     def __call__(self, *arguments: Any, **kwargs: Any) -> Awaitable[JSON]:
         if len(arguments) == 1 and isinstance(arguments[0], Trajectory):
@@ -68,7 +68,7 @@ class FunctionGrader(Grader):
 
 
 def grader(function: GradeFn) -> Grader:
-    """Decorate a function of `ModelOutput`: `reward:`, `--custom-rm-path` and `weighted` then take it."""
+    """Decorate a function of `ModelOutput` for use in `reward:`, `--custom-rm-path` and `weighted`."""
     return FunctionGrader(function)
 
 

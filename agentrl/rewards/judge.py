@@ -76,7 +76,7 @@ class LLMJudge(Grader):
         raise InfraError(f"the judge {self.model.model} wrote no line SCORE: 0 to {_MOST}: its answer {flaw}")
 
     def prompt(self, output: ModelOutput) -> str:
-        """What the judge reads. The marks around the answer depend on it, so the answer cannot hold them."""
+        """The judge's prompt. The marks around the answer depend on the answer, so the answer cannot hold the marks."""
         mark = f"answer-{hashlib.sha256(output.answer.encode()).hexdigest()[:12]}"
         label = output.label
         return _PROMPT.format(

@@ -1,4 +1,4 @@
-"""Mathematics: the answer is read and compared in a process that dies at its deadline."""
+"""Mathematics: a process with a deadline reads and compares the answer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _STATED = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
 
 async def is_same(answer: str, labels: list[str], *, seconds: float = SECONDS) -> bool:
-    """Whether a mathematical answer equals one of the labels.
+    """Whether a mathematical answer equals a label.
 
-    Raises TimeoutError after `seconds`, InfraError if its process died, ConfigError without mpmath.
+    Raises TimeoutError after `seconds`, InfraError if the process died, ConfigError without mpmath.
     """
     answer = answer.strip()
     if not answer or not labels or len(answer) > LONGEST:
@@ -38,7 +38,7 @@ async def is_same(answer: str, labels: list[str], *, seconds: float = SECONDS) -
 
 
 def right_answers(label: JSON) -> list[str]:
-    r"""The right answers of a label, each without its \boxed{}."""
+    r"""The right answers of a label, without \boxed{}."""
     return [boxed(right) or "" if "\\boxed" in right else right for right in targets(label)]
 
 
@@ -77,7 +77,7 @@ class Dapo(_MathGrader):
 
 
 def stated(text: str) -> str | None:
-    r"""What follows the last "Answer:", without $ and \boxed{}."""
+    r"""The text after the last "Answer:", without $ and \boxed{}."""
     matches = _STATED.findall(text[-LONGEST:])
     if not matches:
         return None

@@ -1,4 +1,4 @@
-"""Rankings in text: the prompt in which a judge compares attempts, its answer, and how two rankings agree."""
+"""Rankings in text: the judge's prompt, the judge's answer, and the agreement of two rankings."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def judge_prompt(
     reference: str,
     example: Sequence[str],
 ) -> str:
-    """What the judge reads. `mark` must be in none of the texts, so that no text can end its own quotation. `example`
-    are the names in some order."""
+    """The judge's prompt. No text may hold `mark`, so that no text can end its quotation. `example`: the names in any
+    order."""
     quoted = _quoted(attempts, names, mark, task, reference)
     return _PROMPT.format(count=len(attempts), mark=mark, rubric=rubric, example=" > ".join(example), **quoted)
 
 
 def pair_prompt(attempts: Sequence[str], *, mark: str, rubric: str, task: str, reference: str) -> str:
-    """What the judge reads of two attempts, A and B. `mark` as in `judge_prompt`."""
+    """The judge's prompt for two attempts, A and B. `mark` as in `judge_prompt`."""
     return _PAIR.format(mark=mark, rubric=rubric, **_quoted(attempts, "AB", mark, task, reference))
 
 
@@ -77,8 +77,8 @@ def _quoted(attempts: Sequence[str], names: Sequence[str], mark: str, task: str,
 
 
 def attempt_text(output: ModelOutput, most: int) -> str:
-    """An episode as the judge reads it: turns without their thoughts, what followed each, and the answer if it is not
-    in the last turn. At most `most` characters: the middle is left out."""
+    """The text of an episode for a judge: turns without thoughts, the observation after each turn, and the answer
+    unless the last turn holds it. Of more than `most` characters, the middle is left out."""
     turns = [without_thought(turn)[0] for turn in output.turns]
     parts = list[str]()
     for turn, observed in zip_longest(turns, output.observed[: len(turns)], fillvalue=""):
@@ -92,13 +92,13 @@ def attempt_text(output: ModelOutput, most: int) -> str:
 
 
 def plain(text: str) -> str:
-    """The text with a space in each special token of common templates: a server could read it as the end of a
+    """The text with a space in each special token of common templates: a server could read such a token as the end of a
     message."""
     return _SPECIAL.sub(r"\g<0> ", text)
 
 
 def task_text(prompt: JSON) -> str:
-    """A task's prompt as text: of messages, each with its role."""
+    """A task's prompt as text: messages with their roles."""
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         return plain(str(prompt))
     messages = [message for message in prompt if isinstance(message, Mapping)]
@@ -126,8 +126,8 @@ def read_ranking(reply: str, names: Sequence[str]) -> dict[str, float] | None:
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
-    """Kendall's tau-b of two rankings of the same things, from -1 to 1 (Kendall 1945). 1 if neither orders anything,
-    0 if only one does."""
+    """Kendall's tau-b of two rankings of the same items, from -1 to 1 (Kendall 1945). 1 if neither ranking orders any
+    items, 0 if only one ranking does."""
     signs = [(_sign(first[i] - first[j]), _sign(second[i] - second[j])) for i, j in combinations(range(len(first)), 2)]
     ordered, others = sum(a != 0 for a, _ in signs), sum(b != 0 for _, b in signs)
     if not ordered or not others:

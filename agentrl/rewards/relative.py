@@ -35,14 +35,14 @@ log = logging.getLogger("agentrl")
 
 _TRIES = 2
 _KEPT = 4096
-"""Verdicts that are kept."""
+"""The number of cached verdicts."""
 _Wins: TypeAlias = Mapping[tuple[str, str], float]
-"""For two texts, how surely the first one is better, from 0 to 1."""
+"""(text A, text B) -> the probability that A is better, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What a judge made of different texts."""
+    """The judge's verdict on different texts."""
 
     wins: _Wins | None
     """None if no answer could be used."""
@@ -56,19 +56,20 @@ class _Verdict:
 class RelativeJudge(GroupGrader):
     """Rewards from 0 (worst) to 1 (best) by a model that ranks the episodes of a group, as in ART's RULER.
 
-    One prompt holds the task, its label if there is one, and the episodes in a random order. Equal episodes are shown
-    once and earn the same. Without `base_url` and `model`, the model in training is the judge. An answer that holds no
-    ranking is asked for once more, in another order; if that fails too, all episodes of the group get 0.5, so the group
-    teaches nothing. Verdicts are kept by the content of what was shown.
+    The prompt holds the task, the label if the task has a label, and the episodes in random order. Equal episodes
+    appear once and earn the same reward. Without `base_url` and `model`, the model in training is the judge. After an
+    answer without a ranking the judge is asked a second time, in a different order. If the second answer has no
+    ranking, all episodes of the group get 0.5, so the group teaches nothing. Verdicts are cached by the content of the
+    prompt.
 
-    With `pairs`, the judge writes no ranking: of every two different episodes it is asked which one is better, in both
-    orders, and the log-odds of its two possible answers are read (pairwise ranking prompting, arXiv 2306.17563). The
-    mean over both orders cancels a preference for a place. The reward is the mean probability to win. This is for small
-    models. Nothing is sampled, but a group of n needs n * (n - 1) prompts.
+    With `pairs`, the judge compares every two different episodes in both orders, and the log-odds of the two possible
+    answers are read (pairwise ranking prompting, arXiv 2306.17563). The mean over both orders cancels a preference for
+    a position. The reward is the mean probability to win. This mode is for small models. No text is sampled, but a
+    group of n episodes needs n * (n - 1) prompts.
 
     Parts of the reward: `judge_tokens` (the episode's share), `judge_unusable` (the share of questions without a usable
-    answer), and in groups that were judged twice `judge_agreement` (Kendall's tau of both). `Env.score` is still
-    called: it is the part `score`, and the reward of held-out episodes.
+    answer), and `judge_agreement` in groups that were judged twice (Kendall's tau of both rankings). `Env.score` is
+    still called: its value is the part `score`, and the reward of held-out episodes.
     """
 
     relative = True
@@ -136,7 +137,7 @@ class RelativeJudge(GroupGrader):
         return [Reward(reward, parts) for reward in _mean_wins(texts, verdict.wins)]
 
     async def _verdict(self, attempts: _Attempts, judge: Any) -> _Verdict:
-        """The verdict on different texts. One that was kept has cost nothing."""
+        """The verdict on the texts. A cached verdict counts no tokens."""
         if len(attempts.texts) < 2:
             return _Verdict({})
         if (cached := self._verdicts.get(attempts.key)) is not None:
@@ -151,7 +152,7 @@ class RelativeJudge(GroupGrader):
         return verdict
 
     async def _rank(self, attempts: _Attempts, judge: AsksMessages) -> _Verdict:
-        """Ask until as many rankings are there as are needed, each time in another order."""
+        """Ask for rankings, each time in a new order, until enough are usable."""
         needed = 1 + (random.Random(f"{attempts.key}/twice").random() < self.twice)
         rankings, tokens = list[_Wins](), 0.0
         for attempt in range(_TRIES * needed):
@@ -168,7 +169,7 @@ class RelativeJudge(GroupGrader):
     async def _rank_once(
         self, attempts: _Attempts, seed: str, judge: AsksMessages
     ) -> tuple[Mapping[str, float] | None, float]:
-        """The reward of each text, or None for an answer without a ranking, and the tokens that it cost."""
+        """The reward of each text, or None for an answer without a ranking, and the number of tokens."""
         order = random.Random(f"{seed}/order").sample(attempts.texts, len(attempts.texts))
         names = [f"E{number}" for number in range(1, len(order) + 1)]
         example = random.Random(f"{seed}/example").sample(names, len(names))
@@ -197,11 +198,11 @@ class RelativeJudge(GroupGrader):
 
 @dataclass(frozen=True, slots=True)
 class _Attempts:
-    """What a judge is to compare."""
+    """The different texts of a group, for a judge."""
 
     rubric: str
     output: ModelOutput
-    """The output of any episode of the group: its prompt and label describe the task."""
+    """The output of any episode of the group: the prompt and the label describe the task."""
     texts: Sequence[str]
     """All different, in alphabetical order."""
 
@@ -211,7 +212,7 @@ class _Attempts:
         return hashlib.sha256(content(parts).encode()).hexdigest()
 
     def around(self, seed: str) -> Mapping[str, str]:
-        """What a prompt holds besides the texts. The mark follows from the seed."""
+        """The other fields of a prompt. The seed determines the mark."""
         return {
             "mark": hashlib.sha256(f"{seed}/mark".encode()).hexdigest()[:8],
             "rubric": self.rubric,
@@ -221,7 +222,7 @@ class _Attempts:
 
 
 def _verdict_of(attempts: _Attempts, odds: _Wins, tokens: float) -> _Verdict:
-    """The verdict of comparisons. `odds`: (text A, text B) -> log-odds that A is better, for the usable answers."""
+    """The verdict of comparisons. `odds`: (text A, text B) -> log-odds that A is better, for usable answers."""
     rng = random.Random(f"{attempts.key}/order")
     pairs = [pair if rng.random() < 0.5 else pair[::-1] for pair in combinations(attempts.texts, 2)]
     usable = [(a, b) for a, b in pairs if (a, b) in odds and (b, a) in odds]
@@ -239,7 +240,7 @@ def _cost(usage: Mapping[str, float]) -> float:
 
 
 def _wins_of(log_odds: _Wins) -> _Wins:
-    """The probabilities to win of both texts of each pair, from the log-odds of the first one."""
+    """The probabilities to win of both texts of each pair, from the log-odds of the first text."""
     sure = {pair: 1 / (1 + math.exp(-value)) for pair, value in log_odds.items()}
     return {**sure, **{(b, a): 1 - value for (a, b), value in sure.items()}}
 
@@ -256,7 +257,7 @@ def _agreement(texts: Sequence[str], first: _Wins, second: _Wins) -> float:
 
 
 def _mean_wins(texts: Sequence[str], wins: _Wins | None) -> list[float]:
-    """The reward of each episode, of which several may have one text: its mean chance against the others."""
+    """The reward of each episode: the mean chance to win against the other episodes. Episodes may share a text."""
     if wins is None or len(texts) < 2:
         return [0.5] * len(texts)
     counts = Counter(texts)

@@ -15,14 +15,15 @@ from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON, Reward
 
 _LINGER_S = 0.01
-"""Seconds that a batch waits for more requests."""
+"""The seconds that a batch waits for more requests."""
 
 
 class RemoteReward(Grader):
-    """Asks a server for the reward: `{"prompt", "response", "label"}`, or a list of up to `batch` of them.
+    """Asks a server for the reward. The body is `{"prompt", "response", "label"}`, or a list of up to `batch` such
+    objects.
 
-    The response is what the model wrote. The server answers with a number, or with a mapping of "score" or "reward" and
-    other numbers, the parts; to a batch with a list of them. Without a `url` it takes slime's --rm-url.
+    The response is the model's text. The server answers with a number, or with a mapping of "score" or "reward" and
+    other numbers, the parts. A batch is answered with a list. Without a `url`, slime's --rm-url is used.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class RemoteReward(Grader):
 
 
 def read_grade(answer: JSON, url: str) -> Grade:
-    """The reward in a server's answer. Raises InfraError for one that holds no finite number."""
+    """The reward in a server's answer. Raises InfraError for an answer without a finite number."""
     mapping = answer if isinstance(answer, Mapping) else {}
     value = next((mapping[key] for key in ("score", "reward") if key in mapping), None) if mapping else answer
     if isinstance(value, bool | int | float) and math.isfinite(value):

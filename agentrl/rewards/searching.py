@@ -74,5 +74,5 @@ def has_format(output: ModelOutput) -> bool:
 
 
 def passages(output: ModelOutput) -> list[str]:
-    """The text in the <information> tags of the observations. Tags that the model wrote itself do not count."""
+    """The text in the <information> tags of the observations. Tags in the model's turns do not count."""
     return [passage for text in output.observed for passage in _PASSAGES.findall(text)]
