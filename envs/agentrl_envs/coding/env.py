@@ -1,4 +1,4 @@
-"""The environment: an agent works in a sandbox by tools, and what it leaves there is graded."""
+"""The environment: an agent works in a sandbox by tools, and the work is graded."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _TOOL_S = 270.0
 """Deadline of a tool: the command's own deadline, plus time to end the command and to grade a step."""
 _LONGEST_COMMAND_S = 240.0
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""A command that writes this as its first line ends the work when `bash` is the only tool, as in mini-swe-agent."""
+"""The first line of output that ends the work when `bash` is the only tool, as in mini-swe-agent."""
 
 
 class CodingConfig(GradedConfig):
     tools: Literal["full", "bash"] = "full"
-    """full: bash, read, edit, search, submit. bash: only that."""
+    """full: bash, read, edit, search, submit. bash: only bash."""
     command_s: float = Field(60.0, gt=0, le=_LONGEST_COMMAND_S)
-    """Seconds that a command of the agent's may take."""
+    """The time limit of a command of the agent's, in seconds."""
     output: int = Field(10_000, ge=100)
-    """Characters of a tool's result; the middle of a longer one is cut."""
+    """The most characters of a tool's result; a longer result is cut in the middle."""
 
 
 class CodingEnv(GradedWork):
@@ -125,7 +125,8 @@ class CodingEnv(GradedWork):
         return ToolResult(result.observation or "Submitted.", done=result.done)
 
     async def snapshot(self) -> tuple[SandboxState, ShellState, list[Grade], float]:
-        """The running machine if the back end can keep it, else its files; working directory and environment."""
+        """The running machine if the back end can keep the machine, else the files; working directory and
+        environment."""
         return await self.shared.snapshot(self.box), self.shell.state, self.grades, time.monotonic() - self.began
 
     async def restore(self, state: tuple[SandboxState, ShellState, list[Grade], float]) -> None:

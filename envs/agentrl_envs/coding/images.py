@@ -1,4 +1,4 @@
-"""The images that coding tasks need."""
+"""The images of coding tasks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ _SHOWN = 3
 
 
 def images_of(tasks: Iterable[Task], default: SandboxSpec) -> list[str]:
-    """The images of these tasks, each once, in order. It may block. A task that cannot be read is left out: it is
-    reported where it is played.
-    """
+    """The images of the tasks, without repeats, in order. Blocks. An unreadable task is left out: the play reports the
+    task."""
     images: dict[str, None] = {}
     for task in tasks:
         try:
@@ -30,7 +29,7 @@ def images_of(tasks: Iterable[Task], default: SandboxSpec) -> list[str]:
 
 
 async def missing_lines(backend: str, images: Sequence[str]) -> list[str]:
-    """A line for each host that lacks some of these images. None if the back end pulls none."""
+    """A line for each host that lacks images. None if the back end pulls no images."""
     if backend.partition(":")[0] not in ("docker", "auto") or not images:
         return []
     try:

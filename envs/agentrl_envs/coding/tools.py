@@ -1,4 +1,4 @@
-"""What a coding agent's tools do to a sandbox. The model reads what they return, and what they raise as ToolError."""
+"""The tools of a coding agent in a sandbox. The model reads the results, and the errors that are a ToolError."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from agentrl.sandbox import Sandbox
 from agentrl_sandbox.shell import Shell
 
 _LARGEST_FILE = 4 << 20
-"""Bytes of a file that `read` and `edit` take."""
+"""The most bytes of a file for `read` and `edit`."""
 
 _LONGEST_LINE = 500
-"""Characters shown of one line."""
+"""The most characters of a line."""
 
 _MATCHES = 100
-"""Lines that a search shows."""
+"""The most lines of a search."""
 
 _MOST_COMPARED = 20_000
-"""Pairs of lines that are compared to find the closest lines. That takes a fraction of a second."""
+"""The most pairs of lines to compare for the closest lines. These take a fraction of a second."""
 
 _MODELS_OWN = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
 _MODELS_OWN |= {errno.EFBIG, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS, errno.EINVAL}
-"""Errors that a path or a full disk causes; any other OSError is the sandbox's."""
+"""Errors of a path or a full disk; any other OSError is the sandbox's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools over one sandbox. Every path is what a command in `shell` would take it for."""
+    """The tools over a sandbox. A path means the same as in a command in `shell`."""
 
     box: Sandbox
     shell: Shell
     command_s: float
-    """Seconds that a command may take."""
+    """The time limit of a command, in seconds."""
     output: int
     """Characters of a result."""
 
     async def bash(self, command: str) -> str:
-        """Run a command; its output, cut in the middle, and how it ended unless it succeeded."""
+        """Run a command. Returns the output, cut in the middle, and the ending of a failed command."""
         result = await self.shell.run(command, timeout=self.command_s, max_output=4 * self.output)
         output = cut(result.stdout, self.output).rstrip("\n")
         if result.timed_out:
@@ -69,7 +69,7 @@ class Tools:
         return "\n".join(parts)
 
     async def edit(self, path: str, old: str, new: str) -> str:
-        """Replace text that occurs exactly once, or make a file if `old` is empty; the changed lines."""
+        """Replace text that occurs exactly once, or make a file if `old` is empty. Returns the changed lines."""
         if not old:
             return await self._create(path, new)
         if old == new:
@@ -135,7 +135,7 @@ class Tools:
 
 
 def cut(text: str, limit: int) -> str:
-    """The first and the last half of `limit` characters, with a mark between them that counts what is left out."""
+    """The first and the last half of `limit` characters, with a mark in between that counts the missing characters."""
     if len(text) <= limit:
         return text
     head, tail = text[: limit // 2], text[len(text) - limit // 2 :]
@@ -144,7 +144,7 @@ def cut(text: str, limit: int) -> str:
 
 @contextmanager
 def _for_the_model(path: str) -> Iterator[None]:
-    """Turn what a wrong path or a full disk raises into a ToolError."""
+    """Turn the error of a wrong path or a full disk into a ToolError."""
     try:
         yield
     except OSError as exc:
@@ -177,7 +177,7 @@ def _not_unique(path: str, text: str, old: str) -> str:
 
 
 def _not_found(path: str, text: str, old: str) -> str:
-    """The error for text that was not found, with the lines that come closest."""
+    """The error for text that does not occur, with the closest lines."""
     if "\r\n" in text and old in text.replace("\r\n", "\n"):
         return f"{path} ends its lines with \\r\\n; change it by bash, or convert it first"
     block, lines = old.strip("\n").split("\n"), _lines(text)

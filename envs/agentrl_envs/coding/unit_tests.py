@@ -21,14 +21,15 @@ from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
 
 _BESIDE_S = 60.0
-"""Seconds for what surrounds the tests: placing files, starting Python."""
+"""Seconds to place files and to start Python, in addition to the tests."""
 
 
 class UnitTests(Grader):
-    """1 if the last code block of the answer passes all tests of the label, else 0. The part `passed` is their share.
+    """1 if the last code block of the answer passes all tests of the label, else 0. The part `passed` is the passed
+    share.
 
-    The code gets 0 if all tests together take longer than `seconds`, or if it ends its sandbox. Each event loop has one
-    pool of sandboxes, made on first use. It is closed with the loop, or by `close`.
+    The code gets 0 if all tests together take longer than `seconds`, or if the code ends the sandbox. Each event loop
+    has a pool of sandboxes, made on first use, and closed by `close` or with the loop.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class UnitTests(Grader):
         suite(task.label)
 
     async def close(self) -> None:
-        """Remove the sandboxes of this event loop. The next grade makes new ones."""
+        """Remove the sandboxes of this event loop. The next grade makes new sandboxes."""
         await self._shared().close()
 
     async def _passed(self, code: str, tests: Suite) -> float:

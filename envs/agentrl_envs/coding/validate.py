@@ -1,4 +1,4 @@
-"""Find out, without a model, which coding tasks are broken: doing nothing must score 0, the task's own solution 1.
+"""Find out, without a model, which coding tasks are broken: an idle play must score 0, the task's solution 1.
 
 Both are played twice, each in a new sandbox, by the same code as an episode of CodingEnv.
 """
@@ -36,13 +36,13 @@ log = logging.getLogger("agentrl")
 
 @dataclass(frozen=True, slots=True)
 class TaskFinding:
-    """What was found out about one task."""
+    """The verdict on a task."""
 
     id: str
     verdict: Verdict
     reason: str = ""
     noop: Sequence[float | None] = ()
-    """Scores of doing nothing; None if it broke."""
+    """The scores of idle plays; None for a play that failed."""
     oracle: Sequence[float | None] = ()
     seconds: float = 0.0
 
@@ -53,11 +53,11 @@ class ValidationSettings:
 
     backend: str = "auto"
     base: Mapping[str, str] = field(default_factory=dict)
-    """Image that a task names -> image of this machine."""
+    """The task's image -> an image of this machine."""
     installed: bool = False
     """The images have the packages that Dockerfiles install."""
     keep: bool = False
-    """Leave running, while the tests run, what the solution started."""
+    """Keep the solution's processes running during the tests."""
     concurrency: int = 2
     """Tasks at a time."""
     deadline: float = 600.0
@@ -114,7 +114,7 @@ def counts(findings: Iterable[TaskFinding]) -> dict[str, int]:
 
 
 class _Validation:
-    """One task."""
+    """The validation of a task."""
 
     def __init__(self, task: Task, backend: Backend, pool: SandboxPool, settings: ValidationSettings) -> None:
         self.task, self.backend, self.pool, self.settings = task, backend, pool, settings
@@ -167,7 +167,7 @@ class _Validation:
         return Play(total, log=f"{grades[-1].log}\n{''.join(output)}")
 
     async def _grades(self, box: Sandbox, output: list[str], *, oracle: bool) -> list[Grade]:
-        """The grades of the steps. What the solution printed is added to `said`."""
+        """The grades of the steps. The solution's output is added to `output`."""
         grades: list[Grade] = []
         for number, step in enumerate(self.problem.steps, 1):
             await prepare(box, step)
@@ -181,7 +181,7 @@ class _Validation:
         return grades
 
     def _fetched(self, plays: Sequence[Play]) -> list[str]:
-        """What the solution or the tests of a failed play tried to fetch, although the box has no network."""
+        """The names of programs that failed in a play because the sandbox has no network."""
         failed = [play for play in plays if play.score != 1.0]
         if self.spec.network == "open" or not failed:
             return []
@@ -206,7 +206,7 @@ def _spec(problem: Problem) -> SandboxSpec:
 
 
 def _settled(task: Task, settings: ValidationSettings) -> Task:
-    """A row's task, with the settings that are given for all Harbor tasks."""
+    """A row's task, with the common settings of Harbor tasks."""
     if task.metadata.get("format") != "harbor":
         return task
     return replace(task, metadata={**_given(settings), **task.metadata})

@@ -1,4 +1,4 @@
-"""Which commands of a shell script install packages, and which fetch something else from a network."""
+"""The commands of a shell script that install packages, and the commands that use a network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ASSIGNMENT = re.compile(r"\w+=\S*$")
 
 
 def commands(script: str) -> Iterator[tuple[str, str]]:
-    """The commands of a script outside of quotes and brackets, each with the operator in front of it."""
+    """(operator before the command, command) for each command of a script outside of quotes and brackets."""
     operator, begin, depth, quote, position = "", 0, 0, "", 0
     while position < len(script):
         char = script[position]
@@ -58,7 +58,7 @@ def _operator(script: str, position: int) -> str:
 
 
 def installs(command: str) -> bool:
-    """Whether this simple command only installs packages, or cleans up after that."""
+    """Whether a simple command only installs packages, or cleans up after an installation."""
     words = _words(command)
     if not words or "|" in words:
         return False
@@ -72,7 +72,7 @@ def installs(command: str) -> bool:
 
 
 def fetches(script: str) -> list[str]:
-    """The programs in a script that need a network, each once: apt-get, pip, curl, `git clone`, ..."""
+    """The programs in a script that need a network, without repeats: apt-get, pip, curl, `git clone`, ..."""
     programs = []
     for line in re.split(r"[\n;|&(){}]+", script.replace("\\\n", " ")):
         words = _words(line)

@@ -1,7 +1,7 @@
-"""A task's docker-compose.yaml: the service main is the agent's sandbox, and the others become services beside it.
+"""A task's docker-compose.yaml: the service main is the agent's sandbox, and other services run in parallel.
 
-The file is the work of a task's author, who may want to leave the sandbox. So each key is honoured, ignored because it
-changes nothing here, or refused by its name; a key that is not known is refused. docs/services.md has the table.
+The author of a task may want to leave the sandbox. So each key is honoured, ignored because the key changes nothing
+here, or refused by name. Unknown keys are refused. docs/services.md has the table.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ from agentrl_sandbox.services import CAPABILITIES, MAIN, HealthCheck, Mount, Pla
 
 NAMES = ("docker-compose.yaml", "docker-compose.yml")
 MAIN_IMAGE = "main-image"
-"""What MAIN_IMAGE_NAME is: the image of the service main, which has no name before it is built."""
+"""The value of MAIN_IMAGE_NAME: the image of the service main, which has no name before the build."""
 
 _LOGS = {"AGENT_LOGS": "/logs/agent", "ARTIFACTS": "/logs/artifacts", "VERIFIER_LOGS": "/logs/verifier"}
 _HOST_LOGS = {f"/host-of-this-task/{name}": path for name, path in _LOGS.items()}
-"""What Harbor mounts its own folders from -> where. Here each is a folder of the sandbox, shared with services that
-mount it."""
+"""The source of a mount of Harbor's folders -> path in the sandbox. Here the services share folders of the sandbox."""
 _CONDITIONS: Mapping[str, StartedAs] = {
     "service_started": "started",
     "service_healthy": "healthy",
@@ -51,22 +50,22 @@ _IDLE_SCRIPT = re.compile(r"\s*(exec\s+)?(sleep\s+\S+|tail -f /dev/null)\s*;?\s*
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """An image that is built from a folder of the task's."""
+    """An image that is built from a folder of the task."""
 
     context: Path
     dockerfile: str
-    """The text of its Dockerfile."""
+    """The text of the Dockerfile."""
     args: Mapping[str, str] = field(default_factory=dict)
     target: str = ""
 
 
 @dataclass(slots=True)
 class MainService:
-    """What the compose file has about the agent's own container. Empty: nothing."""
+    """The compose file's settings of the agent's container. Empty: not set."""
 
     image: str | Build | None = None
     command: str = ""
-    """A shell line for what runs beside the agent; empty if the container only waits."""
+    """A shell line to run in parallel with the agent; empty if the container only waits."""
     env: dict[str, str] = field(default_factory=dict)
     user: str = ""
     workdir: str = ""
@@ -75,22 +74,22 @@ class MainService:
     pids: int | None = None
     health: HealthCheck | None = None
     folders: tuple[str, ...] = ()
-    """Folders that are mounted, empty, into this container alone."""
+    """Empty folders that only this container mounts."""
 
 
 @dataclass(slots=True)
 class ComposeFile:
     main: MainService = field(default_factory=MainService)
     builds: dict[str, Build] = field(default_factory=dict)
-    """Service -> what its image is built from. Its `image` is empty until then."""
+    """Service -> the build of the image. The service's `image` is empty before the build."""
     group: ServiceGroup | None = None
     """None: a sandbox alone fulfils the file."""
 
 
 def read_compose(folder: Path, variables: Mapping[str, str], ready_s: float) -> ComposeFile:
-    """Read the compose file of an environment folder, if it has one. The task's folder is the one above.
+    """Read the compose file of an environment folder, if any. The parent is the task's folder.
 
-    Raises CannotRunError for what is refused, and ConfigError for what is wrong.
+    Raises CannotRunError for refused settings, and ConfigError for wrong settings.
     """
     name = next((name for name in NAMES if (folder / name).is_file()), None)
     if name is None:
@@ -99,14 +98,14 @@ def read_compose(folder: Path, variables: Mapping[str, str], ready_s: float) -> 
 
 
 def plain_name(image: str) -> str:
-    """The name of an image. Raises CannotRunError for a path: it would be a file of this machine."""
+    """The name of an image. Raises CannotRunError for a path, which would be a file of this machine."""
     if image.startswith(("/", ".", "~")):
         raise CannotRunError(f"the image {image} is refused: a task names images of a registry, and no files")
     return image
 
 
 class _Reading:
-    """A compose file on its way to a ComposeFile."""
+    """A compose file on the way to a ComposeFile."""
 
     def __init__(self, folder: Path, file: Path, variables: Mapping[str, str], ready_s: float) -> None:
         self.folder, self.file, self.ready_s = folder.resolve(), file, ready_s
@@ -127,10 +126,10 @@ class _Reading:
         self.volumes: dict[str, str] = {}
         self.networks: dict[str, bool] = {}
         self.logs: set[str] = set()
-        """The log folders that services mount, so that main must share them."""
+        """The log folders that services mount, so that main must share these folders."""
 
     def read(self) -> ComposeFile:
-        """Raises CannotRunError for a refused setting, and ConfigError for a wrong one."""
+        """Raises CannotRunError for a refused setting, and ConfigError for a wrong setting."""
         services = self._sections()
         file = ComposeFile()
         peers: dict[str, Service] = {}
@@ -173,7 +172,7 @@ class _Reading:
         return {str(name): settings or {} for name, settings in services.items()}
 
     def _peer(self, name: str, settings: Mapping[str, Any], builds: dict[str, Build]) -> Service:
-        """A service other than main. An image that must be built goes into `builds`."""
+        """A service other than main. An image to build goes into `builds`."""
         image = self._image(settings)
         if not isinstance(image, Build):
             return self._service(name, settings, image)
@@ -182,7 +181,7 @@ class _Reading:
 
     @contextmanager
     def _telling(self, place: str) -> Iterator[None]:
-        """Say in an error which file and which service it is about."""
+        """Name the file and the service in errors."""
         try:
             yield
         except ConfigError as exc:
@@ -310,7 +309,7 @@ class _Reading:
         return mounts, files
 
     def _joined(self, settings: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        """The networks of a service, and its other names there."""
+        """Network -> the service's aliases in the network."""
         mode = values.text(settings.get("network_mode") or "")
         if mode == "none" or mode.startswith("service:"):
             return {}
@@ -328,7 +327,7 @@ class _Reading:
         return joined
 
     def _mount(self, service: str, volume: Volume) -> Mount | str | None:
-        """A mount; or the file to copy; or None, if nothing has to be done."""
+        """A mount; or the path of a file to copy; or None if the volume needs no mount."""
         if volume.source in _HOST_LOGS:
             if service == MAIN:
                 return None
@@ -363,7 +362,7 @@ class _Reading:
         return Mount(path=volume.target, volume=str(path), read_only=volume.read_only)
 
     def _inside(self, place: str, purpose: str) -> Path:
-        """A path of the task's folder, which links cannot leave."""
+        """A path of the task's folder. Raises CannotRunError if a link leads out of the folder."""
         path = (self.folder / place).resolve()
         if place.startswith("~") or not path.is_relative_to(self.root):
             raise CannotRunError(f"{purpose} is refused: only files of the task's own folder can be used")
@@ -449,7 +448,7 @@ class _Reading:
         }
 
     def _follow_links(self, services: Mapping[str, Any], peers: dict[str, Service]) -> None:
-        """links: other names for services, which then all of the network know."""
+        """Add the aliases in `links` to the linked services, for the whole network."""
         for settings in services.values():
             for link in map(values.text, values.items((settings or {}).get("links"))):
                 name, _, alias = link.partition(":")

@@ -1,4 +1,4 @@
-"""Which keys of a docker-compose.yaml are honoured, ignored and refused. docs/services.md has the same as a table."""
+"""The keys of a docker-compose.yaml that are honoured, ignored and refused. docs/services.md has the same table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IGNORED = frozenset(
         "storage_opt",
     )
 )
-"""They change nothing here: no port is published, and everything is removed at once."""
+"""Keys without effect here: no port is published, and the whole sandbox is removed at once."""
 ESCAPES = "it is a way out of the sandbox"
 _REFUSED = {
     **dict.fromkeys(("privileged", "devices", "device_cgroup_rules", "cgroup", "cgroup_parent"), ESCAPES),

@@ -21,17 +21,17 @@ _MEGABYTES = {"": 1 / (1 << 20), "k": 1 / 1024, "m": 1.0, "g": 1024.0}
 
 
 class Variables:
-    """What `${NAME}` means in a compose file. Nothing of this process's environment is in it."""
+    """The variables of `${NAME}` in a compose file. This process's environment is left out."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self.values = values
         self._remaining = _MOST
 
     def fill(self, value: Any) -> Any:
-        """A value with the variables in its texts filled in. Unknown ones are empty, as in compose.
+        """A value with the variables in all texts filled in. Unknown variables are empty, as in compose.
 
         Raises ConfigError for a form that compose does not have, with the text of `${NAME:?text}`, and for a file whose
-        aliases (*name) repeat so much that it has no end.
+        aliases (*name) repeat without end.
         """
         self._remaining -= 1
         if self._remaining < 0:
@@ -53,7 +53,7 @@ class Variables:
         return "".join([*pieces, text[position:]])
 
     def _at(self, text: str, begin: int) -> tuple[str, int]:
-        """The value of what begins at a dollar, and where it ends."""
+        """(value, end) of the form that begins at a dollar."""
         if text.startswith("$$", begin):
             return "$", begin + 2
         braced = text.startswith("${", begin)
@@ -88,7 +88,7 @@ def _closing(text: str, begin: int) -> int:
 
 
 def env_file(file: Path) -> dict[str, str]:
-    """The variables of a file with lines NAME=value. Raises ConfigError if it cannot be read."""
+    """The variables of a file with lines NAME=value. Raises ConfigError for an unreadable file."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
@@ -115,7 +115,7 @@ def mapping(value: Any, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def text(value: Any) -> str:
-    """A plain value as compose writes it. Raises ConfigError for anything else."""
+    """A plain value as compose writes the value. Raises ConfigError for a list or a mapping."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
@@ -124,14 +124,14 @@ def text(value: Any) -> str:
 
 
 def items(value: Any) -> list[Any]:
-    """A list, one value as a list of it, or none."""
+    """A list; a single value as a list; an empty list for None."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
 
 
 def words(value: Any) -> tuple[str, ...] | None:
-    """A command: a list, or a line that is split as a shell would. None: it is not set."""
+    """A command: a list, or a line that is split as a shell would. None: not set."""
     if value is None:
         return None
     if isinstance(value, list):
@@ -143,7 +143,7 @@ def words(value: Any) -> tuple[str, ...] | None:
 
 
 def seconds(value: Any) -> float:
-    """A time such as 1m30s, or 500ms. Raises ConfigError."""
+    """Seconds of a time such as 1m30s or 500ms. Raises ConfigError."""
     time = text(value).strip()
     if not time or "".join(part[0] for part in _PART.finditer(time)) != time:
         raise ConfigError(f"{time!r} is not a time; write 10s, 1m30s or 500ms")
@@ -151,7 +151,7 @@ def seconds(value: Any) -> float:
 
 
 def megabytes(value: Any) -> int:
-    """A size such as 512m, 2g or a number of bytes, in MiB and at least 1. Raises ConfigError."""
+    """MiB, at least 1, of a size such as 512m, 2g or a number of bytes. Raises ConfigError."""
     match = _SIZE.fullmatch(text(value).strip())
     if match is None:
         raise ConfigError(f"{value!r} is not a size; write 512m or 2g")
@@ -159,7 +159,7 @@ def megabytes(value: Any) -> int:
 
 
 def number(value: Any) -> float:
-    """Raises ConfigError for what is not a positive number."""
+    """Raises ConfigError unless the value is a positive number."""
     try:
         parsed = float(text(value))
     except ValueError:
@@ -178,11 +178,11 @@ class Volume(NamedTuple):
     target: str
     read_only: bool
     size_mb: int = 0
-    """Of tmpfs; 0: it is not given."""
+    """The size of a tmpfs; 0: not set."""
 
 
 def in_memory(value: Any) -> dict[str, Any]:
-    """A line of `tmpfs`, as /path or /path:size=64m,uid=999,gid=999,mode=700: the fields of its Mount. Other options
+    """The fields of the Mount for a line of `tmpfs`: /path or /path:size=64m,uid=999,gid=999,mode=700. Other options
     change nothing here. Raises ConfigError."""
     path, _, settings = text(value).partition(":")
     options = dict(setting.partition("=")[::2] for setting in settings.split(",") if setting)

@@ -1,7 +1,7 @@
-"""The image of a task: the one that it names, or its environment/ folder, from which a back end builds one.
+"""The image of a task: a named image, or an environment/ folder, from which a back end builds the image.
 
-A folder is built as it is, unless images are mapped to those of this machine, or packages are in them already. Then it
-is built from a copy with a changed Dockerfile.
+The folder is built unchanged, unless images are mapped to images of this machine, or packages are installed already.
+Then a copy with a changed Dockerfile is built.
 """
 
 from __future__ import annotations
@@ -33,27 +33,25 @@ from agentrl_sandbox.services import ServiceGroup
 
 @dataclass(slots=True)
 class ImageSource:
-    """What an environment is made of."""
+    """The image and the services of an environment."""
 
     image: str
     """A name, or the path of a folder with a Dockerfile."""
     workdir: str = "/"
     user: str = "root"
     left_out: list[str] = field(default_factory=list)
-    """Commands of the Dockerfile that install packages and were left out, because the base image should have the
-    packages.
-    """
+    """Install commands that were left out of the Dockerfile, because the base image should have the packages."""
     fetches: list[str] = field(default_factory=list)
-    """Commands of the build that need a network, each with its line: "line 3: curl"."""
+    """Commands of the build that need a network, with their lines: "line 3: curl"."""
     has_tests: bool = False
     """The image itself may have files in /tests."""
     main: MainService = field(default_factory=MainService)
-    """What a compose file has about the agent's container."""
+    """The compose file's settings of the agent's container."""
     services: ServiceGroup | None = None
 
 
 def named(image: str, bases: Mapping[str, str]) -> str:
-    """This machine's image for `image`, if `bases` has one; else `image` itself."""
+    """This machine's image for `image`, if `bases` maps `image`; else `image`."""
     plain = image.removeprefix("docker.io/").removeprefix("library/")
     return bases.get(image, bases.get(plain, image))
 
@@ -67,11 +65,10 @@ def made_from(
     variables: Mapping[str, str] = MappingProxyType({}),
     ready_s: float = 600.0,
 ) -> ImageSource:
-    """The image of an environment folder, which `image` names or its Dockerfile builds, and its services.
+    """The image of an environment folder, which `image` names or the Dockerfile builds, and the services.
 
-    With `installed`, base images are taken to have the packages that Dockerfiles install: those commands are left out,
-    and other commands in the same RUN may fail. `variables` are those of the task for its compose file. Raises
-    CannotRunError.
+    `installed`: base images have the packages that Dockerfiles install. Install commands are left out, and other
+    commands in the same RUN may fail. `variables` are the task's variables for the compose file. Raises CannotRunError.
     """
     compose = read_compose(folder, variables, ready_s)
     main, build = compose.main, compose.main.image
@@ -111,7 +108,7 @@ def _own_build(folder: Path) -> Build:
 
 
 def _built(build: Build, bases: Mapping[str, str], installed: bool) -> ImageSource:
-    """The folder is built as it is, if its own Dockerfile is the one that is needed."""
+    """Build the folder unchanged if its Dockerfile is already right, else a copy."""
     reading = _DockerfileReader(bases, installed, build.args, build.target)
     edited = reading.read(build.dockerfile)
     original = build.context / "Dockerfile"
@@ -127,7 +124,7 @@ def _built(build: Build, bases: Mapping[str, str], installed: bool) -> ImageSour
 
 
 class _DockerfileReader:
-    """A Dockerfile as it is read and edited, an instruction at a time."""
+    """Reads and edits a Dockerfile, an instruction at a time."""
 
     def __init__(self, bases: Mapping[str, str], installed: bool, args: Mapping[str, str], target: str) -> None:
         self.bases, self.installed, self.args, self.target = bases, installed, args, target
@@ -136,11 +133,11 @@ class _DockerfileReader:
         self.fetches: list[str] = []
         self._variables: dict[str, str] = {}
         self._before: dict[str, str] = {}
-        """The variables of ARG lines in front of the first FROM, which alone know them."""
+        """The variables of ARG lines before the first FROM, which only FROM lines know."""
         self._stages: set[str] = set()
 
     def read(self, text: str) -> str:
-        """The Dockerfile to build instead. Raises CannotRunError if it has no stage of the wanted name."""
+        """The Dockerfile to build instead. Raises CannotRunError if `target` is no stage."""
         text = self._up_to_target(text)
         lines = text.splitlines()
         for edit in reversed(list(self._edits(text))):
@@ -148,7 +145,7 @@ class _DockerfileReader:
         return "\n".join(lines) + "\n" if lines != text.splitlines() else text
 
     def _up_to_target(self, text: str) -> str:
-        """The Dockerfile without the stages behind the wanted one, which it cannot need."""
+        """The Dockerfile without the stages after the target, which the target cannot need."""
         if not self.target:
             return text
         stages = [instruction for instruction in parse(text) if instruction.name == "FROM"]
@@ -211,13 +208,13 @@ class _DockerfileReader:
 
 
 def _stage(instruction: Instruction) -> str:
-    """The name that a FROM gives to its stage, in small letters; empty: none."""
+    """The name of a FROM's stage in lower case; "" without a name."""
     words = instruction.value.split()
     return words[2].lower() if len(words) > 2 and words[1].lower() == "as" else ""
 
 
 def _copy(folder: Path, dockerfile: str) -> Path:
-    """The folder with another Dockerfile, in the cache under the hash of its content."""
+    """The folder with a changed Dockerfile, in the cache under the hash of the content."""
     digest = hashlib.sha256(dockerfile.encode())
     for path in sorted(folder.rglob("*")):
         digest.update(f"\0{path.relative_to(folder)}\0{path.lstat().st_mode:o}\0".encode(errors="surrogateescape"))

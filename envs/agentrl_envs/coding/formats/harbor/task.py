@@ -1,4 +1,4 @@
-"""One Harbor task directory on its way to a Problem."""
+"""A Harbor task directory on the way to a Problem."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from agentrl_sandbox.spec import SandboxSpec
 
 ROOT = ("root", "0")
 _PLACING_S = 60.0
-"""Seconds that grading takes in addition to test.sh."""
+"""The seconds for grading in addition to test.sh."""
 _STORAGE_MB = 10240
 """The format's own default."""
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
@@ -52,18 +52,18 @@ class HarborSettings(BaseModel):
     path: Path
     """The task's folder."""
     base: Mapping[str, str] = Field(default_factory=dict)
-    """Image that a task names -> image of this machine."""
+    """The task's image -> an image of this machine."""
     installed: bool = False
-    """The images have the packages that Dockerfiles install: leave those commands out."""
+    """The images have the packages that Dockerfiles install: leave the install commands out."""
     network: Literal["none", "task"] = "none"
-    """none: whatever the task asks for, its box has no network. task: what the task asks for, which may be a list of
-    hosts."""
+    """none: the sandbox has no network, even if the task asks for a network. task: the task decides, possibly by a list
+    of hosts."""
     keep: bool = False
     """Leave the agent's processes running, for tests that query a service. These processes could tamper with the tests.
     """
     clean: bool = False
-    """If the verifier shares the agent's box: grade in a clean second one, with the work folder carried over.
-    That keeps out most tricks of an agent that is root. It suits tests that look only at the work folder."""
+    """If the verifier shares the agent's sandbox: grade in a clean second sandbox, to which the work folder is carried.
+    This keeps out most tricks of an agent with root rights. It suits tests that look only at the work folder."""
 
 
 def load(task: Task) -> Problem:
@@ -84,7 +84,7 @@ def tasks_in(folder: Path, **settings: JSON) -> Iterator[Task]:
 
 
 class _Loading:
-    """One task directory on its way to a Problem."""
+    """A task directory on the way to a Problem."""
 
     def __init__(self, settings: HarborSettings) -> None:
         self.settings, self.folder = settings, settings.path.resolve()
@@ -136,7 +136,7 @@ class _Loading:
         return resolved(environment.env, f"{self.folder.name}: [environment] env")
 
     def _check_hooks(self) -> None:
-        """Raises CannotRunError for a command that is to run in another service, where none can be run."""
+        """Raises CannotRunError for a hook in another service, because hooks run only in main."""
         verifiers = [self.toml.verifier, *(step.verifier for step in self.toml.steps)]
         if other := next(
             (hook.service for verifier in verifiers for hook in verifier.collect if hook.service != "main"), None
@@ -164,9 +164,8 @@ class _Loading:
         }
 
     def _network(self, environment: Environment, phase: Agent | Verifier) -> JSON:
-        """`SandboxSpec.network`. A box has one network: what the task says of its agent, or of a verifier with a box of
-        its own, holds from the beginning to the end of that box.
-        """
+        """`SandboxSpec.network`. A sandbox has the same network for life: the network of the agent, or of a verifier
+        with a separate sandbox."""
         if self.settings.network == "none":
             return "none"
         mode, hosts = environment.network_mode, environment.allowed_hosts
@@ -209,13 +208,14 @@ class _Loading:
         return modes[0] if modes else "shared"
 
     def _verifiers(self, part: StepPart | None) -> list[Verifier]:
-        """The verifiers whose settings hold for a step, the more specific first."""
+        """The verifiers whose settings hold for a step, the more specific verifier first."""
         return [self.toml.verifier] if part is None else [part.verifier, self.toml.verifier]
 
     def _own(self, folder: Path, part: StepPart | None) -> OwnSandbox:
-        """The verifier's environment: the one it names, the image that is built in tests/, or one like the agent's.
+        """The verifier's environment: the named environment, the image that is built in tests/, or an image like the
+        agent's.
 
-        The artifacts are copied there, and what hooks collect in the agent's box.
+        The artifacts are copied there, with the files that hooks collect in the agent's sandbox.
         """
         tests = [parent / "tests" for parent in (folder, self.folder)]
         build = next((path for path in tests if (path / "Dockerfile").is_file()), None)
@@ -262,7 +262,7 @@ class _Loading:
         )
 
     def _tests(self, folder: Path) -> tuple[Path, ...]:
-        """The folders with the tests of a step: those of the task first. Raises ConfigError without a test.sh."""
+        """The folders with the tests of a step: the task's folder first. Raises ConfigError without a test.sh."""
         folders = dict.fromkeys((self.folder / "tests", folder / "tests"))
         existing = tuple(path for path in folders if path.is_dir())
         if not any((path / "test.sh").is_file() for path in existing):
@@ -270,7 +270,7 @@ class _Loading:
         return existing
 
     def _gold(self, folder: Path) -> Solution | None:
-        """solve.sh as Harbor's oracle runs it: its exit code is ignored."""
+        """solve.sh as Harbor's oracle runs the script: the exit code is ignored."""
         place = next((parent for parent in (folder, self.folder) if (parent / "solution" / "solve.sh").is_file()), None)
         if place is None:
             return None
@@ -310,7 +310,7 @@ class _Loading:
 
 @dataclass(frozen=True, slots=True)
 class _Collecting:
-    """Runs the task's hooks, which gather in the agent's box what its verifier needs."""
+    """Runs the task's hooks, which gather files for the verifier in the agent's sandbox."""
 
     hooks: tuple[Collect, ...]
 
@@ -320,7 +320,7 @@ class _Collecting:
 
 
 def _obeyed(path: str) -> bool:
-    """Whether programs obey a file wherever they find it. Such files of the agent's do not reach a clean box."""
+    """Whether programs obey a file in any folder. Such files of the agent's do not reach a clean sandbox."""
     return any(fnmatch(part, pattern) for part in path.split("/") for pattern in SETTINGS)
 
 
@@ -334,7 +334,7 @@ def _threshold(part: StepPart | None) -> float | None:
 
 
 def _instruction(path: Path) -> str:
-    """The text without the canary lines at its beginning, which are not meant for the agent."""
+    """The text without the canary lines at the beginning, which are not meant for the agent."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
@@ -347,7 +347,7 @@ def _instruction(path: Path) -> str:
 
 
 def _health(check: Healthcheck) -> str:
-    """A loop that ends when the check passes, and fails the setup when it has failed too often."""
+    """A loop that ends when the check passes, and fails the setup after too many failures."""
     command = f"timeout {check.timeout_sec:g} bash -c {shlex.quote(check.command)}"
     begin = f"sleep {check.start_interval_sec:g}; continue"
     return "\n".join(
@@ -363,7 +363,7 @@ def _health(check: Healthcheck) -> str:
 
 
 def _running(command: str) -> str:
-    """Start what a compose file runs beside the agent."""
+    """Start the command of the compose file, in parallel with the agent."""
     return f"nohup setsid {command} > /tmp/.main-service.log 2>&1 < /dev/null &"
 
 

@@ -1,6 +1,6 @@
-"""Holds the agent's code and calls its functions for `check.py`, which runs in another sandbox and trusts nothing here.
+"""Holds the agent's code and calls its functions for `check.py`, which runs in a second sandbox and trusts no reply.
 
-Argument: the folder of the code. Requests come on stdin and replies go to stdout: JSON, one to a line.
+Argument: the folder of the code. Requests come on stdin and replies go to stdout as lines of JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def encode(value: Any) -> Any:
-    """Plain data as JSON that preserves tuples, sets and the types of keys. Anything else becomes ["o", its type]."""
+    """Plain data as JSON that preserves tuples, sets and the types of keys. Other values become ["o", type]."""
     kind = type(value)
     if kind in PLAIN:
         return ["v", value]
@@ -37,7 +37,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """The value that `encode` was given."""
+    """The argument of `encode`."""
     tag, content = data
     if tag == "d":
         return {decode(key): decode(item) for key, item in content}
@@ -61,7 +61,7 @@ def answer(request: Any) -> Any:
 
 
 def output(file: str, text: str) -> Any:
-    """What a program writes for an input: ["v", text], or ["-", why there is none]."""
+    """The output of a program for an input: ["v", text], or ["-", the reason for no output]."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-B", file],
         stdin=subprocess.PIPE,

@@ -1,10 +1,10 @@
-"""Runs the tests of a task, and calls the agent's functions by messages. Its sandbox has nothing of the agent's.
+"""Runs the tests of a task, and calls the agent's functions by messages. This sandbox holds no file of the agent's.
 
-The agent's code runs in another sandbox (candidate.py). Only plain data comes back from there. So it can neither see
-the tests, replace `assert`, or return something that is equal to everything, nor can it reach this process.
+The agent's code runs in a second sandbox (candidate.py), which returns plain data only. So the code can neither see the
+tests, replace `assert`, return an object that equals every value, nor reach this process.
 
-On stdin: first a job as JSON, then a line for each question: "+" and the reply, or "-" and why there is none. On
-stdout: messages as JSON, each after its signature. The key is in the job.
+On stdin: first a job as JSON, then a line for each question: "+" and the reply, or "-" and the reason for no reply. On
+stdout: messages as JSON, each after a signature. The key is in the job.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GoneError(Exception):
 
 
 class Opaque:
-    """Anything but plain data: a function ("f"), an exception class ("x") or another object ("o"). Equal to nothing."""
+    """Anything but plain data: a function ("f"), an exception class ("x") or another object ("o"). Equals no value."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -48,7 +48,8 @@ class Opaque:
 
 
 class Host:
-    """The process that started this one. Messages to it are numbered and signed, so that others cannot fake them."""
+    """The parent process. Messages to the parent are numbered and signed, so that no other process can fake
+    messages."""
 
     def __init__(self) -> None:
         self.lines, self.out = os.fdopen(os.dup(0), "rb"), os.dup(1)
@@ -75,7 +76,7 @@ class Host:
 
 
 class Candidate:
-    """The agent's functions, as the tests see them."""
+    """The agent's functions, as the tests call them."""
 
     def __init__(self, host: Host, sources: dict[str, str]) -> None:
         self.host, self.sources = host, sources
@@ -87,8 +88,8 @@ class Candidate:
         self.running = True
 
     def ask(self, *request: Any) -> Any:
-        """The value of the reply. Raises what the agent's code raised, by a class of the same name, and GoneError if
-        nothing comes back that can be read."""
+        """The value of the reply. Raises the agent's exception, by a class of the same name, and GoneError without a
+        readable reply."""
         try:
             tag, content = json.loads(self.host.ask("ask", request))
             if tag == "-":
@@ -110,10 +111,10 @@ class Candidate:
         return content.encode("latin-1") if tag == "b" else complex(*content) if tag == "c" else plain(content)
 
     def exception(self, names: list[str]) -> Any:
-        """The exception class of a name, under the nearest built-in one that is an Exception.
+        """The exception class of a name, under the nearest built-in class that is an Exception.
 
-        StopIteration becomes a RuntimeError, as in generators. Otherwise a test such as `all(map(f, ...))` would
-        mistake it for the end of its own loop.
+        StopIteration becomes a RuntimeError, as in generators. Otherwise a test such as `all(map(f, ...))` would end
+        its loop.
         """
         builtin = [vars(builtins).get(name) for name in names]
         base = next((value for value in builtin if isinstance(value, type) and is_error(value)), Exception)
@@ -131,7 +132,8 @@ class Candidate:
         return call
 
     def module(self, name: str) -> types.ModuleType:
-        """Replaces a module of the agent's: its functions, its exceptions and, once it runs, its plain values."""
+        """A stand-in for a module of the agent's, with functions, exceptions and, while the module runs, plain
+        values."""
         errors = exceptions_in(self.sources.get(name, ""))
 
         class Module(types.ModuleType):
@@ -147,7 +149,7 @@ class Candidate:
 
 
 def exceptions_in(source: str) -> dict[str, list[str]]:
-    """The exception classes that a text defines, with their bases. Read, not run."""
+    """Name -> base classes of the exceptions that a text defines. The text is parsed, not run."""
     try:
         body = ast.parse(source).body
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -173,7 +175,7 @@ def plain(value: Any) -> Any:
 
 
 class Tally:
-    """Counts what was asserted."""
+    """Counts the assertions."""
 
     def __init__(self) -> None:
         self.passed, self.total = 0, 0
@@ -191,7 +193,7 @@ class Tally:
             self.log.append(f"{line}  # {why}")
 
     def attempt(self, run: Callable[[], Any], asserts: int) -> bool:
-        """Whether it ran to its end. If not, all of its assertions that were not reached count as failed."""
+        """Whether the function returned. If not, all assertions that were not reached count as failed."""
         before = self.total
         try:
             run()
@@ -203,7 +205,7 @@ class Tally:
 
 
 class Asserts(ast.NodeTransformer):
-    """Makes `assert x` count. One that is always true, like `assert True`, proves nothing and is dropped."""
+    """Makes `assert x` count. An assertion that is always true, like `assert True`, is dropped."""
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         if isinstance(node.test, ast.Constant) and node.test.value:
@@ -216,7 +218,7 @@ class Asserts(ast.NodeTransformer):
 
 
 def check_function(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """HumanEval: `check(candidate)` in `test`, with what `prompt` defines beside the function asked for."""
+    """HumanEval: `check(candidate)` in `test`, with the other definitions of `prompt`."""
     tally = Tally()
     candidate.start()
     names: dict[str, Any] = {"__name__": "check", "__record__": tally.record}
@@ -234,9 +236,9 @@ def count_asserts(node: ast.AST) -> int:
 
 
 def check_text(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """Assertions and test functions in `test`, which use `names` of the agent's module, or import it.
+    """Assertions and test functions in `test`, which use `names` of the agent's module, or import the module.
 
-    Each statement counts on its own: one that the agent's code makes fail does not end the others.
+    Each statement counts alone: a statement that fails does not end the rest.
     """
     tally = Tally()
     candidate.start()
@@ -265,7 +267,7 @@ def is_test(name: str) -> bool:
 
 
 def check_streams(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """The agent's file as a program: for each input, its output must be the wanted one."""
+    """The agent's file as a program: each input must lead to the expected output."""
     tally = Tally()
     candidate.start()
     for number, (text, expected) in enumerate(job["streams"], 1):
@@ -305,7 +307,7 @@ def is_word(word: str, expected: str) -> bool:
 
 
 def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """pytest over a folder of tests, which import the agent's modules by name."""
+    """pytest over a folder of tests. The tests import the agent's modules by name."""
     sys.path[:0] = [job["pytest"]]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import pytest
@@ -347,16 +349,15 @@ def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
 
 
 def need_modules(host: Host, error: str) -> None:
-    """End here if tests could not be loaded because they lack a module. The agent's own modules are stand-ins."""
+    """End here if tests could not be loaded because a module is missing. The agent's modules are stand-ins."""
     if "ModuleNotFoundError" in error:
         host.tell("unstarted", error[-400:])
         os._exit(0)
 
 
 def import_beside(job: dict[str, Any]) -> None:
-    """Import the modules that the tests need in addition to the agent's. If one is missing, the tests do not begin: the
-    agent is not to blame. An import that the tests only try may fail.
-    """
+    """Import the modules that the tests need in addition to the agent's. If a module is missing, the tests do not
+    begin: the agent is not to blame. An import in a `try` of the tests may fail."""
     tests = ast.parse(job.get("test", ""))
     tried = {id(child) for node in ast.walk(tests) if isinstance(node, ast.Try) for child in ast.walk(node)}
     for node in ast.walk(tests):
@@ -379,7 +380,7 @@ def main() -> None:
 
 
 def encode(value: Any) -> Any:
-    """As in candidate.py, which is another program."""
+    """As in candidate.py, which is a separate program."""
     kind = type(value)
     if kind in (bool, int, float, str, type(None)):
         return ["v", value]

@@ -1,7 +1,7 @@
-"""Read what a test run printed: the status of each test, as pytest, unittest and sympy write it.
+"""Read the log of a test run: the status of each test, as pytest, unittest and sympy print statuses.
 
-Output can come from the tests, and from the work under test. So the worst status printed for a test counts,
-and a reading lists what is suspicious about the log: `ParsedLog.doubts`.
+The tests print, and so does the work under test. So the worst printed status of a test counts, and `ParsedLog.doubts`
+lists suspicious parts of the log.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class ParsedLog:
 
     statuses: dict[str, Status] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)
-    """Why the log cannot be a true record of one test run."""
+    """Why the log cannot be a true record of a single test run."""
     ran: bool = False
-    """Whether the runner itself reported that it ran tests, or could not load them."""
+    """Whether the runner reported that tests ran, or could not be loaded."""
 
     def add(self, test: str, status: Status) -> None:
-        """Note the status of a test; the worst one counts."""
+        """Record the status of a test; the worst status counts."""
         earlier = self.statuses.get(test)
         if earlier is None or _WORST[status] > _WORST[earlier]:
             self.statuses[test] = status
 
 
 def read_log(log: str, style: str) -> ParsedLog:
-    """Read the part of a log in which the tests ran. `style` is a name in STYLES."""
+    """Read the part of a log from the start of the tests to their end. `style` is a name in STYLES."""
     return STYLES[style](log)
 
 
@@ -54,7 +54,7 @@ _COUNTED: Mapping[str, str] = {"passed": "PASSED", "failed": "FAILED"}
 
 
 def _pytest_itself(log: str) -> ParsedLog:
-    """pytest's own tests run pytest, and print what that printed. The last summary is that of the outer run."""
+    """pytest's tests run pytest, and print the inner output. The last summary belongs to the outer run."""
     lines = log.splitlines()
     headings = [number for number, line in enumerate(lines) if _HEADING.fullmatch(_COLOURS.sub("", line).rstrip())]
     return _pytest("\n".join(lines[headings[-1] :])) if headings else _pytest(log)
@@ -95,7 +95,7 @@ def _totals(line: str) -> Counter[str]:
 
 
 def _pytest_doubts(lines: list[str], totals: list[Counter[str]]) -> Iterator[str]:
-    """There must be one summary, and it must list as many tests as the last line counts."""
+    """The log must have a single summary, with as many tests as the last line counts."""
     headings = [number for number, line in enumerate(lines) if _HEADING.fullmatch(line)]
     if len(headings) > 1:
         yield f"it has {len(headings)} summaries"
@@ -161,7 +161,7 @@ def _ending(text: str, *, alone: bool) -> Status | None:
 
 
 def _note_problem(parsed: ParsedLog, problem: re.Match[str], below: str) -> None:
-    """A test's block in the report: under its name, and under the first line of its docstring, if it has one."""
+    """Record a test's block in the report under the test's name, and under the first line of the docstring, if any."""
     status: Status = "FAILED" if problem[1] == "FAIL" else "ERROR"
     parsed.add(problem[2], status)
     parsed.add(problem[2].split()[0], status)
