@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from agentrl.types import JSON
 
 CSP = "default-src 'none'; sandbox"
-"""Headers of the response that carries the file: a browser runs no part of an attachment."""
+"""The policy of the response that carries the file: a browser runs no part of an attachment."""
 _IMPORT = re.compile(r"^import (\{[^}]*\}|\* as \w+) from \"\./([\w.]+)\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const|class|let) )", re.MULTILINE)
 ENTRY = "exported.js"

@@ -99,7 +99,7 @@ class Step:
     """The files and folders of the agent's work to carry. None: every changed or removed file of the work folder,
     except `.git`. Only carried files can influence the tests."""
     without: Callable[[str], bool] | None = None
-    """For `paths` of None: whether a path, relative to the work folder, keeps the original content. For files that
+    """For `carry` of None: whether a path, relative to the work folder, keeps the original content. For files that
     configure the tests or belong to the tests."""
     min_score: float | None = None
     """A lower score ends the problem: later steps score 0."""

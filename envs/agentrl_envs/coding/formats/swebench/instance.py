@@ -81,7 +81,7 @@ class Instance(BaseModel):
 
     @property
     def style(self) -> Style:
-        """The format of the log: a name in `STYLES`."""
+        """The format of the log: a name in `logs.STYLES`."""
         repo = self.repo or self.instance_id.rpartition("-")[0].replace("__", "/")
         return _STYLES.get(self.log_parser) or _STYLES.get(repo, "pytest")
 
