@@ -315,7 +315,7 @@ def _interval(relation: MathNode) -> tuple[tuple[MathNode, ...], set[MathNode]] 
         below, above = (_MINUS_INFINITY, value), (value, _INFINITY)
         return (MathNode("list", below, "()"), MathNode("list", above, "()")), variables
     span = _between(signs, parts) if set(signs) <= {"<", "<="} else None
-    return span and ((span,), variables)
+    return None if span is None else ((span,), variables)
 
 
 def _between(signs: list[str], parts: tuple[MathNode, ...]) -> MathNode | None:
