@@ -1,4 +1,4 @@
-"""The `agentrl` command. A subcommand imports its modules when it runs, so that `--help` is quick."""
+"""The `agentrl` command. A subcommand imports modules when it runs, so that `--help` is quick."""
 
 from __future__ import annotations
 

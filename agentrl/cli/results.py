@@ -33,7 +33,7 @@ _SOURCE = "source"
 
 @dataclass(slots=True)
 class Results:
-    """The finished episodes of `tasks`. With a `file`, each episode is written there as soon as it is finished.
+    """The finished episodes of `tasks`. With a `file`, each episode is written immediately after its end.
 
     `about` describes the play: the Env, the model, the settings.
     """

@@ -14,7 +14,7 @@ from agentrl.train.run_folder import RunFolder, weights_of
 def check_inputs(config: TrainConfig, *, resume: bool) -> None:
     """Raises ConfigError for an occupied folder, an Env that cannot be made, and a missing file or model.
 
-    `Trainer.setup` checks all of this again, and reads the files.
+    `Trainer.setup` repeats these checks, and reads the files.
     """
     RunFolder(config.out).check(config, resume=resume)
     EnvFactory(config.env, config.env_config)
