@@ -1,4 +1,4 @@
-"""A conformance suite for any Env, which needs no model: `agentrl check`. See `suite` for what is checked."""
+"""A conformance suite for any Env, without a model: `agentrl check`. See `suite` for the checks."""
 
 from agentrl.check.findings import Finding, Report
 from agentrl.check.suite import CheckInputs, check

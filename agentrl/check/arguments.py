@@ -1,4 +1,4 @@
-"""Random arguments for a tool, made from its JSON Schema: some fit it, others do not."""
+"""Random arguments for a tool, made from the JSON Schema: some are valid, some are not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEEPEST = 4
 
 
 class Try(NamedTuple):
-    """One call to be made."""
+    """A call to make."""
 
     tool: str
     arguments: Mapping[str, JSON]
@@ -24,7 +24,7 @@ class Try(NamedTuple):
 
 
 def tries(spec: ToolSpec, rng: Random, *, fitting: int = 8) -> Iterator[Try]:
-    """Calls of a tool: some that fit, then some that do not."""
+    """Calls of a tool: some valid calls, then some invalid calls."""
     function = spec["function"]
     schema = function.get("parameters") or {}
     name = function["name"]
@@ -34,7 +34,7 @@ def tries(spec: ToolSpec, rng: Random, *, fitting: int = 8) -> Iterator[Try]:
 
 
 def arguments(schema: Mapping[str, JSON], rng: Random, number: int = 0) -> dict[str, JSON]:
-    """Arguments that fit a schema. The first ones are plain, later ones odd."""
+    """Arguments that fit a schema. The first arguments are plain, later arguments odd."""
     value = _value(schema, schema, rng, number, 0)
     return value if isinstance(value, dict) else {}
 
@@ -114,7 +114,7 @@ _MAKERS: Mapping[str, Any] = {
 
 
 def _referred(reference: Any, root: Mapping[str, JSON]) -> JSON:
-    """The schema that `#/$defs/Name` refers to."""
+    """The schema at `#/$defs/Name`."""
     schema: Any = root
     for part in str(reference).removeprefix("#/").split("/"):
         schema = schema.get(part, {}) if isinstance(schema, Mapping) else {}

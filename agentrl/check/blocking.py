@@ -1,10 +1,10 @@
 """Find out whether an Env blocks the event loop: a thread inspects the loop's thread whenever the loop is late.
 
-A busy machine makes every loop late. So a line counts only if it is seen several times while the loop is held up, if
-the loop's thread then slept or used the processor, and if that happens in more than one episode. Time that the thread
-waited for a processor does not count, and neither does the delay of the watching thread itself. A line is an error only
-if it blocks again when the episode is replayed, and if the time is not spent inside a library: an awaited request
-computes there, too.
+A busy machine makes every loop late. So a line counts only if the thread sees the line several times while the loop is
+held up, if the loop's thread then slept or used the processor, and if the same happens in more than one episode. Time
+that the thread waited for a processor does not count, and neither does the delay of the watching thread. A line is an
+error only if it blocks again in a replay of the episode, and if the time is not spent inside a library: an awaited
+request computes there, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REMEDY = "await it, write the hook as a plain `def`, or use `await self.call(fu
 
 
 class _Clock(NamedTuple):
-    """Seconds of a thread: wall time, time on a processor, and time waiting for one."""
+    """Seconds of a thread: wall time, time on a processor, and time waiting for a processor."""
 
     wall: float
     worked: float
@@ -43,7 +43,7 @@ class _Clock(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line of the Env's own code, and the library that it is calling, if any."""
+    """A line of the Env's code, and the library that the line is calling, if any."""
 
     place: Place
     library: str | None
@@ -85,7 +85,7 @@ class Watchdog:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="agentrl-check", daemon=True)
         self._blocked: dict[_Line, dict[int, str]] = defaultdict(dict)
-        """Line -> number of the episode -> how it blocked there."""
+        """Line -> number of the episode -> how the line blocked."""
 
     def __enter__(self) -> Watchdog:
         self._strike()
@@ -102,7 +102,7 @@ class Watchdog:
         return any(len(episodes) > 1 for episodes in self._blocked.values())
 
     def report(self, report: Report, replayed: int) -> None:
-        """Add the findings. Episodes numbered above `replayed` are replays, played to confirm them."""
+        """Add the findings. Episodes numbered above `replayed` are replays, played to confirm findings."""
         for line, episodes in sorted(self._blocked.items(), key=lambda item: item[0].place):
             if len(episodes) < 2:
                 continue
@@ -181,7 +181,7 @@ class Watchdog:
 
 
 def _renders(author: AuthorCode, frame: FrameType | None) -> bool:
-    """Whether agentrl's rendering runs, without the author's code inside it."""
+    """Whether agentrl's rendering runs, without the author's code inside."""
     while frame is not None and not author.has(frame.f_code.co_filename):
         if _RENDERING in frame.f_code.co_filename:
             return True
@@ -209,7 +209,7 @@ def sleeping_calls(author: AuthorCode, report: Report) -> None:
 
 
 def _own_nodes(function: object) -> list[object]:
-    """The nodes that a function executes itself, without those of functions nested in it."""
+    """The nodes that a function executes, without nested functions."""
     import ast
 
     nodes, waiting = [], list(getattr(function, "body", ()))

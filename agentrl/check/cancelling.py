@@ -1,4 +1,5 @@
-"""Cancel an episode at every await of its Env, one play for each. It must end there, close, and leave nothing open."""
+"""Cancel an episode at every await of the Env, in a play each. The episode must end there, close, and leave nothing
+open."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from agentrl.types import Task
 
 _CHECK = "cancellation"
 _EACH = 2
-"""How many waits of each line are tried: the first ones."""
+"""The most waits of a line to try: the first waits."""
 PATIENCE_S = 10.0
-"""How much longer than usual an episode may take before it counts as stuck."""
+"""The factor by which an episode may take longer than usual before it counts as stuck."""
 
 
 class StuckError(Exception):
@@ -55,7 +56,7 @@ async def cancellation(subject: EnvUnderTest, ledger: LeakTracker, task: Task, s
 async def _unless_stuck(
     subject: EnvUnderTest, playing: Coroutine[Any, Any, Any], seconds: float, last: Wait | None
 ) -> None:
-    """Raises StuckError, with a finding, if an episode waits forever because another one was cancelled before it."""
+    """Raises StuckError, with a finding, if an episode waits forever because an earlier episode was cancelled."""
     task = asyncio.create_task(playing)
     before = asyncio.all_tasks()
     await asyncio.wait([task], timeout=seconds)
@@ -105,7 +106,7 @@ async def _left(ledger: LeakTracker, before: Any) -> list[Leak]:
 async def _cancel(
     subject: EnvUnderTest, task: Task, speak: Speak, number: int
 ) -> tuple[Suspensions, Sequence[Exception]]:
-    """Play until the wait with that number, and cancel there. Also returns what close raised."""
+    """Play until the wait with that number, and cancel there. Also returns the errors of close."""
     playing: asyncio.Task[Any]
     counter = Suspensions(subject.author, number, lambda: playing.cancel())
     closing: list[Exception] = []
@@ -160,7 +161,7 @@ def _close_failed(subject: EnvUnderTest, wait: Wait, error: Exception) -> None:
 
 
 def _catcher(place: Place) -> Place | None:
-    """The `except` around a line that catches its cancellation."""
+    """The `except` around a line that catches the cancellation."""
     try:
         tree = ast.parse(Path(place.file).read_text())
     except (OSError, SyntaxError):

@@ -1,4 +1,4 @@
-"""What the checks found, what they looked at, and what they could not look at."""
+"""The findings of the checks, the extent of each check, and the omissions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Severity: TypeAlias = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, and where."""
+    """A mistake, and the line."""
 
     severity: Severity
     check: str
@@ -23,7 +23,7 @@ class Finding:
     message: str
     remedy: str
     play: Mapping[str, JSON] | None = None
-    """The episode where it was found: player, task, turns, turn_limit, reward. None if no single one shows it."""
+    """The episode that shows the mistake: player, task, turns, turn_limit, reward. None if no single episode does."""
 
     def __str__(self) -> str:
         return f"{self.place}  {self.severity}: {self.message}; {self.remedy} [{self.check}]"
@@ -31,13 +31,13 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """The result of all checks of one Env."""
+    """The result of all checks of an Env."""
 
     findings: list[Finding] = field(default_factory=list)
     checked: dict[str, str] = field(default_factory=dict)
-    """Check -> how much of it was done."""
+    """Check -> the extent of the check."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Check -> why it, or a part of it, could not be done."""
+    """Check -> why the check, or a part, was left out."""
 
     def error(
         self, check: str, place: Place, message: str, remedy: str, play: Mapping[str, JSON] | None = None
@@ -48,7 +48,8 @@ class Report:
         self._add(Finding("warning", check, place, _line(message), remedy, play))
 
     def _add(self, finding: Finding) -> None:
-        """Keep it, unless the same check already has a finding for that place: the first is the clearest."""
+        """Store a finding, unless the same check already has a finding for the place: the first finding is the
+        clearest."""
         if not any((earlier.check, earlier.place) == (finding.check, finding.place) for earlier in self.findings):
             self.findings.append(finding)
 

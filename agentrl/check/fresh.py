@@ -1,6 +1,6 @@
-"""One episode in a separate process, where sets have another order: its Env must answer as it does here.
+"""An episode in a separate process, where sets have a different order: the Env must answer as it does here.
 
-python -m agentrl.check.fresh < what is to be played > what was answered
+python -m agentrl.check.fresh < the order > the answers
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ _PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What the other process is to do."""
+    """The order for the other process."""
 
     path: str
     config: Mapping[str, JSON]
     task: Task
     actions: Sequence[Action]
     saved: Any
-    """The snapshot after the first action; None if there is none."""
+    """The snapshot after the first action; None without a snapshot."""
     rng: Any
-    """The state of its random numbers."""
+    """The state of the random numbers."""
     changed: Task
-    """The task, with the changes that the Env had made by then."""
+    """The task, with the Env's changes so far."""
     limits: Limits
     patience_s: float
 
 
 async def fresh_process(subject: EnvUnderTest, task: Task, script: Sequence[Turn], config: Mapping[str, JSON]) -> None:
-    """Compare the Env's answers with those in a separate process, from reset and from a snapshot."""
+    """Compare the Env's answers with the answers of a separate process, from reset and from a snapshot."""
     reason = _why_not(subject)
     if reason:
         subject.report.skipped["in a separate process"] = reason
@@ -157,7 +157,7 @@ def _compare(subject: EnvUnderTest, here: Mapping[str, Any], elsewhere: Mapping[
 
 
 async def played(order: _Order, envs: EnvFactory) -> dict[str, Any]:
-    """What an Env answers to the order. Only its hooks are called."""
+    """The answers of an Env to the order. Only hooks are called."""
     answers: dict[str, Any] = {"first": [], "answers": [], "restored": [], "broken": "", "place": None}
     try:
         env = envs.make()

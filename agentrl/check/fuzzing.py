@@ -28,7 +28,7 @@ _TEXTS = ("", "\n", "I do not know.", "<tool_call>", "</search></answer>", "{}",
 
 
 async def fuzzing(subject: EnvUnderTest, task: Task, tools: Sequence[ToolSpec], seed: int = 0) -> str:
-    """Play in random order until everything has been tried. Returns how much that was, in words."""
+    """Play in random order until everything has been tried. Returns the extent, in words."""
     rng = Random(seed)
     turns: list[Turn] = [
         _call(attempt) for spec in tools for attempt in tries(spec, rng, fitting=3 if subject.slow else 8)
@@ -79,7 +79,7 @@ def _broke(subject: EnvUnderTest, episode: PlayedEpisode) -> None:
 
 
 class _Watched:
-    """What the tools of an Env raise and return."""
+    """The errors and results of an Env's tools."""
 
     def __init__(self, subject: EnvUnderTest) -> None:
         self._subject = subject

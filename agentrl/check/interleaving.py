@@ -17,7 +17,8 @@ _PATIENCE_S = 2.0
 
 
 async def interleaved(subject: EnvUnderTest, tasks: Sequence[Task], speaks: Sequence[Speak]) -> str:
-    """Play two tasks (or one twice) alone and alternating, and compare. Returns what could not be judged."""
+    """Play two tasks (or the same task twice) alone and alternating, and compare. Returns why parts could not be
+    judged."""
     alone = [await _alone(subject, task, speak) for task, speak in zip(tasks, speaks, strict=True)]
     rounds = _Rounds(len(tasks))
     both = await asyncio.gather(
@@ -61,7 +62,7 @@ class _Rounds:
         self.strict = True
 
     async def take(self, number: int) -> None:
-        """Give the turn to the next one, and wait until it is back."""
+        """Give the turn to the next episode, and wait until the turn is back."""
         if self._holder == number:
             self._give(self._after(number))
         while self.strict and self._holder != number:

@@ -1,4 +1,4 @@
-"""What an episode leaves open: tasks, threads, files, processes; and the line that made each."""
+"""The tasks, threads, files and processes that an episode leaves open, with the lines that made them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_HOST = ("asyncio_", "agentrl-check", "tqdm_monitor", "env-", "pydevd", "Thre
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Something that an episode left open."""
+    """An object that an episode left open."""
 
     kind: str
     name: str
@@ -50,7 +50,7 @@ class _Snapshot:
 
 
 class LeakTracker:
-    """Within `with`: knows what existed before, and which line made what has come since."""
+    """Within `with`: knows the earlier objects, and the line that made each new object."""
 
     def __init__(self, author: AuthorCode, sandboxes: Callable[[], int] = lambda: 0) -> None:
         self._author, self._sandboxes = author, sandboxes
@@ -61,7 +61,7 @@ class LeakTracker:
         self._started: dict[str, Place] = {}
         self._temporary_files: dict[str, Place] = {}
         self.reported: set[tuple[str, object]] = set()
-        """What was reported already; it is not looked for again."""
+        """Objects with an earlier report, which are not sought again."""
         self._temporary = os.path.realpath(tempfile.gettempdir())
 
     @contextmanager
@@ -94,7 +94,7 @@ class LeakTracker:
             loop.set_task_factory(factory)
 
     def look(self) -> _Snapshot:
-        """Everything that exists now."""
+        """All present objects."""
         tasks = {task for task in asyncio.all_tasks() if not task.done()}
         threads = {t for t in threading.enumerate() if not t.name.startswith(_OF_HOST)}
         return _Snapshot(
@@ -107,7 +107,7 @@ class LeakTracker:
         )
 
     async def leaks(self, before: _Snapshot, *, patience: float = _WAIT_S) -> list[Leak]:
-        """What exists now, did not exist before, and does not end by itself."""
+        """The new objects that do not end without help."""
         until = time.monotonic() + patience
         while True:
             await asyncio.sleep(0)
@@ -118,7 +118,7 @@ class LeakTracker:
             await asyncio.sleep(0.02)
 
     async def clear(self, leaks: list[Leak]) -> None:
-        """End what was left, as far as possible, so that it does not disturb the next check."""
+        """End the remaining objects, as far as possible, so that they do not disturb the next check."""
         for leak in leaks:
             if leak.kind == "task" and isinstance(leak.key, asyncio.Task):
                 leak.key.cancel()
@@ -139,7 +139,7 @@ class LeakTracker:
         yield from self._outside(now, before)
 
     def _outside(self, now: _Snapshot, before: _Snapshot) -> Iterator[Leak]:
-        """What is left outside of Python: processes, sandboxes and files."""
+        """The remains outside of Python: processes, sandboxes and files."""
         for pid, command in now.processes.items():
             if before.processes.get(pid) is None:
                 yield Leak("process", command, self._started.get(command), pid)
@@ -177,7 +177,7 @@ class LeakTracker:
             self._makes(name, place)
 
     def _makes(self, path: str, place: Place) -> None:
-        """Note a temporary file or folder that does not exist yet."""
+        """Record a temporary file or folder that does not exist yet."""
         inside = path.startswith(f"{self._temporary}{os.sep}")
         if (
             inside
@@ -219,7 +219,7 @@ _hooked: list[bool] = []
 
 
 def _listen(listener: Callable[[str, tuple[Any, ...]], None]) -> None:
-    """Call a function for Python's audit events. A hook cannot be removed, so one serves all."""
+    """Call a function for Python's audit events. A hook cannot be removed, so a single hook serves all calls."""
     _listeners.append(listener)
     if not _hooked:
         _hooked.append(True)

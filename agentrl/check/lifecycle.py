@@ -1,4 +1,4 @@
-"""`close` without a reset before it, and `close` called twice."""
+"""`close` without an earlier reset, and `close` called twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def lifecycle(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
 
 
 async def _close_without_reset(subject: EnvUnderTest, env: Env, task: Task) -> None:
-    """An episode that is cancelled before its reset is also closed."""
+    """Whether an episode that is cancelled before the reset is also closed."""
     begin_env(env, own_task(task), subject.limits)
     error = await _close(env)
     if error is not None:

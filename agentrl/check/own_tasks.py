@@ -1,4 +1,4 @@
-"""Tasks that an Env makes itself: the same each time, and different ones for train and eval."""
+"""Tasks that an Env makes: the same each time, and different tasks for train and eval."""
 
 from __future__ import annotations
 

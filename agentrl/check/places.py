@@ -1,4 +1,4 @@
-"""Places in code: what belongs to the Env's author, and the lines that a finding names."""
+"""Places in code: the code of the Env's author, and the lines that a finding names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place:
 
 
 class AuthorCode:
-    """The code of one Env: the files of its classes, and those beside them."""
+    """The code of an Env: the files of the classes, and neighbouring files."""
 
     def __init__(self, cls: type[Env]) -> None:
         self.cls = cls
@@ -55,7 +55,7 @@ class AuthorCode:
         return not installed and not any(f"/{name}/" in file for name in _SHIPPED)
 
     def of_frame(self, frame: FrameType | None) -> Place | None:
-        """The innermost line of the Env's own code that led to a frame. None if the Env is not running."""
+        """The innermost line of the Env's code that led to a frame. None if the Env is not running."""
         while frame is not None:
             file = frame.f_code.co_filename
             if self.has(file):
@@ -66,7 +66,7 @@ class AuthorCode:
         return None
 
     def here(self) -> Place | None:
-        """The innermost line of the Env's own code that led to this call. None if the Env is not running."""
+        """The innermost line of the Env's code that led to this call. None if the Env is not running."""
         return self.of_frame(sys._getframe(1))
 
     def of_traceback(self, traceback: TracebackType | None) -> Place | None:
@@ -79,7 +79,7 @@ class AuthorCode:
         return place
 
     def of_error(self, exc: BaseException) -> Place | None:
-        """Like `of_traceback`, for an error that may be a group of errors or have another error as its cause."""
+        """`of_traceback` for an error that may be a group of errors or have a cause."""
         if (line := self.of_traceback(exc.__traceback__)) is not None:
             return line
         inner = [*getattr(exc, "exceptions", ()), exc.__cause__, exc.__context__]
@@ -107,7 +107,7 @@ class AuthorCode:
     # Lines of the source
 
     def of_member(self, *names: str) -> Place:
-        """Where the first of these members that the author wrote is defined; else where the class is."""
+        """The definition of the first of these members that the author wrote; else the definition of the class."""
         for name in names:
             for base in self.classes:
                 if name in vars(base) and (place := _definition(vars(base)[name])) is not None:
@@ -117,7 +117,7 @@ class AuthorCode:
         return _line_of(self.cls)
 
     def of_global(self, name: str) -> Place | None:
-        """Where a module's global is assigned. None if the class has a member of that name."""
+        """The assignment of a module's global. None if the class has a member of that name."""
         if self.wrote(name):
             return None
         for module in self.modules:
@@ -138,7 +138,7 @@ class AuthorCode:
 
     @staticmethod
     def _tree(base: type) -> ast.ClassDef:
-        """The syntax tree of the class, from its file."""
+        """The syntax tree of the class, from the class's file."""
         try:
             with Path(inspect.getsourcefile(base) or "?").open() as file:
                 tree = ast.parse(file.read())
@@ -149,7 +149,7 @@ class AuthorCode:
 
     @cached_property
     def modules(self) -> list[ModuleType]:
-        """The modules of the author's classes, and the neighbouring modules that those import."""
+        """The modules of the author's classes, and the neighbouring modules that these import."""
         first = [sys.modules[base.__module__] for base in self.classes if base.__module__ in sys.modules]
         names = {getattr(value, "__module__", None) for module in first for value in list(vars(module).values())}
         near = [sys.modules[name] for name in sorted(filter(None, names)) if name in sys.modules]
@@ -225,7 +225,7 @@ def _source(cls: type) -> str | None:
 
 
 def _home(cls: type) -> str:
-    """The folder of a class's package, or of its file."""
+    """The folder of a class's package, or of the class's file."""
     root = sys.modules.get(cls.__module__.partition(".")[0])
     file = getattr(root, "__file__", None) or _source(cls)
     return f"{os.path.dirname(os.path.abspath(file))}/" if file else ""
@@ -236,7 +236,7 @@ def _is_agentrls(module: str) -> bool:
 
 
 def library_of(author: AuthorCode, frame: FrameType | None) -> str | None:
-    """The installed package that the Env's own code has called and that is running. None if the Env's own line runs.
+    """The installed package that the Env's code has called and that is running. None if the Env's line runs.
 
     The standard library does not count: a call such as `time.sleep` belongs to the Env's line.
     """

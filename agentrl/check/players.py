@@ -1,4 +1,4 @@
-"""The gold player, which knows the answers, and one that does nothing: each plays each task twice."""
+"""The gold player, which knows the answers, and an idle player: each plays each task twice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def players(subject: EnvUnderTest, tasks: Sequence[Task], of: str = "") ->
 
 @dataclass(frozen=True, slots=True)
 class _Both:
-    """One task, played by the gold player and by doing nothing."""
+    """A task, played by the gold player and by the idle player."""
 
     task: Task
     gold: Sequence[PlayedEpisode]
@@ -48,7 +48,7 @@ class _Both:
 
     @property
     def broken(self) -> bool:
-        """Whether a play failed. That is reported elsewhere."""
+        """Whether a play failed. Other checks report the failure."""
         return any(episode.failure for episode in (*self.gold, *self.noop))
 
     def nothing(self) -> float:
@@ -71,8 +71,8 @@ async def _both(subject: EnvUnderTest, task: Task) -> _Both:
 def _unscored(subject: EnvUnderTest, plays: Sequence[_Both]) -> None:
     """Report plays that should have been scored, but got no reward at all.
 
-    A `score` may return what the steps gave, which is None if no step gave anything. That is an error only if no step
-    of any play gave a reward; otherwise it is a warning.
+    A `score` may return the steps' sum, which is None if no step gave a reward. That is an error only if no step of any
+    play gave a reward; otherwise a warning.
     """
     whose = [(_GOLD, episode) for both in plays for episode in both.gold]
     whose += [(_noop(subject), episode) for both in plays for episode in both.noop]
@@ -96,7 +96,7 @@ def _unscored(subject: EnvUnderTest, plays: Sequence[_Both]) -> None:
 
 
 def _judged(subject: EnvUnderTest, both: _Both) -> None:
-    """Report what is wrong with the gold player's scores, and two plays that disagree."""
+    """Report mistakes in the gold player's scores, and two plays that disagree."""
     if both.broken or any(episode.trajectory.reward is None for episode in both.gold):
         return
     gold = [Play(episode.trajectory.reward) for episode in both.gold]
@@ -114,7 +114,7 @@ def _judged(subject: EnvUnderTest, both: _Both) -> None:
 
 
 def _answered(trajectory: Trajectory) -> str:
-    """The player's answer next to the label, if that may explain the low score."""
+    """The player's answer next to the label, if both together may explain the low score."""
     answer, label = trajectory.answer, trajectory.task.label
     if not answer or not isinstance(label, str | int | float | bool):
         return ""
@@ -125,9 +125,9 @@ def _answered(trajectory: Trajectory) -> str:
 
 
 def _nothing_rewarded(subject: EnvUnderTest, plays: Sequence[_Both]) -> None:
-    """Report that doing nothing is rewarded. It is an error if it wins every task, as then nothing can be learned.
+    """Report a reward for doing nothing: an error if every task is won so, as then nothing can be learned.
 
-    If it wins only some, those may be tasks with nothing to do.
+    If only some tasks are won, these may be tasks with nothing to do.
     """
     least, most = _range(subject)
     rewarded = [both for both in plays if both.nothing() > max(least, 0.0)]
@@ -152,7 +152,7 @@ def _nothing_rewarded(subject: EnvUnderTest, plays: Sequence[_Both]) -> None:
 
 
 def _range(subject: EnvUnderTest) -> tuple[float, float]:
-    """The rewards that doing nothing and the gold player should get."""
+    """The expected rewards of the idle and the gold player."""
     return subject.cls.reward_range or (0.0, 1.0)
 
 
@@ -191,7 +191,7 @@ def _nothing(task: Task, trajectory: Trajectory) -> Speech:
 
 
 def _without_rest(played_turns: Sequence[Turn]) -> list[Turn]:
-    """The turns of a player, without those that were filled in after its end."""
+    """The turns of a player, without the turns that were filled in after the end."""
     turns = list(played_turns)
     while len(turns) > 1 and turns[-1] == NOTHING:
         turns.pop()

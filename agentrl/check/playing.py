@@ -39,10 +39,10 @@ _HOOKS_OF = {"reset": ("reset", "tools"), "step": ("step", "exec_tool", "last_tu
 
 @dataclass(slots=True)
 class EnvUnderTest:
-    """The Env under check, and everything a check needs to play it."""
+    """The Env under check, and everything that a check needs to play."""
 
     path: str
-    """The Env's dotted path or file, so that another process can load it; "" if only the class is known."""
+    """The Env's dotted path or file, so that a second process can load the Env; "" if only the class is known."""
     envs: EnvFactory
     tasks: Sequence[Task]
     renderer: Renderer
@@ -56,13 +56,13 @@ class EnvUnderTest:
     share_s: float = 0.0
     slow: bool = False
     patience_s: float = 20.0
-    """How long the cancellations of one script may take, in seconds. Other time limits scale with it."""
+    """Seconds for the cancellations of a script. Other time limits scale with this limit."""
     plays: int = 0
     """How many episodes were started."""
     scripts: dict[str, list[Turn]] = field(default_factory=dict)
-    """Task id -> the turns of the plays that are compared."""
+    """Task id -> the turns of the plays to compare."""
     steady: bool = True
-    """Whether two plays of one script got the same answers."""
+    """Whether two plays of the same script got the same answers."""
 
     @property
     def cls(self) -> type[Env]:
@@ -76,14 +76,14 @@ class EnvUnderTest:
         return self.scripts.get(task.id) or next(iter(self.scripts.values()), [])
 
     def place_of(self, failure: Failure) -> Place:
-        """The line to look at for a failure: one of the author's, or else the hook's."""
+        """The line to look at for a failure: a line of the author's, or else of the hook."""
         hooks = _HOOKS_OF.get(failure.boundary, (failure.boundary,))
         return self.author.of_text(failure.traceback) or self.author.of_member(*hooks)
 
 
 @dataclass(slots=True)
 class PlayedEpisode:
-    """One episode that was played."""
+    """An episode that was played."""
 
     env: Env
     trajectory: Trajectory
@@ -91,12 +91,12 @@ class PlayedEpisode:
     close_errors: list[Exception] = field(default_factory=list)
     parked: Parked | None = None
     others: list[Trajectory] = field(default_factory=list)
-    """With seats, the trajectories of the other ones."""
+    """With seats, the trajectories of the other seats."""
     turn_limit: int = 0
     """The maximum number of turns."""
 
     def told(self, player: str) -> str:
-        """Who played how many turns, so that the same can be played by hand."""
+        """The player and the number of turns, so that the episode can be played by hand."""
         turns = len(self.trajectory.turns)
         return f"{player}, task {self.trajectory.task.id}, {turns} of at most {self.turn_limit} turns"
 
@@ -120,7 +120,7 @@ class PlayedEpisode:
         return sum(len(trajectory.turns) for trajectory in (self.trajectory, *self.others))
 
     def answers(self) -> list[str]:
-        """All observations and rewards of the Env, in order. Two plays of one script are compared by them."""
+        """All observations and rewards of the Env, in order, for the comparison of two plays of a script."""
         return [line for trajectory in (self.trajectory, *self.others) for line in self._answers(trajectory)]
 
     def _answers(self, trajectory: Trajectory) -> list[str]:
@@ -147,7 +147,7 @@ async def play(
     around: Around = lambda engine: engine,
     stop_after: int | None = None,
 ) -> PlayedEpisode:
-    """Play one episode. `prepare` gets the Env before it begins, `around` wraps the engine.
+    """Play an episode. `prepare` gets the Env before the beginning, `around` wraps the engine.
 
     `stop_after` aborts and parks the episode after that many turns.
     """
@@ -219,7 +219,7 @@ def _seated(
 
 
 def _in_time(speech: Speech, table: Table, renderer: Renderer, around: Around) -> dict[str, Engine]:
-    """An engine for each seat. Together they take the turns of one player, in order of time."""
+    """An engine for each seat. Together they take the turns of a single player, in order of time."""
     is_started = False
 
     def take(trajectory: Trajectory) -> Speech:
@@ -238,7 +238,7 @@ def _in_time(speech: Speech, table: Table, renderer: Renderer, around: Around) -
 
 
 async def go_on(subject: EnvUnderTest, parked: Parked, turns: Sequence[Turn]) -> PlayedEpisode:
-    """Continue a parked episode in a fresh Env. Raises ResumeError if that Env does not reach the same state."""
+    """Continue a parked episode in a fresh Env. Raises ResumeError if the Env does not reach the same state."""
     env = parked.env or subject.envs.make()
     episode = PlayedEpisode(env, parked.episode.trajectory)
     keep_close_errors(env, episode)
@@ -270,7 +270,7 @@ def limits_of(subject: EnvUnderTest, turns: int | None) -> Limits:
 
 
 def keep_close_errors(env: Env, episode: PlayedEpisode) -> None:
-    """Keep what closing the Env raises; an episode only logs it."""
+    """Store the errors of closing the Env; an episode only logs such errors."""
     env_runtime = runtime(env)
     original = env_runtime.close
 
@@ -285,7 +285,7 @@ def keep_close_errors(env: Env, episode: PlayedEpisode) -> None:
 
 
 def talk(turns: Sequence[Turn]) -> Speech:
-    """Take these turns, then only empty ones."""
+    """Take these turns, then only empty turns."""
     for turn in turns:  # noqa: UP028 - `yield from` would send the answers to the list
         yield turn
     while True:
@@ -297,7 +297,7 @@ def saying(turns: Sequence[Turn]) -> Speak:
 
 
 def by(player: Player) -> Speak:
-    """A player of the author's. After its end, the turns are empty."""
+    """A player of the author's. After the player's end, the turns are empty."""
 
     def speak(task: Task, trajectory: Trajectory) -> Speech:
         yield from player(own_task(task))
@@ -307,7 +307,7 @@ def by(player: Player) -> Speak:
 
 
 def recording(speak: Speak, turns: list[Turn]) -> Speak:
-    """The same player. Its turns are added to the given list."""
+    """The same player. The turns are added to the given list."""
 
     def again(task: Task, trajectory: Trajectory) -> Speech:
         speech, heard = speak(task, trajectory), ""
@@ -324,7 +324,7 @@ def recording(speak: Speak, turns: list[Turn]) -> Speak:
 
 
 async def quiet_cancel(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end."""
+    """Cancel a task and wait for the end."""
     task.cancel()
     await asyncio.wait([task])
     if not task.cancelled():

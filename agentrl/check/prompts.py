@@ -13,12 +13,12 @@ from agentrl.types import Task
 _CHECK = "prompt"
 _LEAST = 2
 _ANSWERS = ("ground_truth", "target", "targets", "answer", "answers", "label")
-"""Keys of a label that is an object: what lies under other keys may be in a prompt."""
+"""Keys of a label that is an object. Values under other keys may be in a prompt."""
 _READ: dict[int, set[str]] = {}
 
 
 class WatchedTask(Task):
-    """A task that knows which of its fields were read."""
+    """A task that records which fields were read."""
 
     __slots__ = ()
 
@@ -34,7 +34,7 @@ def watched(task: Task) -> WatchedTask:
 
 
 class ResetReads:
-    """Whether `reset` looks at its task, or at its random numbers."""
+    """Whether `reset` reads the task, or the random numbers."""
 
     def __init__(self) -> None:
         self.anything = False
@@ -66,7 +66,7 @@ def prompts(
 
 
 def for_labels(tasks: Sequence[Task], most: int = 16) -> list[Task]:
-    """Tasks whose prompts are searched for their labels: from all parts of the data, those of a new label first."""
+    """Tasks whose prompts are searched for their labels: from all parts of the data, tasks with a new label first."""
     spread = tasks[:: max(1, len(tasks) // (4 * most))]
     first: dict[tuple[str, ...], Task] = {}
     for task in spread:
@@ -92,7 +92,7 @@ def _ignored(subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: Reset
 
 
 def _label_shown(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
-    """Report if a third of the prompts or more contain their own label, and none that of another task."""
+    """Report if a third of the prompts or more contain their label, and no other task's."""
     searched = [(_prompt(episode), _labels(episode.trajectory.task.label)) for episode in plays]
     searched = [(prompt, labels) for prompt, labels in searched if labels]
     if len({tuple(labels) for _, labels in searched}) < 2:

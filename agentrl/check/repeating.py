@@ -37,7 +37,7 @@ class _Once:
 
 
 async def repeat(subject: EnvUnderTest, ledger: LeakTracker, script: Sequence[Turn], task: Task) -> None:
-    """Play one script three times on one task, and report what differs, leaks or changes."""
+    """Play a script three times on a task, and report differences, leaks and changes."""
     speak = saying(script)
     plays = [await _once(subject, ledger, task, speak, number) for number in range(_TIMES)]
     _leaks(subject, ledger, plays[-2:])
@@ -71,7 +71,8 @@ def global_random(seed: int) -> Iterator[None]:
 
 
 def _leaks(subject: EnvUnderTest, ledger: LeakTracker, plays: Sequence[_Once]) -> None:
-    """Report what both plays left open. What only one of them leaves is kept on purpose, such as a pool's thread."""
+    """Report the objects that both plays left open. An object of only one play stays on purpose, such as a pool's
+    thread."""
     first, second = ({leak.same: leak for leak in once.leaks} for once in plays)
     for same in first.keys() & second.keys():
         report_left(subject, ledger, second[same], "an episode")
@@ -98,7 +99,7 @@ _ENDINGS = {
 
 
 async def _state(subject: EnvUnderTest, task: Task, speak: Speak, plays: Sequence[_Once]) -> None:
-    """Report what every play changes anew. A cache is filled only once, by the first play."""
+    """Report the changes of every play. A cache is filled only once, by the first play."""
     changes = changed(plays[1].before, plays[1].after) & changed(plays[2].before, plays[2].after)
     if difference(plays[0].episode.answers(), plays[1].episode.answers()):
         changes |= changed(plays[0].before, plays[0].after)
@@ -112,7 +113,7 @@ async def _state(subject: EnvUnderTest, task: Task, speak: Speak, plays: Sequenc
 
 
 async def first_change(subject: EnvUnderTest, tasks: Sequence[Task], speak: Speak) -> tuple[Culprit, set[StateName]]:
-    """Play two tasks, and find the first line that changes something which outlives the episode."""
+    """Play two tasks, and find the first line that changes an object which outlives the episode."""
     before = pictures(subject.author, subject.envs)
     with Culprit(subject.author, lambda: pictures(subject.author, subject.envs)) as culprit:
         for task in tasks:
@@ -125,7 +126,7 @@ def _pictured(subject: EnvUnderTest, state: StateName) -> Any:
 
 
 def difference(answers: Sequence[str], other: Sequence[str]) -> str:
-    """Where two lists of answers differ first; "" if they do not."""
+    """The first difference of two lists of answers; "" for equal lists."""
     for a, b in zip(answers, other, strict=False):
         if a != b:
             first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,4 +1,4 @@
-"""Abort an episode after each turn, pickle it, resume it in a fresh Env: it must end as without the abort."""
+"""Abort an episode after each turn, pickle the episode, resume in a fresh Env: the end must be as without the abort."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHECK = "resuming"
 
 
 async def resuming(subject: EnvUnderTest, task: Task, script: Sequence[Turn]) -> str:
-    """Returns what was tried, or why nothing could be."""
+    """Returns the extent of the check, or why nothing could be tried."""
     how = resume_method(subject.cls)
     if how == "alive" or subject.is_agent:
         return "an aborted episode stays open: the Env has neither snapshot nor `deterministic`"
@@ -73,7 +73,7 @@ async def _resumed(subject: EnvUnderTest, task: Task, script: Sequence[Turn], wh
 
 
 def _where(subject: EnvUnderTest, episode: PlayedEpisode) -> Place:
-    """The line that broke after resuming, if any; else the snapshot's."""
+    """The line that broke after resuming, if any; else the snapshot's line."""
     if episode.failure is not None:
         return subject.place_of(episode.failure)
     error = runtime(episode.env).first_tool_error

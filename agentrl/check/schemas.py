@@ -1,4 +1,4 @@
-"""Tools: their JSON Schemas, their descriptions, and whether the model's template shows them."""
+"""Tools: the JSON Schemas, the descriptions, and whether the model's template shows the tools."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _wrong(function: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
 
 
 def _faults(schema: Any, path: str) -> Iterator[tuple[str, str]]:
-    """What is not valid JSON Schema, and where."""
+    """Invalid JSON Schema, with the place."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):

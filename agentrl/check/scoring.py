@@ -1,4 +1,4 @@
-"""The reward must be a number in its range, and `score` must not change the trajectory."""
+"""The reward must be a number in the range, and `score` must not change the trajectory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _USUAL = (-1.0, 1.0)
 
 
 async def scoring(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
-    """Findings about `score`. It is called twice on one trajectory, which must not change."""
+    """Findings about `score`, which is called twice on the same trajectory and must not change the trajectory."""
     if not subject.author.wrote("score"):
         return
     seen: list[tuple[Any, Any, bool]] = []
@@ -67,7 +67,7 @@ async def _changes(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
 
 
 def in_range(subject: EnvUnderTest, episode: PlayedEpisode, player: str) -> None:
-    """Report a reward outside the range that the Env declares, or else outside the usual one."""
+    """Report a reward outside the declared range, or else outside the usual range."""
     reward, declared = episode.trajectory.reward, subject.cls.reward_range
     if reward is None:
         return

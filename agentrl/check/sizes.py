@@ -1,4 +1,4 @@
-"""Observations that are too large, or that repeat all earlier ones."""
+"""Observations that are too large, or that repeat all earlier observations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAST = 20
 
 
 def sizes(subject: EnvUnderTest, episode: PlayedEpisode) -> None:
-    """Findings about the observations of one play."""
+    """Findings about the observations of a play."""
     observed = _observed(episode)
     if (largest := max(map(len, observed), default=0)) > LARGE:
         subject.report.warn(
@@ -57,7 +57,7 @@ def _observed(episode: PlayedEpisode) -> list[str]:
 
 
 def _repeats(observed: Sequence[str]) -> bool:
-    """Whether several observations in a row each contain the one before, and more."""
+    """Whether several observations in a row each contain the observation before, and more."""
     row = 0
     for before, after in pairwise(observed):
         longer = len(before) >= _LEAST and len(after) > len(before) and before.strip() in after

@@ -1,4 +1,4 @@
-"""What outlives an episode: class attributes, module globals, and `shared`."""
+"""State that outlives an episode: class attributes, module globals, and `shared`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CODE = (type, ModuleType, FunctionType, MethodType, classmethod, staticmethod, 
 
 
 class StateName(NamedTuple):
-    """The name of one thing that outlives an episode."""
+    """The name of an object that outlives an episode."""
 
     kind: str
     owner: str
@@ -35,7 +35,7 @@ Pictures = Mapping[StateName, Any]
 
 
 def pictures(author: AuthorCode, envs: EnvFactory) -> Pictures:
-    """A picture of each thing that outlives an episode. Two pictures differ if the thing was changed."""
+    """A picture of each object that outlives an episode. Two pictures differ if the object was changed."""
     values = {StateName("shared", "", "self.shared"): envs.shared}
     for base in author.classes:
         for name, value in vars(base).items():
@@ -58,7 +58,7 @@ def changed(before: Pictures, after: Pictures) -> set[StateName]:
 
 
 class Culprit:
-    """Watches a `with` block. `place` is the line of the author's code that changed what `look` returns, or None."""
+    """Watches a `with` block. `place` is the line of the author's code that changed the result of `look`, or None."""
 
     def __init__(self, author: AuthorCode, look: Callable[[], Any]) -> None:
         self._author, self._look = author, look

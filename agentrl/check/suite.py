@@ -1,4 +1,4 @@
-"""All checks of one Env, in order. Each play is watched for leaks and for blocking the event loop."""
+"""All checks of an Env, in order. Each play is watched for leaks and for blocking the event loop."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ CHECKS = (
 _TURNS = 12
 _SHARE_OF_EPISODE = 20
 _SHARE_OF_OTHERS = 0.25
-"""The part of `seconds` in which the beginnings of further tasks are played."""
-"""An Env whose episodes take more than 1/20 of the time is checked with one task and one script."""
+"""The part of `seconds` for the beginnings of further tasks."""
+"""An Env whose episodes take more than 1/20 of the time is checked with a single task and a single script."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckInputs:
-    """What to check, and with what."""
+    """The Env and the settings of a check."""
 
     env: str | type[Env]
     tasks: Sequence[Task]
@@ -75,17 +75,17 @@ class CheckInputs:
     process: bool = True
     """Also play in a separate process."""
     seconds: float = 20.0
-    """How long the cancellations of one script may take. Other time limits scale with it."""
+    """Seconds for the cancellations of a script. Other time limits scale with this limit."""
     others: Sequence[Task] = ()
-    """Further tasks, of which only the first prompt is read."""
+    """Further tasks. Only their first prompt is read."""
     of: str = ""
     """All tasks, from which `tasks` were chosen, in words: "6 held-out and 18 training tasks"."""
     begins: Callable[[str], object] = lambda name: None
-    """Called with the name of each check when it begins."""
+    """Called with the name of each check at the beginning of the check."""
 
 
 async def check(inputs: CheckInputs) -> Report:
-    """Check an Env. Raises ConfigError if it cannot be made, InfraError if `share` raises one."""
+    """Check an Env. Raises ConfigError if the Env cannot be made, InfraError if `share` raises InfraError."""
     for name in inputs.only:
         if name not in CHECKS:
             raise ConfigError(f"only: there is no check {name!r}{did_you_mean(name, CHECKS, '; the checks are {}')}")
@@ -120,14 +120,14 @@ async def check(inputs: CheckInputs) -> Report:
 
 
 class _Suite:
-    """One Env, with what watches it."""
+    """An Env with its watchers."""
 
     def __init__(self, subject: EnvUnderTest, ledger: LeakTracker, inputs: CheckInputs) -> None:
         self.subject, self.ledger, self.inputs = subject, ledger, inputs
         self._scripts: list[list[Turn]] = []
 
     async def replay(self) -> None:
-        """Replay the scripts to confirm what seems to block, as a busy machine makes any line slow."""
+        """Replay the scripts to confirm lines that seem to block, as a busy machine makes any line slow."""
         self.inputs.begins("blocking, again")
         for script in self._scripts:
             await play(self.subject, self.subject.tasks[0], saying(script))
@@ -173,7 +173,7 @@ class _Suite:
         await players(subject, subject.tasks[:1] if subject.slow else subject.tasks, self.inputs.of)
 
     async def _play_seats(self) -> None:
-        """Keep the gold player's turns. Its reward is not judged, as its seats play against each other."""
+        """Store the gold player's turns. The reward is not judged, as the seats play against each other."""
         subject, turns, task = self.subject, list[Turn](), self.subject.tasks[0]
         subject.report.skipped["players"] = "the player has every seat, so that one of them may have to lose"
         if subject.gold is not None:
@@ -199,7 +199,7 @@ class _Suite:
         return [episode for episode in plays if episode not in broken]
 
     async def _other_prompts(self) -> list[PlayedEpisode]:
-        """The beginnings of further tasks, as many as fit into a part of the time. Broken ones are left out."""
+        """The beginnings of further tasks, as many as fit into a part of the time. Broken tasks are left out."""
         subject, plays = self.subject, list[PlayedEpisode]()
         until = time.monotonic() + self.inputs.seconds * _SHARE_OF_OTHERS
         for task in for_labels(self.inputs.others):
@@ -235,7 +235,7 @@ class _Suite:
             await fresh_process(subject, task, scripts[-1], self.inputs.config)
 
     async def _beside(self, task: Task, script: Sequence[Turn]) -> None:
-        """Play two tasks at the same time, or one twice."""
+        """Play two tasks at the same time, or a single task twice."""
         subject, other = self.subject, self.subject.tasks[-1]
         by_gold = script == subject.scripts.get(task.id)
         speaks = [saying(script), saying(subject.scripts.get(other.id, script) if by_gold else script)]
@@ -272,7 +272,7 @@ class _Suite:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the log: what an Env gets wrong is reported as findings."""
+    """Silence the log: an Env's mistakes are reported as findings."""
     logger = logging.getLogger("agentrl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

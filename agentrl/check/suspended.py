@@ -1,4 +1,4 @@
-"""Count the places where an Env's coroutines wait, and cancel the episode exactly at one of them."""
+"""Count the places where an Env's coroutines wait, and cancel the episode exactly at a chosen place."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _HOOKS = ("tools", "reset", "step", "exec_tool", "last_turn", "score", "run")
 
 
 class Wait(NamedTuple):
-    """One wait of a hook."""
+    """A wait of a hook."""
 
     hook: str
     place: Place
 
 
 class Suspensions:
-    """All waits of one episode, in order. `cancel` is called at the one with index `at`."""
+    """All waits of an episode, in order. `cancel` is called at the wait with index `at`."""
 
     def __init__(
         self, author: AuthorCode, number: int | None = None, cancel: Callable[[], object] = lambda: None
@@ -32,7 +32,7 @@ class Suspensions:
         self.waits: list[Wait] = []
         self.cancelled: Wait | None = None
         self.ended: str = ""
-        """How the cancelled hook ended: "cancelled", "returned", or the error that it raised instead."""
+        """How the cancelled hook ended: "cancelled", "returned", or the raised error."""
         self.error: BaseException | None = None
 
     def attach(self, env: Env) -> None:
@@ -81,7 +81,7 @@ class Suspensions:
 
 
 class CountedCoroutine:
-    """A coroutine whose waits are counted. At the chosen wait it stays until it is cancelled."""
+    """A coroutine with counted waits. At the chosen wait the coroutine stays until the cancellation."""
 
     def __init__(self, counter: Suspensions, name: str, coroutine: Coroutine[Any, Any, Any], seen: Any = None) -> None:
         self._counter, self._name, self._coroutine = counter, name, coroutine
@@ -103,7 +103,7 @@ class CountedCoroutine:
             raise
 
     def _wait(self, waited: Any) -> Generator[Any, Any, Callable[[], Any]]:
-        """Wait for what the coroutine waits for. Returns how to continue it."""
+        """Wait as the coroutine does. Returns how to continue the coroutine."""
         if self._counter.suspends(self._name, self._seen):
             self._chosen = True
             try:
@@ -124,7 +124,7 @@ class CountedCoroutine:
 
 
 class _Resource:
-    """A resource of the Env's. The waits of its opening are counted, too."""
+    """A resource of the Env's. The waits of opening count, too."""
 
     def __init__(self, counter: Suspensions, resource: AbstractAsyncContextManager[Any]) -> None:
         self._counter, self._resource = counter, resource

@@ -39,7 +39,7 @@ def undetermined_calls(author: AuthorCode) -> list[tuple[Place, str]]:
 
 
 def _rank(value: Any) -> int:
-    """0 if a seed determines its results."""
+    """0 if a seed determines the results."""
     owner = getattr(value, "__self__", None)
     if owner is getattr(random, "_inst", None) or (owner is not None and owner is _numpys()):
         return 1
@@ -56,7 +56,7 @@ def _numpys() -> Any:
 
 
 def _value(name: str, module: ModuleType) -> Any:
-    """The object that a dotted name refers to in a module; None if it is not known before it runs."""
+    """The object of a dotted name in a module; None if unknown before the module runs."""
     first, *others = name.split(".")
     value = vars(module).get(first, {"hash": hash, "id": id}.get(first))
     for other in others:

@@ -1,4 +1,4 @@
-"""The verdict on a task, from its plays: doing nothing must score 0, its own solution 1, each twice.
+"""The verdict on a task, from plays: doing nothing must score 0, the task's solution 1, each twice.
 
 Used by `agentrl check` and `agentrl validate`.
 """
@@ -18,7 +18,7 @@ TIMES = 2
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """How one play ended: with a score, or with what broke."""
+    """The end of a play: a score, or an error."""
 
     score: float | None
     error: str = ""
@@ -31,8 +31,8 @@ def judge(
 ) -> tuple[Verdict, str]:
     """The verdict on a task, and the reason if the verdict is not "good".
 
-    `noop` are the plays that do nothing; they should score `least` or lower. `oracle` are the plays of the solution;
-    they should score exactly `most`.
+    `noop` are the idle plays, which should score `least` or lower. `oracle` are the plays of the solution, which should
+    score exactly `most`.
     """
     nothing, solved = [play.score for play in noop], [play.score for play in oracle]
     if any(score is not None and score > least for score in nothing):

@@ -1,4 +1,4 @@
-"""The `agentrl` command. A subcommand imports what it needs when it runs, so that `--help` is quick."""
+"""The `agentrl` command. A subcommand imports modules when it runs, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from agentrl.cli.validate import validate
 from agentrl.cli.view import view
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
-"""click's UsageError, wherever typer keeps it: newer versions of typer bundle their own click."""
+"""click's UsageError, wherever typer has it: newer versions of typer bundle click."""
 
 app = typer.Typer(
     name="agentrl",
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def run_line(words: Sequence[str]) -> int:
-    """Run one command line, and return its exit code. A usage error is reported in one line on stderr."""
+    """Run a command line, and return the exit code. A usage error is reported in a single line on stderr."""
     try:
         return int(app(list(words), prog_name="agentrl", standalone_mode=False) or 0)
     except _UsageError as exc:

@@ -1,4 +1,4 @@
-"""How a command ends when it cannot continue: one line on stderr and an exit code."""
+"""The end of a command that cannot continue: a line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def one_line_errors(
     """Turn a ConfigError into `error: ...` and exit code 2, a full disk into 1, a CanaryError into `stopped: ...` and
     3, Ctrl-C into 130, SIGTERM into 143. For the latter four, `interrupted` explains how to resume.
 
-    An InfraError gets here only if it concerns all episodes: something they all need is missing, such as a container
+    An InfraError gets here only if it concerns all episodes: a shared requirement is missing, such as a container
     engine. It ends as a ConfigError does, and explains how to resume.
 
-    A bug in the user's Env is shown with the frames of the user's code only, exit code 1. Any other exception is our
-    bug, and keeps its traceback.
+    A bug in the user's Env is shown with the frames of the user's code only, exit code 1. Any other exception is a bug
+    of agentrl, and keeps the traceback.
     """
     try:
         yield

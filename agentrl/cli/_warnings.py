@@ -14,7 +14,7 @@ _ORIGIN_FRAMES = 3
 
 
 def name_unawaited_lines() -> None:
-    """Have Python remember where coroutines are made in this thread, and report forgotten ones in one line."""
+    """Have Python record where coroutines are made in this thread, and report forgotten coroutines in a single line."""
     sys.set_coroutine_origin_tracking_depth(_ORIGIN_FRAMES)
     before = warnings.showwarning
 

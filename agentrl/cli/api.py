@@ -1,4 +1,4 @@
-"""Episodes that an API model plays: the options, and the episodes with their results."""
+"""Episodes that an API model plays: the options, and the episodes with results."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ _KNOCK_S = 5.0
 _PATIENCE_S = (0.5, 1.0, None)
 """Waits between attempts to connect to a server that refuses connections; None: give up."""
 _SECONDS = 600.0
-"""Time limit for one answer: a model may think for minutes."""
+"""The time limit of an answer, in seconds: a model may think for minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """Which model plays, and how it is asked."""
+    """The model that plays, and the options of requests."""
 
     url: str
     model: str
@@ -106,7 +106,7 @@ def api_of(
     temperature: float | None,
     config: PlayConfig,
 ) -> Api:
-    """The Api that the flags describe. Raises ConfigError if the URL or the model is missing, or the URL is wrong."""
+    """The Api of the flags. Raises ConfigError if the URL or the model is missing, or the URL is wrong."""
     if url is None:
         raise ConfigError("--player api needs --api http://host/v1, and --model with the model's name there")
     if model is None:
@@ -153,7 +153,8 @@ def read_prices(prices: str | None) -> tuple[float, float] | None:
 async def play_all(
     api: Api, envs: EnvFactory, results: Results, samples: int, title: str, *, trained: bool = False
 ) -> list[list[Trajectory]]:
-    """Play what `results` lacks, and return all episodes by task. RL never trains on episodes of an API model.
+    """Play the episodes that `results` lacks, and return all episodes by task. RL never trains on episodes of an API
+    model.
 
     With `trained` they may be imitated, up to the first turn that the tokens cannot represent. Raises as `play_episode`
     does; `results` then has the finished episodes.
@@ -187,7 +188,8 @@ async def play_all(
 
 
 def own_reward(config: PlayConfig) -> RewardFn | None:
-    """The configured reward function, for episodes that are scored one by one: none, if it only compares episodes.
+    """The configured reward function, for episodes that are scored alone; None for a function that only compares
+    episodes.
 
     Raises ConfigError.
     """
@@ -203,7 +205,7 @@ def own_reward(config: PlayConfig) -> RewardFn | None:
 
 
 async def refuse_silence(url: str, key: str = "--api") -> None:
-    """Raises ConfigError if nothing listens at the URL that `key` names. A server gets some seconds to start."""
+    """Raises ConfigError if no server listens at the URL that `key` names. A server gets some seconds to start."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     for seconds in _PATIENCE_S:
@@ -223,7 +225,7 @@ async def refuse_silence(url: str, key: str = "--api") -> None:
 
 @contextmanager
 def _kept(results: Results) -> Iterator[None]:
-    """Add to a ConfigError that the episodes finished before it are kept."""
+    """Add to a ConfigError that the finished episodes are stored."""
     try:
         yield
     except ConfigError as exc:
@@ -243,7 +245,8 @@ async def _play(rollout: Rollout, api: Api, task: Task, session_id: str) -> Traj
 
 
 def mask(episode: Trajectory, *, trained: bool) -> None:
-    """Mask what may not be imitated: all turns, or those from the first one whose tokens differ from its message."""
+    """Mask turns that may not be imitated: all turns, or from the first turn on whose tokens differ from the
+    message."""
     if not trained:
         episode.mask("off_policy")
         return
@@ -261,7 +264,7 @@ def out_file(out: Path | None) -> str:
 
 
 def departures(episodes: Sequence[Trajectory]) -> Mapping[str, int]:
-    """How many episodes contain an answer that the tokens cannot represent, by the reason of the first one."""
+    """Reason of the first answer that the tokens cannot represent -> the number of episodes."""
     counts: dict[str, int] = {}
     for episode in episodes:
         reasons = episode.info.get("player", {}).get("not_carried", {})

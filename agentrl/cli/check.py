@@ -108,7 +108,7 @@ def _checked(
 
 
 class CheckProgress:
-    """Within `with`, shows from time to time which check runs. It uses a thread, as an Env may block the loop."""
+    """Within `with`, shows from time to time which check runs. Uses a thread, as an Env may block the loop."""
 
     def __init__(self) -> None:
         self._name, self._began = "the Env", time.monotonic()
@@ -132,12 +132,12 @@ class CheckProgress:
 
 
 def _player(path: str | None) -> Player | None:
-    """The player at a path. Its source can still be found."""
+    """The player at a path, with a source that can be inspected."""
     return update_wrapper(load_player(path), load_object(path)) if path else None
 
 
 def _tasks(envs: EnvFactory, data: Path | None) -> tuple[list[Task], str]:
-    """All tasks, those to check with first, and how many they are in words."""
+    """All tasks, the tasks to check with first, and the number of tasks in words."""
     from agentrl.rollout.own_tasks import makes_tasks, own_tasks
     from agentrl.rollout.tasks import load_tasks
 

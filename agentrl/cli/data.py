@@ -1,4 +1,4 @@
-"""`agentrl data`: write rows for training from other formats, or from an Env that makes its own tasks."""
+"""`agentrl data`: write rows for training from other formats, or from an Env that makes its tasks."""
 
 from __future__ import annotations
 

@@ -28,13 +28,13 @@ class Described:
     summary: str = ""
     tools: list[str] = field(default_factory=list)
     agent: bool = False
-    """Whether an agent plays it, with the agent's own tools."""
+    """Whether an agent plays the environment, with the agent's tools."""
     tools_later: bool = False
-    """Whether there are tools, or more of them, that are known only in an episode: an MCP server's, for example."""
+    """Whether tools, or more tools, are known only in an episode: an MCP server's, for example."""
     needs: list[str] = field(default_factory=list)
-    """Required keys of env_config, and what a machine must have for one episode."""
+    """Required keys of env_config, and the machine's requirements for an episode."""
     broken: str = ""
-    """Why it cannot be used."""
+    """Why the environment cannot be used."""
 
     def line(self) -> str:
         if self.broken:
@@ -68,12 +68,12 @@ def _sentence(text: str) -> str:
 
 
 def _short(need: str) -> str:
-    """What is needed, without details and alternatives."""
+    """The requirements, without details and alternatives."""
     return need if need.startswith("config: ") else re.split(r" at |[(,;]", need)[0].strip()
 
 
 def described(entry: OfferedEnv) -> Described:
-    """Describe one entry; for a broken one, why it is broken."""
+    """Describe an entry; for a broken entry, why it is broken."""
     try:
         cls = load_env(entry.path)
         about = (cls.__doc__ or "no docstring").strip().partition("\n")[0]

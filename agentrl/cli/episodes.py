@@ -106,7 +106,7 @@ class PlayConfig:
 
 
 def _gateway(values: Any) -> GatewayConfig:
-    """Raises ConfigError with one line that names each wrong key."""
+    """Raises ConfigError with a line that names each wrong key."""
     try:
         return GatewayConfig.model_validate(values)
     except ValidationError as exc:
@@ -173,7 +173,7 @@ def _bar(console: Console, title: str, total: int) -> Iterator[OnEpisode]:
 
 
 def warn_unscored(count: int) -> None:
-    """Print on stderr what to do if no episode was rewarded."""
+    """Print advice on stderr if no episode was rewarded."""
     if count:
         remedy = "write score(trajectory), or give a reward in step (reward=0.0 for a loss)"
         typer.echo(f"warning: none of {count} episodes was rewarded; {remedy}", err=True)
@@ -200,18 +200,18 @@ def check_out(out: Path | None, data: Path | None) -> None:
 
 
 def held(out: Path) -> int:
-    """How many episodes a file holds: its lines that are not empty."""
+    """The number of episodes in a file: the lines that are not empty."""
     return sum(1 for line in out.read_bytes().split(b"\n") if line.strip()) if out.is_file() else 0
 
 
 def refuse_finished(out: Path | None) -> None:
-    """Raises ConfigError if `out` has episodes: playing them again would cost money, or a person's time."""
+    """Raises ConfigError if `out` has episodes: a replay would cost money, or a person's time."""
     if out is not None and (count := held(out)):
         raise ConfigError(f"{out} holds {count} episodes; name another file, or remove it")
 
 
 def write_trajectories(out: Path, trajectories: Sequence[Trajectory]) -> None:
-    """Write one trajectory a line: all or nothing."""
+    """Write a trajectory on each line: all or nothing."""
     from agentrl.train.files import write_atomically
 
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -159,7 +159,7 @@ def _play(job: _EvaluateJob) -> list[list[Trajectory]]:
 
 
 def _about(job: _EvaluateJob, envs: EnvFactory) -> Mapping[str, Any]:
-    """What two runs of the command must share, if the second is to resume the first."""
+    """The settings that two runs of the command must share, if the second is to resume the first."""
     return {
         "env": job.env,
         "code": {"env": source_of(envs.cls)[1], "reward": source_of(job.config.reward_function())[1]},
@@ -180,7 +180,7 @@ def _refuse_engine(engine: str) -> None:
 
 
 def _ask(job: _EvaluateJob, api: Api) -> list[list[Trajectory]]:
-    """Episodes by task, including those in --out. Raises as `play_all` does."""
+    """Episodes by task, including the episodes in --out. Raises as `play_all` does."""
     envs, _, tasks = _prepare(job)
     refuse_agents(envs)
     with only_writer(job.out):
@@ -195,7 +195,7 @@ def _ask(job: _EvaluateJob, api: Api) -> list[list[Trajectory]]:
 
 
 def _prepare(job: _EvaluateJob) -> tuple[EnvFactory, Any, list[Task]]:
-    """The Env, the reward function and the tasks. Raises ConfigError. Nothing is written, and no model loaded."""
+    """The Env, the reward function and the tasks. Raises ConfigError. Writes no file, and loads no model."""
     from agentrl.episode.scoring import check_of
     from agentrl.rollout import tasks_of
 
@@ -216,7 +216,7 @@ def _prepare(job: _EvaluateJob) -> tuple[EnvFactory, Any, list[Task]]:
 
 
 async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: Results) -> list[list[Trajectory]]:
-    """Episodes by task. Those in `results` are not played again; the others are added to it one by one."""
+    """Episodes by task. Episodes in `results` are not played again; new episodes are added to `results` one by one."""
     from agentrl.episode.scoring import is_relative
     from agentrl.rollout import Rollout, run_groups
     from agentrl.rollout.opponents import open_opponents
@@ -256,7 +256,7 @@ async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: R
 
 
 def _order(job: _EvaluateJob, options: EpisodeOptions, model: OpenModel) -> EpisodeOrder:
-    """What workers need to play the episodes."""
+    """The workers' needs to play the episodes."""
     from agentrl.rollout.remote import EpisodeOrder
 
     return EpisodeOrder(
@@ -272,7 +272,7 @@ def _order(job: _EvaluateJob, options: EpisodeOptions, model: OpenModel) -> Epis
 
 
 def _trained_with(model: str, env: str) -> dict[str, Any]:
-    """The settings of the run in folder `model`, as defaults; empty if it is not a run's folder."""
+    """The settings of the run in folder `model`, as defaults; empty if the folder is not a run's."""
     run = run_config(model)
     if run is None:
         return {}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentrl.trajectory.trajectory import Trajectory
 
 _TRAINING = ("groups", "zero_advantage_groups", "uncredited_groups", "failed_groups", "samples", "resumes", "restarts")
-"""Metrics that mean nothing for an evaluation."""
+"""Metrics without a meaning for an evaluation."""
 _OF_TOOLS = ("episodes_with_tools", "tool_call_rate", "bad_call_rate", "tool_errors")
 _OF_TOKENS = ("trained_tokens", "masked_tokens", "prefix_breaks")
 """Metrics that matter only for training."""
@@ -88,7 +88,7 @@ def figures_of(groups: Sequence[Sequence[Trajectory]], options: ReportOptions) -
 
 
 def player_figures(episodes: Sequence[Trajectory], prices: tuple[float, float] | None) -> dict[str, Any]:
-    """What an API's answers cost, summed over the episodes. Empty if an API played none of them."""
+    """The cost of an API's answers, summed over the episodes. Empty if an API played none of them."""
     players = [episode.info["player"] for episode in episodes if "host" in episode.info.get("player", {})]
     if not players:
         return {}

@@ -60,7 +60,7 @@ def play_yourself(
     out: Path | None,
     finished: list[Trajectory],
 ) -> None:
-    """Play one task after the other, until `:quit` or Ctrl-C, and write what is finished. Raises ConfigError.
+    """Play tasks in order, until `:quit` or Ctrl-C, and write the finished episodes. Raises ConfigError.
 
     Each finished episode is appended to `played`.
     """
@@ -89,7 +89,7 @@ async def _play(
     out: Path | None,
     finished: list[Trajectory],
 ) -> None:
-    """Play the tasks, and append each episode to `played`. It is in the file before the next one begins."""
+    """Play the tasks, and append each episode to `played`. The file has the episode before the next episode begins."""
     from agentrl.rollout import BugError
     from agentrl.rollout.opponents import open_fixed
 
@@ -234,7 +234,7 @@ class _Terminal:
         self.console.print(render_trajectory(trajectory, renderer.decode))
 
     def step_reward(self, trajectory: Trajectory) -> None:
-        """Show the reward of the last turn, if the Env gave one."""
+        """Show the reward of the last turn, if the Env gave a reward."""
         if trajectory.turns and trajectory.turns[-1].reward is not None:
             self.say(f"reward of this step: {trajectory.turns[-1].reward:g}", "bold")
 
@@ -250,7 +250,7 @@ class _Terminal:
 
 
 async def _readable() -> bytes:
-    """Wait for input, and return what can be read from stdin."""
+    """Wait for input, and return the available text of stdin."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), ready.set)
     try:
@@ -297,7 +297,7 @@ class _Human:
             return await asyncio.Future()  # the engine gives up waiting
 
     async def _said(self, tools: Sequence[ToolSpec]) -> Message | None:
-        """A turn; None if the line is not one."""
+        """A turn; None if the line is not a turn."""
         line = await self.terminal.line("you > ")
         command, _, rest = line.strip().partition(" ")
         match command:
@@ -346,7 +346,7 @@ class _Human:
         return {"role": "assistant", "content": "", "tool_calls": [new_call(name, arguments, f"{self.seen} ")]}
 
     async def _arguments(self, tool: ToolSpec) -> dict[str, JSON]:
-        """Ask for one after the other. An empty line leaves out an optional one."""
+        """Ask for the arguments in order. An empty line leaves out an optional argument."""
         arguments: dict[str, JSON] = {}
         for name, schema in _properties(tool).items():
             required = name in _required(tool)

@@ -22,7 +22,7 @@ _COLUMNS = ("episode", "task", "reward", "stop", "turns", "tokens", "trained", "
 
 
 def print_list(path: Path, query: Query, *, worst: int | None, as_json: bool) -> None:
-    """Print the episodes that the query asks for. Raises ConfigError."""
+    """Print the episodes of the query. Raises ConfigError."""
     episodes = query.ordered(_listed(path, query))[:worst]
     if as_json:
         for file, number, outline in episodes:

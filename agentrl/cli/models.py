@@ -1,4 +1,4 @@
-"""A model by its name, ready to sample from."""
+"""A model by name, ready to sample from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OpenModel:
 async def open_model(
     name: str, device: str, engine: str = "local", engine_config: Mapping[str, Any] | None = None
 ) -> AsyncIterator[OpenModel]:
-    """Certify the template of `name` and start an engine. Load the weights if the engine needs them.
+    """Certify the template of `name` and start an engine. Load the weights if the engine needs weights.
 
     Raises ConfigError.
     """
@@ -61,7 +61,7 @@ def _load(folder: str, device: str) -> Any:
 
 
 def open_renderer(name: str) -> tuple[Renderer, Any]:
-    """The certified template of a model, and its tokenizer. Raises ConfigError."""
+    """The certified template of a model, and the tokenizer. Raises ConfigError."""
     from agentrl.models import load_tokenizer
     from agentrl.models.vision import load_vision
     from agentrl.render import load_renderer
@@ -79,7 +79,7 @@ def weights_of(name: str) -> str:
 
 
 def check_model(name: str, engine: str, engine_config: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a model or an engine that cannot exist, before anything slow is imported."""
+    """Raises ConfigError for an impossible model or engine, before any slow import."""
     from agentrl.engine.table import check_engine
     from agentrl.models import check_name
 
@@ -98,7 +98,7 @@ def weights_digest(name: str) -> str:
 
 
 def run_config(name: str) -> TrainConfig | None:
-    """The configuration of the run in folder `name`; None if it is not a run's folder."""
+    """The configuration of the run in folder `name`; None if the folder is not a run's."""
     from agentrl.train.config import TrainConfig
 
     file = Path(name) / "config.yaml"
@@ -106,9 +106,10 @@ def run_config(name: str) -> TrainConfig | None:
 
 
 def import_slow(*, weights: bool) -> None:
-    """Import what takes seconds. Ctrl-C stops it at once here, but in an event loop only after it is done.
+    """Import the slow modules. Ctrl-C stops the import at once here, but in an event loop only afterwards.
 
-    `weights`: also import what runs a model. A missing package is ignored here: its user reports it.
+    `weights`: also import the modules that run a model. A missing package is ignored here: the caller reports the
+    package.
     """
     with suppress(ImportError):
         from transformers import AutoTokenizer  # noqa: F401
@@ -120,7 +121,7 @@ def import_slow(*, weights: bool) -> None:
 
 @contextmanager
 def needs_torch() -> Iterator[None]:
-    """Turn a missing import into a ConfigError that explains how to install it."""
+    """Turn a missing import into a ConfigError with the package to install."""
     try:
         yield
     except ModuleNotFoundError as exc:

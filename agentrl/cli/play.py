@@ -75,10 +75,10 @@ if TYPE_CHECKING:
     from agentrl.render.base import Renderer
 
 Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
-"""Yields the turns of one episode. Each yield returns the environment's answer as text."""
+"""Yields the turns of an episode. Each yield returns the environment's answer as text."""
 
 _PlayOne: TypeAlias = "Callable[[Env, Task, Renderer], Awaitable[Sequence[Trajectory]]]"
-"""Plays one episode. With seats, it has a trajectory for each."""
+"""Plays an episode. With seats, there is a trajectory for each seat."""
 
 _API = "api"
 """The name of the player that is an API model."""
@@ -98,7 +98,7 @@ class _PlayJob:
     config: PlayConfig
 
     def prepare(self) -> tuple[EnvFactory, list[Task]]:
-        """The Env and its tasks. Raises ConfigError. Nothing is written."""
+        """The Env and the tasks. Raises ConfigError. Writes no file."""
         from agentrl.episode.scoring import check_of
         from agentrl.rollout import tasks_of
 
@@ -292,7 +292,7 @@ async def _play_speaker(
 async def _play_seats(
     env: Env, task: Task, renderer: Renderer, *, player: FixedPlayer, config: PlayConfig, reward: RewardFn | None
 ) -> Sequence[Trajectory]:
-    """An episode in which one player has every seat. Raises ConfigError."""
+    """An episode in which a single player has every seat. Raises ConfigError."""
     engines = {
         seat: player.engine(renderer, zlib.crc32(f"{task.id}/{task.seed}/{seat}".encode())) for seat in env.seats
     }
@@ -333,7 +333,7 @@ def _how_to_go_on(out: Path | None, player: str | None, yours: Sequence[Trajecto
 
 
 def _play_api(job: _PlayJob, api: Api) -> list[Trajectory]:
-    """All episodes. Those to keep are written. Raises as `play_all` does; the command can then be resumed."""
+    """All episodes. Episodes to keep are written. Raises as `play_all` does; the command can then be resumed."""
     envs, tasks = job.prepare()
     refuse_agents(envs)
     with only_writer(job.out):
@@ -350,7 +350,7 @@ def _play_api(job: _PlayJob, api: Api) -> list[Trajectory]:
 
 
 def _play_script(job: _PlayJob, path: str, model: str) -> list[Trajectory]:
-    """All episodes, including those that a killed command has left. Those to keep are written."""
+    """All episodes, including episodes of a killed command. Episodes to keep are written."""
     from agentrl.rollout.groups import RewardSeen, settle_rewards
 
     envs, tasks = job.prepare()
@@ -369,7 +369,7 @@ def _play_script(job: _PlayJob, path: str, model: str) -> list[Trajectory]:
 
 
 def _about(job: _PlayJob, envs: EnvFactory, path: str, model: str) -> Mapping[str, object]:
-    """What two runs of the command must share, if the second is to resume the first."""
+    """The settings that two runs of the command must share, if the second is to resume the first."""
     sources = {"env": envs.cls, "player": load_object(path), "reward": job.config.reward_function()}
     code = {name: source_of(source)[1] for name, source in sources.items()}
     return {"env": job.env, "player": path, "code": code, "tokenizer": model, "settings": asdict(job.config)}
@@ -388,7 +388,7 @@ async def _play(job: _PlayJob, envs: EnvFactory, play_one: _PlayOne, results: Re
 async def _episodes(
     envs: EnvFactory, play_one: _PlayOne, results: Results, samples: int, renderer: Renderer, on_episode: OnEpisode
 ) -> None:
-    """Play what `results` lacks. A broken environment masks its episode; a bug ends all episodes."""
+    """Play the episodes that `results` lacks. A broken environment masks its episode; a bug ends all episodes."""
     from agentrl.rollout import BugError
 
     slots = asyncio.Semaphore(_CONCURRENCY)
@@ -432,7 +432,7 @@ def _report(
 
 
 def _warn_unknown_tools(trajectories: Sequence[Trajectory], player: str) -> None:
-    """Warn of unknown tools that a script called. Raises ConfigError if each of its episodes called one."""
+    """Warn of unknown tools that a script called. Raises ConfigError if each of the episodes called an unknown tool."""
     unknown, episodes = Counter[str](), 0
     for trajectory in trajectories:
         offered = [tool_name(tool) for tool in trajectory.tools]

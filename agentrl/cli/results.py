@@ -1,4 +1,4 @@
-"""Finished episodes in a file, one row each as they finish, so that an interrupted command can resume."""
+"""Finished episodes in a file, a row each as they finish, so that an interrupted command can resume."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task
 
 Place: TypeAlias = tuple[str, int]
-"""The place of an episode or of a trajectory: the key of its task, and the number of the sample."""
+"""The place of an episode or of a trajectory: the task's key, and the number of the sample."""
 
 _KEY = "played"
 """Key of `Trajectory.info`: the settings and the task that a row belongs to."""
 _SOURCE = "source"
-"""Key within it: a digest of the Env's file."""
+"""Key within these: a digest of the Env's file."""
 
 
 @dataclass(slots=True)
 class Results:
-    """The finished episodes of `tasks`. With a `file`, each is written there as soon as it is finished.
+    """The finished episodes of `tasks`. With a `file`, each episode is written immediately after its end.
 
-    `about` describes what was played: the Env, the model, the settings.
+    `about` describes the play: the Env, the model, the settings.
     """
 
     tasks: Sequence[Task]
     about: Mapping[str, JSON]
     file: Path | None = None
     seats: int = 1
-    """How many trajectories an episode has. With several, they are numbered as samples, episode by episode."""
+    """The number of an episode's trajectories. Several are numbered as samples, episode by episode."""
     done: dict[Place, Trajectory] = field(default_factory=dict)
     resumed: str = ""
-    """What the file contained, in words."""
+    """The content of the file, in words."""
     keys: Sequence[str] = ()
     """A key for each task, in order."""
     code: type | None = None
     """The Env's class. Rows record a digest of its file, so that episodes from before a change can be recognised."""
     warning: str = ""
     _source: tuple[str, str] = field(init=False)
-    """The file of `code` and its digest, as the command began; both empty where there is none."""
+    """The file of `code` and the digest at the command's start; both empty without a file."""
 
     def __post_init__(self) -> None:
         self._source = source_of(self.code)
@@ -64,7 +64,7 @@ class Results:
     def load(self) -> None:
         """Read the episodes in the file. A row that a kill cut off is dropped; failed episodes are played again.
 
-        Raises ConfigError for rows of another command, and for a file of another kind.
+        Raises ConfigError for rows of a different command, and for a file of a different kind.
         """
         if self.file is None or not self.file.exists():
             return
@@ -89,8 +89,8 @@ class Results:
         self.warning = self._changed()
 
     def load_same(self) -> None:
-        """Read the episodes that the same command has left. Those of another command are removed, as they are cheap to
-        repeat.
+        """Read the episodes that the same command has left. Episodes of a different command are removed, as they are
+        cheap to repeat.
 
         Raises ConfigError if an API model has played them: they cost money.
         """
@@ -106,7 +106,7 @@ class Results:
             self.resumed, self.warning = "", f"{self.file} was left by another command and is replaced: it {reason}"
 
     def tell(self) -> None:
-        """Print on stderr what the file contained."""
+        """Print the content of the file on stderr."""
         if self.resumed:
             typer.echo(f"{self.file}: {self.resumed}", err=True)
         if self.warning:
@@ -172,7 +172,7 @@ class Results:
         return [self.done[place] for place in places]
 
     def _place(self, trajectory: Trajectory, number: int) -> Place:
-        """The row's episode. Raises ConfigError if another command wrote the row."""
+        """The row's episode. Raises ConfigError if a different command wrote the row."""
         where, stored = f"--out {self.file}", trajectory.info.get(_KEY)
         if not isinstance(stored, Mapping):
             raise ConfigError(f"{where}:{number} is a trajectory of another command; name another file")
@@ -187,7 +187,7 @@ class Results:
 
 
 def unfinished(out: Path | None) -> Path | None:
-    """Where episodes are kept until all are played; None if `out` cannot be resumed, such as a device."""
+    """The temporary file of episodes until all are played; None if `out` cannot be resumed, such as a device."""
     return None if out is None or is_special(out) else out.with_name(f"{out.name}.unfinished")
 
 
@@ -200,7 +200,7 @@ def how_to_resume(out: Path | None) -> str:
 
 
 def _lines(file: Path) -> list[str]:
-    """Raises ConfigError if it cannot be read."""
+    """Raises ConfigError for an unreadable file."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as exc:
@@ -217,7 +217,7 @@ def _difference(was: JSON, now: JSON, path: str) -> tuple[str, str]:
 
 
 def source_of(code: object | None) -> tuple[str, str]:
-    """The file of a class or function and its digest; both empty if there is none."""
+    """The file of a class or function and the digest; both empty without a file."""
     try:
         file = inspect.getsourcefile(code) if code is not None else None  # type: ignore[arg-type]  # it raises TypeError
         data = Path(file).read_bytes() if file is not None else None
@@ -227,7 +227,7 @@ def source_of(code: object | None) -> tuple[str, str]:
 
 
 def _keys(tasks: Sequence[Task]) -> list[str]:
-    """A key for each task, made from its content and, for equal tasks, from their order."""
+    """A key for each task, made from the content and, for equal tasks, from the order."""
     seen: Counter[str] = Counter()
     keys = []
     for task in tasks:

@@ -71,7 +71,7 @@ async def _opened(corpus: Path) -> Any:
 
 @contextmanager
 def _progress(title: str) -> Iterator[Any]:
-    """A bar on a terminal, one line elsewhere. Nothing is shown if there is nothing to index."""
+    """A bar on a terminal, a line elsewhere. Empty without documents to index."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

@@ -1,4 +1,5 @@
-"""`agentrl sandbox`: which sandboxes this machine can make, which exist, and the removal of abandoned ones."""
+"""`agentrl sandbox`: the sandboxes that this machine can make, the existing sandboxes, and the removal of abandoned
+ones."""
 
 from __future__ import annotations
 

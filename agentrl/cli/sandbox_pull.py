@@ -19,7 +19,7 @@ MISSING = 1
 """Exit code: some images are not there; 2 is a wrong command."""
 _CODING, _PULLING = "agentrl_envs.coding", "agentrl_sandbox.docker.pulling"
 _EVERY_S = 10.0
-"""Seconds between two lines about a pull that takes long."""
+"""Seconds between two lines about a slow pull."""
 
 
 def pull(
@@ -67,7 +67,7 @@ def pull(
 
 
 class _Listener:
-    """Prints what happens, to stderr."""
+    """Prints the events of a pull, to stderr."""
 
     def __init__(self, images: int) -> None:
         self._images, self._done, self._printed = images, Counter[str](), dict[tuple[str, str], float]()

@@ -1,4 +1,4 @@
-"""`agentrl serve`: a model on this machine with SGLang's HTTP endpoints, or with those of OpenAI and Anthropic."""
+"""`agentrl serve`: a model on this machine with the HTTP endpoints of SGLang, or of OpenAI and Anthropic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`agentrl sft`: learn from recorded chat alone. It is the warm start of `agentrl train`, without what follows."""
+"""`agentrl sft`: learn from recorded chat alone, as in the warm start of `agentrl train`."""
 
 from __future__ import annotations
 

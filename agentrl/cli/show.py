@@ -1,4 +1,4 @@
-"""`agentrl show`: one whole trajectory, with the author of each token and whether it is trained."""
+"""`agentrl show`: a whole trajectory, with the author of each token and whether the token is trained."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ _RECORDED = "name a file of trajectories, as agentrl play writes one"
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Neighbouring tokens with one look. They are decoded together, because a character may take several tokens."""
+    """Neighbouring tokens with the same look. They are decoded together, because a character may take several
+    tokens."""
 
     role: Role
     text: str
@@ -66,7 +67,8 @@ class TrajectoryView:
     trajectory: Trajectory
     decode: Decode
     advantages: Sequence[Sequence[float | None]] = ()
-    """By segment and turn, as a run's records have them; one for all turns of a segment if they are equal."""
+    """By segment and turn, as a run's records have them; a single value for all turns of a segment if they are
+    equal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         plain = console.no_color or console.color_system is None or not console.is_terminal
@@ -89,12 +91,12 @@ class TrajectoryView:
 def render_trajectory(
     trajectory: Trajectory, decode: Decode, advantages: Sequence[Sequence[float | None]] = ()
 ) -> TrajectoryView:
-    """Something for `rich.print`. `decode` turns token ids into text, special tokens included."""
+    """A renderable for `rich.print`. `decode` turns token ids into text, special tokens included."""
     return TrajectoryView(trajectory, decode, advantages)
 
 
 def _credit(trajectory: Trajectory, advantages: Sequence[Sequence[float | None]]) -> Iterator[Text]:
-    """A line for each turn that got a reward of its own or an advantage, if turns differ in them."""
+    """A line for each turn with a reward, or with an advantage if the turns' advantages differ."""
     by_turn: list[float | None] = []
     for segment, of_segment in zip_longest(trajectory.segments, advantages, fillvalue=()):
         turns = len(segment.turns) if isinstance(segment, Segment) else 0
@@ -166,7 +168,7 @@ def _title(trajectory: Trajectory) -> Text:
 
 
 def _marked(pieces: Sequence[_Piece], console: Console, width: int) -> Iterator[Text]:
-    """Each line with the mark of its author. A line break that ends a piece is drawn, as the next mark hides it."""
+    """Each line with the mark of the author. A line break that ends a piece is drawn, as the next mark hides it."""
     for piece in pieces:
         mark = f"{_LOOKS[piece.role].mark:<{_MARK_WIDTH}} | "
         text = f"{piece.text[:-1]}\u21b5" if piece.text.endswith("\n") else piece.text
@@ -240,7 +242,7 @@ def show(
 
 
 def _advantages(file: Path, index: int) -> Sequence[Sequence[float | None]]:
-    """Those that a run's record holds; empty for other files."""
+    """The training data in a run's record; empty for other files."""
     line = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()][index]
     training = json.loads(line).get("training") or {}
     advantages: Sequence[Sequence[float | None]] = training.get("advantages") or ()
@@ -250,7 +252,7 @@ def _advantages(file: Path, index: int) -> Sequence[Sequence[float | None]]:
 def load_trajectory(
     file: Path, index: int = 0, of_chat: Callable[[Mapping[str, JSON]], Trajectory] | None = None
 ) -> Trajectory:
-    """The trajectory on line `index` of a JSONL file. `of_chat` makes one of a row of chat.
+    """The trajectory on line `index` of a JSONL file. `of_chat` makes a trajectory of a row of chat.
 
     Raises ConfigError (`file:line: what and remedy`).
     """
@@ -279,7 +281,7 @@ def load_trajectory(
 
 
 def _at(where: str, read: Callable[[], Trajectory]) -> Trajectory:
-    """What `read` returns. Raises ConfigError with the line for chat that cannot be learned."""
+    """The result of `read`. Raises ConfigError with the line for chat that cannot be learned."""
     try:
         return read()
     except SkippedError as exc:
@@ -289,7 +291,7 @@ def _at(where: str, read: Callable[[], Trajectory]) -> Trajectory:
 
 
 def _of_chat(row: Mapping[str, JSON], renderer: Renderer, model: str) -> Trajectory:
-    """A row of chat of any length, as the template of `model` writes it."""
+    """A row of chat of any length, as the template of `model` writes the row."""
     chat = ChatReader(renderer=renderer, context=1 << 30).read(row)
     typer.echo(f"chat, as agentrl sft --model {model} learns it")
     for remark in chat.remarks:
@@ -298,7 +300,7 @@ def _of_chat(row: Mapping[str, JSON], renderer: Renderer, model: str) -> Traject
 
 
 def _of_log(lines: Sequence[tuple[int, str]]) -> Trajectory:
-    """The trajectory from the log of an agent's session. Its process may have died."""
+    """The trajectory from the log of an agent's session. The agent's process may have died."""
     from agentrl.gateway.session.session import Session
 
     trajectory = Trajectory()

@@ -70,8 +70,8 @@ _READY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sub_em": ("text", "SubEm", {}),
     "unit_tests": ("agentrl_envs.coding.unit_tests", "UnitTests", {}),
 }
-r"""Graders that need no settings: module, class, arguments. `boxed_` is slime's prefix for a reward that reads the last
-\boxed{}; `math`, `deepscaler` read it anyway, and `remote_rm` sends everything."""
+r"""Graders without settings: module, class, arguments. The prefix `boxed_` is slime's: the reward reads the last
+\boxed{}. `math` and `deepscaler` always read the box, and `remote_rm` sends the whole response."""
 
 _MADE = {
     "Dapo": "maths",

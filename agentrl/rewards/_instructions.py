@@ -1,6 +1,6 @@
 """Whether an answer follows instructions, by the checkers of AllenAI's IFBench.
 
-It runs in a grader's process and is loaded there as a file, so it imports nothing of agentrl.
+A grader's process loads this file as a script, so this file imports nothing of agentrl.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ except ModuleNotFoundError:  # a clone on the path that is older than the packag
 
 
 def follows(answer: str, prompt: str, instructions: list[str], arguments: list[dict[str, Any]]) -> list[bool]:
-    """Whether the answer follows each instruction, given by its name and arguments."""
+    """Whether the answer follows each instruction, given by name and arguments."""
     return [
         bool(answer.strip()) and _checker(name, values, prompt).check_following(answer)
         for name, values in zip(instructions, arguments, strict=True)

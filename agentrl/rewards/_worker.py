@@ -1,9 +1,9 @@
-"""The process in which graders that may block or never return run. `workers.py` starts and ends it.
+"""The process for graders that may block or never return. `workers.py` starts and ends the process.
 
     parent: {"function": path, "args": [...], "seconds": s}    worker: {"ready": true}, once the function is imported
                                                                worker: {"result": ...} or {"error": ..., "world": ...}
 
-It runs as a script and imports no package of agentrl, so it starts in a tenth of a second.
+The script imports no package of agentrl, so the process starts in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GRACE_S = 2.0
 
 
 def serve(connection: Connection) -> None:
-    """Answer one request after the other, until the parent is gone."""
+    """Answer requests in order, until the parent is gone."""
     _bound_memory()
     while True:
         try:
@@ -56,7 +56,7 @@ def _answer(request: Mapping[str, Any], connection: Connection) -> dict[str, Any
 
 @cache
 def _is_the_worlds() -> Callable[[BaseException], bool]:
-    """The rule of episodes, from its file: to import agentrl would take longer than a grade."""
+    """The classification of errors, loaded from a file: the import of agentrl would take longer than a grade."""
     return _load(f"{Path(__file__).parents[1] / 'blame.py'}:is_the_worlds")
 
 
@@ -72,7 +72,7 @@ def _load(path: str) -> Callable[..., Any]:
 
 
 def _import(name: str, file: str, folders: list[str] | None = None) -> ModuleType:
-    """The module in a file, under a name of its own. `folders`: where a package's other modules are."""
+    """The module in a file, under a private name. `folders`: the search path of a package's submodules."""
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is not a Python file")

@@ -1,4 +1,4 @@
-"""Find the answer in what a model wrote, and the labels of a task."""
+"""Find the answer in a model's text, and the right answers in the label of a task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
 LONGEST = 20_000
-"""Characters. A longer answer counts as none: parsing it would cost too much."""
+"""Characters. A longer answer counts as no answer, because parsing would cost too much."""
 
 _TAGS = "<answer>", "</answer>"
 _BOX = re.compile(r"\\f?box(?:ed)?(?=\s*\{|\s+\S)")
@@ -20,13 +20,13 @@ _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[^\s$.,{}]+")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _JOINED = re.compile(r"(?:[\s,;$&{}]|\\[()\[\],;!\s]|\\q?quad\b|\\(?:text|mbox|mathrm)\b|\b(?:and|or)\b)*")
-"""No two of its alternatives begin with the same sign, so that a long text between two boxes costs no time."""
+"""No two alternatives begin with the same sign, so that a long text between two boxes costs no time."""
 
 
 def tagged(text: str) -> str | None:
-    """The content of the last finished <answer>. None if there is none.
+    """The content of the last finished <answer>. None without a finished <answer>.
 
-    A second <answer> inside an open one starts the answer anew.
+    A second <answer> inside an open <answer> starts the answer anew.
     """
     opening, closing = _TAGS
     end = text.rfind(closing)
@@ -37,26 +37,26 @@ def tagged(text: str) -> str | None:
 
 
 def short_answer(text: str) -> str:
-    """The last <answer>, or without tags the whole text; "" for one that is too long."""
-    found = tagged(text)
-    if found is None:
-        found = "" if _TAGS[0] in text else text
-    return found if len(found) <= LONGEST else ""
+    """The last <answer>, or the whole text if it has no tags. "" for an answer of more than `LONGEST` characters."""
+    answer = tagged(text)
+    if answer is None:
+        answer = "" if _TAGS[0] in text else text
+    return answer if len(answer) <= LONGEST else ""
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{} or \fbox{}; of nested ones, the innermost. None if it never ends.
+    r"""The content of the last \boxed{} or \fbox{}, and of nested boxes the innermost. None if the box never ends.
 
-    Boxes with nothing but "and" or a comma between them are one answer: "\boxed{1} and \boxed{2}" is "1, 2".
+    Boxes with only "and" or a comma in between are a single answer: "\boxed{1} and \boxed{2}" is "1, 2".
     """
     text = text[-LONGEST:]
     *earlier, last = [match.span() for match in _BOX.finditer(text)] or [(0, 0)]
-    found = _box(text, last[1]) if last[1] else None
-    if found is None:
+    box = _box(text, last[1]) if last[1] else None
+    if box is None:
         return None
-    answers, start = [found[0]], last[0]
-    for opening, behind in reversed(earlier):
-        before = _box(text, behind)
+    answers, start = [box[0]], last[0]
+    for opening, position in reversed(earlier):
+        before = _box(text, position)
         if before is None or before[1] > start or not _JOINED.fullmatch(text, before[1], start):
             break
         answers, start = [before[0], *answers], opening
@@ -64,9 +64,9 @@ def boxed(text: str) -> str | None:
 
 
 def _box(text: str, position: int) -> tuple[str, int] | None:
-    """The content of the box whose name ends at `position`, and its end. None if it never ends."""
-    behind = text[position : position + 1]
-    start = position if behind == "{" else position + len(_SPACE.match(text, position)[0])  # type: ignore[index]
+    """(content, end) of the box whose name ends at `position`. None if the box never ends."""
+    following = text[position : position + 1]
+    start = position if following == "{" else position + len(_SPACE.match(text, position)[0])  # type: ignore[index]
     if text[start : start + 1] == "{":
         end = _partner(text, start)
         return None if end is None else (text[start + 1 : end].strip(), end + 1)
@@ -85,20 +85,21 @@ def _partner(text: str, start: int) -> int | None:
 
 
 def targets(label: JSON) -> list[str]:
-    """The right answers: a text, a number, a list of them, or one of Search-R1's mappings. Raises ConfigError.
+    """The right answers of a label: a text, a number, a list of texts and numbers, or a mapping as in Search-R1. Raises
+    ConfigError.
 
-    Of a solution in GSM8K's form, only what follows "####" is the answer.
+    In a solution in GSM8K's form, only the text after "####" is the answer.
     """
     for key in ("reward_model", "ground_truth", "target"):
         if isinstance(label, Mapping) and key in label:
             label = label[key]
-    found = list(label) if isinstance(label, Sequence) and not isinstance(label, str) else [label]
-    if not all(isinstance(one, str | int | float) for one in found):
+    rights = list(label) if isinstance(label, Sequence) and not isinstance(label, str) else [label]
+    if not all(isinstance(right, str | int | float) for right in rights):
         raise ConfigError(f"the label {label!r:.100} is not a right answer; write a text, a number or a list of them")
-    return [text for one in found if (text := _plain(one).strip())]
+    return [text for right in rights if (text := _plain(right).strip())]
 
 
-def _plain(one: Any) -> str:
-    text = str(int(one)) if isinstance(one, float) and one.is_integer() else str(one)
+def _plain(right: Any) -> str:
+    text = str(int(right)) if isinstance(right, float) and right.is_integer() else str(right)
     final = _FINAL.search(text)
     return final[1] if final else text

@@ -1,4 +1,4 @@
-"""Multiple choice: whether a model chose the right option, by its letter or by its text."""
+"""Multiple choice: whether a model chose the right option, by letter or by text."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _ANY = string.ascii_uppercase[:10]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a question, and which of them is right."""
+    """The options of a question and the right option."""
 
     letters: Sequence[str]
     right: str | None
     """None if the label is no option and no text."""
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What may stand for a letter."""
+    """Letter -> the texts that may stand for the letter."""
     stand_in: str = ""
-    """The letter in `letters` that stands for a right answer that is the text of no option."""
+    """The letter in `letters` for a right answer whose text is no option; "" if no such letter is needed."""
 
     @classmethod
     def of(cls, label: JSON, metadata: Mapping[str, JSON]) -> Options:
@@ -39,9 +39,7 @@ class Options:
         letters = [str(letter).upper() for letter in metadata.get("valid_letters") or _ANY[: len(choices) or None]]
         texts = {letter: [text] for text, letter in zip(choices, letters, strict=False)}
         right = _right_letter(label, metadata.get("correct_letter"), cls(letters, None, texts))
-        names = [str(metadata[key]) for key in ("correct_answer", "answer_text") if metadata.get(key)]
-        if right is None and isinstance(label, str) and len(label.strip()) > 1:
-            names.append(label.strip())
+        names = _right_texts(label if right is None else None, metadata)
         stand_in = max({*string.ascii_uppercase} - {*letters}, default="") if right is None and names else ""
         right = right or stand_in or None
         if right is not None and names:
@@ -49,7 +47,7 @@ class Options:
         return cls([*letters, stand_in] if stand_in else letters, right, texts, stand_in)
 
     def chosen_in(self, text: str) -> str | None:
-        r"""The letter that the text chooses: in its last \boxed{}, else in its statements."""
+        r"""The letter that the text chooses: in the last \boxed{}, else in the statements."""
         text = short_answer(text)
         for part in filter(None, (boxed(text), text)):
             letter, rank = max((self._read(part), chosen(self._lettered(part), self.letters)), key=_rank_of)
@@ -88,7 +86,7 @@ def _rank_of(read: tuple[str | None, Rank]) -> tuple[bool, Rank]:
 
 
 def _end(words: Sequence[Sequence[str]], start: int, name: Sequence[str]) -> int:
-    """Where `name` ends if it stands at `start`, else 0."""
+    """The end of `name` if `name` stands at `start`, else 0."""
     end, read = start, list[str]()
     while words[start] and end < min(start + 2 * len(name), len(words)) and len(read) < len(name):
         read += words[end]
@@ -109,9 +107,9 @@ class Gpqa(Grader):
     def __init__(self, *, box: bool = False) -> None:
         self.box = box
 
-    async def grade(self, written: ModelOutput) -> float:
-        options = Options.of(written.label, written.metadata)
-        answer = (boxed(written.answer) or "") if self.box else written.answer
+    async def grade(self, output: ModelOutput) -> float:
+        options = Options.of(output.label, output.metadata)
+        answer = (boxed(output.answer) or "") if self.box else output.answer
         return float(options.right is not None and options.chosen_in(answer) == options.right)
 
     def check_task(self, task: Task) -> None:
@@ -128,6 +126,14 @@ class Gpqa(Grader):
 def _choices(metadata: Mapping[str, JSON]) -> list[str]:
     choices: Any = metadata.get("choices") or ()
     return [str(choice) for choice in (choices.values() if isinstance(choices, Mapping) else choices)]
+
+
+def _right_texts(label: JSON, metadata: Mapping[str, JSON]) -> list[str]:
+    """The texts of the right answer, from the metadata and from a label with more than a letter."""
+    texts = [str(metadata[key]) for key in ("correct_answer", "answer_text") if metadata.get(key)]
+    if isinstance(label, str) and len(label.strip()) > 1:
+        texts.append(label.strip())
+    return texts
 
 
 def _right_letter(label: JSON, correct: JSON, options: Options) -> str | None:

@@ -20,21 +20,19 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, MaybeAwait, Reward, Task
 
 TurnFn: TypeAlias = "Callable[[str, str], MaybeAwait[float]]"
-"""(what the model wrote in a turn, what followed it) -> the turn's reward."""
+"""(the model's text of a turn, the observation after the turn) -> the turn's reward."""
 GroupFn: TypeAlias = "Callable[[Sequence[ModelOutput]], MaybeAwait[Sequence[float | Reward]]]"
 
 
 def weighted(**graders: tuple[Grader, float]) -> Grader:
     """The weighted sum of graders: `weighted(em=(em, 1.0), short=(short, 0.1))`.
 
-    Each part is logged with its weight, and the parts of a grader under its name: `em.format`. Raises ConfigError.
+    Each weighted part is logged, and the parts of a grader under the grader's name: `em.format`. Raises ConfigError.
     """
-    for name, given in graders.items():
-        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Grader)):
-            raise ConfigError(
-                f"weighted: {name} must be (grader, weight), not {given!r:.80}; see @grader for functions"
-            )
-        if hasattr(given[0], "grade_group"):
+    for name, pair in graders.items():
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Grader)):
+            raise ConfigError(f"weighted: {name} must be (grader, weight), not {pair!r:.80}; see @grader for functions")
+        if hasattr(pair[0], "grade_group"):
             raise ConfigError(
                 f"weighted: {name} grades groups, and `weighted` sums one episode at a time; use it alone"
             )
@@ -51,10 +49,10 @@ class _Weighted(Grader):
         for grader, _ in self.graders.values():
             grader.check_task(task)
 
-    async def grade(self, written: ModelOutput) -> Reward:
-        grades = await gather([grader.grade(written) for grader, _ in self.graders.values()])
+    async def grade(self, output: ModelOutput) -> Reward:
+        grades = await gather([grader.grade(output) for grader, _ in self.graders.values()])
         parts: dict[str, float] = {}
-        turns = [0.0] * len(written.turns)
+        turns = [0.0] * len(output.turns)
         for (name, (_, weight)), grade in zip(self.graders.items(), grades, strict=True):
             reward = as_reward(grade)
             parts[name] = weight * reward.value
@@ -66,9 +64,10 @@ class _Weighted(Grader):
 
 
 def per_turn(function: TurnFn) -> Grader:
-    """Decorate a function of (what the model wrote in a turn, what followed it). The reward is the sum over the turns.
+    """Decorate a function of (the model's text of a turn, the observation after the turn). The reward is the sum over
+    the turns.
 
-    Each turn's reward is added to that turn of the trajectory, where `credit: turn` reads it.
+    Each turn's reward is stored in the trajectory's turn, for `credit: turn`.
     """
     return _PerTurn(function)
 
@@ -77,21 +76,22 @@ class _PerTurn(Grader):
     def __init__(self, function: TurnFn) -> None:
         self.function = function
 
-    async def grade(self, written: ModelOutput) -> TurnReward:
-        rewards = [await self._of(turn, after) for turn, after in _pairs(written)]
+    async def grade(self, output: ModelOutput) -> TurnReward:
+        rewards = [await self._of(turn, after) for turn, after in _pairs(output)]
         return TurnReward(sum(rewards), turns=tuple(rewards))
 
     async def _of(self, turn: str, after: str) -> float:
-        found = self.function(turn, after)
-        return number(await found if inspect.isawaitable(found) else found, "the reward of a turn")
+        reward = self.function(turn, after)
+        return number(await reward if inspect.isawaitable(reward) else reward, "the reward of a turn")
 
 
 def shaped(potential: Callable[[ModelOutput], float], *, discount: float = 1.0) -> Grader:
-    """Potential-based shaping: a turn earns `discount` * the potential after it, less the one before it.
+    """Potential-based shaping: a turn earns `discount` * (the potential after the turn) - (the potential before the
+    turn).
 
-    The potential is a function of `ModelOutput` as it was after that turn; before the first turn it is called with no
-    turns. It counts as 0 at the end, so the sum over an episode is the same for all policies (Ng et al. 1999), and only
-    the credit of the turns changes.
+    The potential is a function of the `ModelOutput` so far, which has no turns before the first turn. At the end the
+    potential counts as 0. So the sum over an episode is the same for all policies (Ng et al. 1999), and only the credit
+    of the turns changes.
     """
     return _Shaped(potential, discount)
 
@@ -100,46 +100,51 @@ class _Shaped(Grader):
     def __init__(self, potential: Callable[[ModelOutput], float], discount: float) -> None:
         self.potential, self.discount = potential, discount
 
-    async def grade(self, written: ModelOutput) -> TurnReward:
-        at = [number(self.potential(_after(written, turns)), "the potential") for turns in range(len(written.turns))]
-        rewards = [self.discount * after - before for before, after in zip(at, [*at[1:], 0.0][: len(at)], strict=True)]
+    async def grade(self, output: ModelOutput) -> TurnReward:
+        potentials = [
+            number(self.potential(_after(output, turns)), "the potential") for turns in range(len(output.turns))
+        ]
+        rewards = [
+            self.discount * after - before
+            for before, after in zip(potentials, [*potentials[1:], 0.0][: len(potentials)], strict=True)
+        ]
         return TurnReward(sum(rewards), turns=tuple(rewards))
 
 
-def _after(written: ModelOutput, turns: int) -> ModelOutput:
-    """What was written and observed up to a turn."""
+def _after(output: ModelOutput, turns: int) -> ModelOutput:
+    """The output and the observations of the first `turns` turns."""
     return ModelOutput.of_turns(
-        written.turns[:turns],
-        observed=written.observed[:turns],
-        prompt=written.prompt,
-        label=written.label,
-        metadata=written.metadata,
+        output.turns[:turns],
+        observed=output.observed[:turns],
+        prompt=output.prompt,
+        label=output.label,
+        metadata=output.metadata,
     )
 
 
-def _pairs(written: ModelOutput) -> list[tuple[str, str]]:
-    """Each turn with what followed it, "" for nothing."""
-    return list(zip_longest(written.turns, written.observed[: len(written.turns)], fillvalue=""))
+def _pairs(output: ModelOutput) -> list[tuple[str, str]]:
+    """(turn, observation after the turn) for each turn; "" without an observation."""
+    return list(zip_longest(output.turns, output.observed[: len(output.turns)], fillvalue=""))
 
 
 def group(function: GroupFn) -> GroupGrader:
-    """Decorate a function of the finished episodes of a group. It returns a reward for each.
+    """Decorate a function of the finished episodes of a group. It returns a reward for each episode.
 
-    Episodes that failed or were aborted are not among them. Under slime it needs --group-rm.
+    Failed and aborted episodes are left out. slime needs --group-rm.
     """
     return GroupGrader(function)
 
 
 class GroupGrader(Grader):
-    """Grades the episodes of a group together, once all of them have ended."""
+    """Grades the episodes of a group together, after the last episode has ended."""
 
     def __init__(self, function: GroupFn) -> None:
         self.function = function
 
     async def grade_group(self, group: Sequence[ModelOutput]) -> list[Grade]:
-        """A reward for each. Raises ConfigError if the function returns another number of them."""
-        found = self.function(group)
-        rewards = list(await found if inspect.isawaitable(found) else found)
+        """A reward for each episode. Raises ConfigError if the function returns a different number of rewards."""
+        answer = self.function(group)
+        rewards = list(await answer if inspect.isawaitable(answer) else answer)
         if len(rewards) != len(group):
             raise ConfigError(
                 f"a group reward returned {len(rewards)} rewards for {len(group)} episodes; return one each"
@@ -147,15 +152,15 @@ class GroupGrader(Grader):
         return rewards
 
     async def of_group(self, trajectories: Sequence[Trajectory], policy: AsksMessages | None = None) -> list[Grade]:
-        """As `grade_group`, for trajectories. agentrl's own rollout calls it. `policy` is the model in training."""
-        return await self.grade_group([ModelOutput.of(one) for one in trajectories])
+        """`grade_group` for trajectories, called by agentrl's rollout. `policy` is the model in training."""
+        return await self.grade_group([ModelOutput.of(trajectory) for trajectory in trajectories])
 
-    def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
-        if len(given) == 1 and isinstance(given[0], Trajectory):
+    def __call__(self, *arguments: Any, **kwargs: Any) -> Awaitable[JSON]:
+        if len(arguments) == 1 and isinstance(arguments[0], Trajectory):
             return _later()
-        if len(given) == 2 and not isinstance(given[1], list):
+        if len(arguments) == 2 and not isinstance(arguments[1], list):
             raise ConfigError("this reward grades groups; add --group-rm, so that slime hands over whole groups")
-        return super().__call__(*given, **kwargs)
+        return super().__call__(*arguments, **kwargs)
 
 
 async def _later() -> None:
@@ -180,7 +185,7 @@ class _InProcess(Grader):
     def __init__(self, path: str, seconds: float) -> None:
         self.path, self.seconds = path, seconds
 
-    async def grade(self, written: ModelOutput) -> float:
-        answer = written.answer if len(written.answer) <= LONGEST else ""
-        found = await shared().run(self.path, answer, written.label, seconds=self.seconds)
-        return number(found, f"the reward of {self.path}")
+    async def grade(self, output: ModelOutput) -> float:
+        answer = output.answer if len(output.answer) <= LONGEST else ""
+        reward = await shared().run(self.path, answer, output.label, seconds=self.seconds)
+        return number(reward, f"the reward of {self.path}")

@@ -1,4 +1,4 @@
-"""A grader: one object that is a reward function of agentrl and a reward model of slime."""
+"""A grader: an object that is a reward function of agentrl and a reward model of slime."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ GradeFn: TypeAlias = "Callable[[ModelOutput], MaybeAwait[float | Reward]]"
 
 @dataclass(frozen=True, slots=True)
 class TurnReward(Reward):
-    """A reward, and which share of it each turn earned."""
+    """A reward, and the share of each turn."""
 
     turns: tuple[float, ...] = ()
 
 
 class Grader:
-    """Grades what a model wrote. A subclass writes `grade`; `@grader` makes one of a function.
+    """Grades the output of a model. A subclass defines `grade`; `@grader` turns a function into a grader.
 
-    Both hosts take it: `reward: my_rewards.py:mine` calls it with a Trajectory, `--custom-rm-path my_rewards.mine` with
-    slime's arguments and a Sample, or a list of them.
+    Both hosts accept a grader. `reward: my_rewards.py:mine` calls it with a Trajectory, `--custom-rm-path
+    my_rewards.mine` with slime's arguments and a Sample or a list of Samples.
     """
 
-    async def grade(self, written: ModelOutput) -> Grade:
-        """The reward. Raises InfraError or TimeoutError where the world broke: such an episode is not trained."""
+    async def grade(self, output: ModelOutput) -> Grade:
+        """The reward. Raises InfraError or TimeoutError if the infrastructure failed: the episode is not trained."""
         raise NotImplementedError
 
     def check_task(self, task: Task) -> None:
-        """Called for each task before a run. Raises ConfigError for a label that no answer can match."""
+        """Check the label of a task before a run. Raises ConfigError for a label that no answer can match."""
 
-    def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
-        if len(given) == 1 and isinstance(given[0], Trajectory):
-            return self._of_trajectory(given[0])
-        if len(given) == 2:
+    def __call__(self, *arguments: Any, **kwargs: Any) -> Awaitable[JSON]:
+        if len(arguments) == 1 and isinstance(arguments[0], Trajectory):
+            return self._of_trajectory(arguments[0])
+        if len(arguments) == 2:
             from agentrl.slime.graded import graded  # the host's door, as `agentrl.adapt` is
 
-            return graded(self, *given)
+            return graded(self, *arguments)
         raise TypeError(
-            f"{type(self).__name__} takes a trajectory, or slime's (args, sample), not {len(given)} arguments"
+            f"{type(self).__name__} takes a trajectory, or slime's (args, sample), not {len(arguments)} arguments"
         )
 
     async def _of_trajectory(self, trajectory: Trajectory) -> Grade:
@@ -62,13 +62,13 @@ class FunctionGrader(Grader):
     def __init__(self, function: GradeFn) -> None:
         self.function = function
 
-    async def grade(self, written: ModelOutput) -> Grade:
-        found = self.function(written)
-        return await found if inspect.isawaitable(found) else found
+    async def grade(self, output: ModelOutput) -> Grade:
+        reward = self.function(output)
+        return await reward if inspect.isawaitable(reward) else reward
 
 
 def grader(function: GradeFn) -> Grader:
-    """Decorate a function of `ModelOutput`: `reward:`, `--custom-rm-path` and `weighted` then take it."""
+    """Decorate a function of `ModelOutput` for use in `reward:`, `--custom-rm-path` and `weighted`."""
     return FunctionGrader(function)
 
 

@@ -1,4 +1,4 @@
-"""Instructions that a program can check, by AllenAI's IFBench, in a process that dies at its deadline."""
+"""Instructions that a program can check, by AllenAI's IFBench, in a process with a deadline."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ _FOLLOWS = f"{Path(__file__).with_name('_instructions.py')}:follows"
 
 
 class IFBench(Grader):
-    r"""1 if the answer follows all instructions, else 0; the part `followed` is their share.
+    r"""1 if the answer follows all instructions, else 0. The part `followed` is the share of followed instructions.
 
-    The task's metadata hold `instruction_id_list`, `kwargs` (the arguments of each, or those of all) and `prompt_text`
-    (by default the prompt), as slime's reward `ifbench` reads them. The names of instructions are those of IFBench
-    (arXiv 2507.02833) and, in its newer versions, of IFEval. `box`: the content of the last \boxed{} is the answer.
+    The task's metadata hold `instruction_id_list`, `kwargs` (the arguments of each instruction, or common arguments)
+    and `prompt_text` (by default the prompt), as in slime's reward `ifbench`. The names of instructions are the names
+    of IFBench (arXiv 2507.02833) and, in newer versions, of IFEval. `box`: the content of the last \boxed{} is the
+    answer.
 
-    Raises ConfigError without the library or the metadata, TimeoutError after 30 s, InfraError if its process died.
+    Raises ConfigError without the library or the metadata, TimeoutError after 30 s, InfraError if the process died.
     """
 
     def __init__(self, *, box: bool = False) -> None:
         self.box = box
 
-    async def grade(self, written: ModelOutput) -> Reward:
-        names, arguments = _instructions(written.metadata)
+    async def grade(self, output: ModelOutput) -> Reward:
+        names, arguments = _instructions(output.metadata)
         _require_library()
-        answer = (boxed(written.answer) or "") if self.box else written.answer
+        answer = (boxed(output.answer) or "") if self.box else output.answer
         if not answer or len(answer) > LONGEST:
             return Reward(0.0, {"followed": 0.0})
-        prompt = written.metadata.get("prompt_text")
-        question = _text(written.prompt) if prompt is None else str(prompt)
+        prompt = output.metadata.get("prompt_text")
+        question = _text(output.prompt) if prompt is None else str(prompt)
         follows = list(await shared().run(_FOLLOWS, answer, question, names, arguments, seconds=_SECONDS))
         return Reward(float(all(follows)), {"followed": sum(follows) / len(follows)})
 
@@ -72,7 +73,7 @@ def _instructions(metadata: Mapping[str, JSON]) -> tuple[list[str], list[dict[st
 
 
 def _text(prompt: JSON) -> str:
-    """The prompt as text: of messages, the last one of the user."""
+    """The prompt as text: of messages, the last user message."""
     if isinstance(prompt, str):
         return prompt
     users = [message for message in prompt or () if isinstance(message, Mapping) and message.get("role") == "user"]

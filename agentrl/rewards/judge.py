@@ -65,33 +65,33 @@ class LLMJudge(Grader):
             options={"temperature": 0, **(options or {})},
         )
 
-    async def grade(self, written: ModelOutput) -> float:
-        if not written.answer or len(written.answer) > LONGEST:
+    async def grade(self, output: ModelOutput) -> float:
+        if not output.answer or len(output.answer) > LONGEST:
             return 0.0
         for _ in range(_TWICE):
-            reply = await self.model.ask([{"role": "user", "content": self.prompt(written)}])
+            reply = await self.model.ask([{"role": "user", "content": self.prompt(output)}])
             if (score := verdict(reply.answer)) is not None:
                 return score
         flaw = reply.flaw or f"ends with {reply.answer[-100:]!r}"
         raise InfraError(f"the judge {self.model.model} wrote no line SCORE: 0 to {_MOST}: its answer {flaw}")
 
-    def prompt(self, written: ModelOutput) -> str:
-        """What the judge reads. The marks around the answer depend on it, so the answer cannot hold them."""
-        mark = f"answer-{hashlib.sha256(written.answer.encode()).hexdigest()[:12]}"
-        label = written.label
+    def prompt(self, output: ModelOutput) -> str:
+        """The judge's prompt. The marks around the answer depend on the answer, so the answer cannot hold the marks."""
+        mark = f"answer-{hashlib.sha256(output.answer.encode()).hexdigest()[:12]}"
+        label = output.label
         return _PROMPT.format(
             mark=mark,
             rubric=self.rubric,
-            question=_question(written.prompt),
+            question=_question(output.prompt),
             reference=f"\nReference answer:\n{label}\n" if label is not None else "",
-            answer=written.answer,
+            answer=output.answer,
         )
 
 
-def verdict(said: str) -> float | None:
+def verdict(reply: str) -> float | None:
     """The score in the last line `SCORE: n` outside of thoughts, as a share of 10. None without such a line, and for a
     score above 10."""
-    scores = _VERDICT.findall(split_thoughts(said, WRITTEN)[1])
+    scores = _VERDICT.findall(split_thoughts(reply, WRITTEN)[1])
     score = float(scores[-1]) if scores else _MOST + 1.0
     return score / _MOST if score <= _MOST else None
 

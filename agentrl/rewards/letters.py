@@ -1,14 +1,14 @@
 """The option that a text chooses: a small grammar of statements about letters.
 
-A mention is a letter, or several that are joined: "C", "(c)", "A or B". Words around it make it a statement: denied
+A mention is a letter, or several joined letters: "C", "(c)", "A or B". Words around a mention make a statement: denied
 ("not A", "unlike B", "C is wrong"), or affirmed with a rank:
 
     ANSWER      "the answer is C", "Answer: (C)", "C is the correct option", a line with the letter alone
     CONCLUDED   "so C", "I choose C", "C is correct", "option C fits best", a text that begins with "C."
     NAMED       the letter alone, in any other sentence
 
-The last statement of the highest rank decides. A mention of two letters chooses neither. A correction ("Wait, ...")
-voids the statements before it, and a rejection ("C is wrong") those that chose the same letter.
+The last statement of the highest rank decides. A mention of two letters chooses neither letter. A correction ("Wait,
+...") voids the statements before it. A rejection ("C is wrong") voids earlier choices of the same letter.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A mention of one or several letters, and how the text judges them."""
+    """A mention of letters, and the text's judgement of the mention."""
 
     letters: frozenset[str]
     rank: Rank
     denied: bool
     rejected: bool
-    """Denied by a verdict on the letter itself, which voids an earlier choice of it."""
+    """Denied by a verdict on the letter itself. The denial voids an earlier choice of the letter."""
     start: int
 
 
@@ -112,27 +112,19 @@ _CLAUSE = re.compile(
 )
 _SENTENCE = re.compile(r"[.!?](?=\s|$)|\n")
 _NEAR = 120
-"""Characters around a mention that may belong to its statement."""
+"""The characters around a mention that may belong to the statement."""
 _MOST = 500
-"""Mentions. A text with more chooses nothing: it would take long to read."""
+"""The most mentions. A text with more mentions chooses no option, because reading would take long."""
 
 
 def chosen(text: str, valid: Sequence[str]) -> tuple[str | None, Rank]:
-    """The letter that the text chooses, and the rank of its statement. None if it chooses none, or several."""
+    """The chosen letter, and the rank of the statement. None if the text chooses no letter, or several."""
     text = plain(text)
     statements = [
         statement for statement in _statements(text) if statement.letters & {*valid} or statement.rank is Rank.ANSWER
     ]
-    corrected = max((match.start() for match in _CORRECTS.finditer(text)), default=0)
-    later = [statement for statement in statements if statement.start > corrected]
-    if any(_affirms(statement, Rank.CONCLUDED) for statement in later):
-        statements = later
-    rejected = {statement.letters: statement.start for statement in statements if statement.rejected}
-    affirmed = [
-        statement
-        for statement in statements
-        if _affirms(statement, Rank.NAMED) and statement.start > rejected.get(statement.letters, -1)
-    ]
+    statements = _corrected(text, statements)
+    affirmed = _affirmed(statements)
     rank = max((statement.rank for statement in affirmed), default=Rank.NONE)
     highest = [statement.letters for statement in affirmed if statement.rank is rank]
     if rank is Rank.NAMED:  # no statement: the letter must be the only one
@@ -142,8 +134,25 @@ def chosen(text: str, valid: Sequence[str]) -> tuple[str | None, Rank]:
     return (next(iter(letters)) if len(letters) == 1 and letters <= {*valid} else None), rank
 
 
+def _corrected(text: str, statements: list[Statement]) -> list[Statement]:
+    """The statements after the last correction ("wait, no") if any of these concludes, else all statements."""
+    corrected = max((match.start() for match in _CORRECTS.finditer(text)), default=0)
+    later = [statement for statement in statements if statement.start > corrected]
+    return later if any(_affirms(statement, Rank.CONCLUDED) for statement in later) else statements
+
+
+def _affirmed(statements: list[Statement]) -> list[Statement]:
+    """The statements that affirm letters, unless a later statement rejects the same letters."""
+    rejected = {statement.letters: statement.start for statement in statements if statement.rejected}
+    return [
+        statement
+        for statement in statements
+        if _affirms(statement, Rank.NAMED) and statement.start > rejected.get(statement.letters, -1)
+    ]
+
+
 def plain(text: str) -> str:
-    """The text without marks around letters: quotes, and those of LaTeX and Markdown."""
+    """The text without quotes and without marks of LaTeX and Markdown around letters."""
     return _QUOTED.sub(r"\1", _MARKUP.sub("", text))
 
 
@@ -162,20 +171,24 @@ def _statements(text: str) -> Iterator[Statement]:
         after = text[end : min(next_start, end + _NEAR)]
         if end + len(after) == next_start < len(text):  # "A, not B": the denial is that of B
             after = _DIRECTLY.sub("", after)
-        clause, follows = _last_clause(before), _clause(after)
         letters = frozenset((match[1] or match[2]).upper() for match in group)
-        leading = _leads(text, group[0])
+        leading, follows = _leads(text, group[0]), _clause(after)
         rank = _rank(text, (start, end), before, follows, leading and len(leads) == 1)
         if rank is Rank.NAMED and (leading or group[0][0].islower()):
             rank = Rank.NONE  # an option of a list; a variable
-        wrong = bool(_WRONG.search(follows)) != bool(_NOT.search(follows))
-        denied = wrong != bool(_EXCEPT.search(before)) or bool(_AGAINST.search(clause) or _UNTRUE.search(before))
-        rejected = denied and (bool(_DIRECTLY.search(clause)) or bool(_WRONG.search(follows)))
-        yield Statement(letters, rank, denied, rejected, start)
+        yield Statement(letters, rank, *_denial(before, follows), start)
+
+
+def _denial(before: str, follows: str) -> tuple[bool, bool]:
+    """(whether the text around letters denies the letters, whether the text rejects the letters outright)."""
+    clause = _last_clause(before)
+    wrong = bool(_WRONG.search(follows)) != bool(_NOT.search(follows))
+    denied = wrong != bool(_EXCEPT.search(before)) or bool(_AGAINST.search(clause) or _UNTRUE.search(before))
+    return denied, denied and (bool(_DIRECTLY.search(clause)) or bool(_WRONG.search(follows)))
 
 
 def _groups(text: str) -> list[list[re.Match[str]]]:
-    """The letters of the text, those that are joined together."""
+    """The letters of the text, in groups of joined letters."""
     groups = list[list[re.Match[str]]]()
     for match in _LETTER.finditer(text):
         if _is_word(text, match):
@@ -193,7 +206,7 @@ def _groups(text: str) -> list[list[re.Match[str]]]:
 
 
 def _is_word(text: str, match: re.Match[str]) -> bool:
-    """Whether the letter is an article or a pronoun, or a small letter that is no option's name."""
+    """Whether the letter is an article or a pronoun, or a small letter that names no option."""
     letter = match[1] or match[2]
     if match[1] or letter not in "aAI":
         return False
@@ -210,7 +223,7 @@ _SUBJECT = re.compile(
     r"(?:is|isn|are|aren|was|and|or|nor|vs|versus|looks|seems|can|cannot|could|couldn|must|would|wouldn|has|does|doesn"
     r"|fits|works|matches|holds|follows|violates|contradicts|fails|ignores|because|since|as|too|also|only|then|not|but)$"
 )
-"""Words after a letter "A" that begins a sentence. Other words make it an article."""
+"""Words after a letter "A" at the beginning of a sentence. Before any other word, "A" is an article."""
 
 
 def _leads(text: str, match: re.Match[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Mathematics: the answer is read and compared in a process that dies at its deadline."""
+"""Mathematics: a process with a deadline reads and compares the answer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _STATED = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
 
 async def is_same(answer: str, labels: list[str], *, seconds: float = SECONDS) -> bool:
-    """Whether a mathematical answer equals one of the labels.
+    """Whether a mathematical answer equals a label.
 
-    Raises TimeoutError after `seconds`, InfraError if its process died, ConfigError without mpmath.
+    Raises TimeoutError after `seconds`, InfraError if the process died, ConfigError without mpmath.
     """
     answer = answer.strip()
     if not answer or not labels or len(answer) > LONGEST:
@@ -38,8 +38,8 @@ async def is_same(answer: str, labels: list[str], *, seconds: float = SECONDS) -
 
 
 def right_answers(label: JSON) -> list[str]:
-    r"""The right answers of a label, each without its \boxed{}."""
-    return [boxed(one) or "" if "\\boxed" in one else one for one in targets(label)]
+    r"""The right answers of a label, without \boxed{}."""
+    return [boxed(right) or "" if "\\boxed" in right else right for right in targets(label)]
 
 
 class _MathGrader(Grader):
@@ -50,18 +50,18 @@ class _MathGrader(Grader):
 class Math(_MathGrader):
     r"""1 if the last \boxed{} of the answer equals the label, else 0."""
 
-    async def grade(self, written: ModelOutput) -> float:
-        given = boxed(written.answer)
-        return float(given is not None and await is_same(given, right_answers(written.label)))
+    async def grade(self, output: ModelOutput) -> float:
+        answer = boxed(output.answer)
+        return float(answer is not None and await is_same(answer, right_answers(output.label)))
 
 
 class Deepscaler(Math):
     r"""As Math, but 0 without a finished thought. "###Response" ends a thought, too."""
 
-    async def grade(self, written: ModelOutput) -> float:
-        if not (written.thought or "###Response" in written.answer):
+    async def grade(self, output: ModelOutput) -> float:
+        if not (output.thought or "###Response" in output.answer):
             return 0.0
-        return await super().grade(written)
+        return await super().grade(output)
 
 
 class Dapo(_MathGrader):
@@ -70,16 +70,16 @@ class Dapo(_MathGrader):
     def __init__(self, *, box: bool = False) -> None:
         self.box = box
 
-    async def grade(self, written: ModelOutput) -> Reward:
-        given = boxed(written.answer) if self.box else stated(written.answer)
-        right = given is not None and await is_same(given, right_answers(written.label))
+    async def grade(self, output: ModelOutput) -> Reward:
+        answer = boxed(output.answer) if self.box else stated(output.answer)
+        right = answer is not None and await is_same(answer, right_answers(output.label))
         return Reward(1.0 if right else -1.0, {"acc": float(right)})
 
 
 def stated(text: str) -> str | None:
-    r"""What follows the last "Answer:", without $ and \boxed{}."""
-    found = _STATED.findall(text[-LONGEST:])
-    if not found:
+    r"""The text after the last "Answer:", without $ and \boxed{}."""
+    matches = _STATED.findall(text[-LONGEST:])
+    if not matches:
         return None
-    last = str(found[-1]).strip()
+    last = str(matches[-1]).strip()
     return (boxed(last) or "") if "\\boxed" in last else last.strip("*$ ").rstrip(".")

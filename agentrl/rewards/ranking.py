@@ -1,4 +1,4 @@
-"""Rankings in text: the prompt in which a judge compares attempts, its answer, and how two rankings agree."""
+"""Rankings in text: the judge's prompt, the judge's answer, and the agreement of two rankings."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def judge_prompt(
     reference: str,
     example: Sequence[str],
 ) -> str:
-    """What the judge reads. `mark` must be in none of the texts, so that no text can end its own quotation. `example`
-    are the names in some order."""
+    """The judge's prompt. No text may hold `mark`, so that no text can end its quotation. `example`: the names in any
+    order."""
     quoted = _quoted(attempts, names, mark, task, reference)
     return _PROMPT.format(count=len(attempts), mark=mark, rubric=rubric, example=" > ".join(example), **quoted)
 
 
 def pair_prompt(attempts: Sequence[str], *, mark: str, rubric: str, task: str, reference: str) -> str:
-    """What the judge reads of two attempts, A and B. `mark` as in `judge_prompt`."""
+    """The judge's prompt for two attempts, A and B. `mark` as in `judge_prompt`."""
     return _PAIR.format(mark=mark, rubric=rubric, **_quoted(attempts, "AB", mark, task, reference))
 
 
@@ -76,29 +76,29 @@ def _quoted(attempts: Sequence[str], names: Sequence[str], mark: str, task: str,
     }
 
 
-def attempt_text(written: ModelOutput, most: int) -> str:
-    """An episode as the judge reads it: turns without their thoughts, what followed each, and the answer if it is not
-    in the last turn. At most `most` characters: the middle is left out."""
-    turns = [without_thought(turn)[0] for turn in written.turns]
+def attempt_text(output: ModelOutput, most: int) -> str:
+    """The text of an episode for a judge: turns without thoughts, the observation after each turn, and the answer
+    unless the last turn holds it. Of more than `most` characters, the middle is left out."""
+    turns = [without_thought(turn)[0] for turn in output.turns]
     parts = list[str]()
-    for turn, observed in zip_longest(turns, written.observed[: len(turns)], fillvalue=""):
+    for turn, observed in zip_longest(turns, output.observed[: len(turns)], fillvalue=""):
         parts += [f"[writes]\n{turn}"] if turn else []
         parts += [f"[is answered]\n{observed.strip()}"] if observed.strip() else []
-    if not turns or written.answer not in turns[-1]:
-        parts.append(f"[answers]\n{written.answer}")
+    if not turns or output.answer not in turns[-1]:
+        parts.append(f"[answers]\n{output.answer}")
     text = plain("\n".join(parts)) or "(nothing)"
     half = most // 2
     return text if len(text) <= most else f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
 
 
 def plain(text: str) -> str:
-    """The text with a space in each special token of common templates: a server could read it as the end of a
+    """The text with a space in each special token of common templates: a server could read such a token as the end of a
     message."""
     return _SPECIAL.sub(r"\g<0> ", text)
 
 
 def task_text(prompt: JSON) -> str:
-    """A task's prompt as text: of messages, each with its role."""
+    """A task's prompt as text: messages with their roles."""
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         return plain(str(prompt))
     messages = [message for message in prompt if isinstance(message, Mapping)]
@@ -106,12 +106,12 @@ def task_text(prompt: JSON) -> str:
     return plain("\n".join(texts))
 
 
-def read_ranking(said: str, names: Sequence[str]) -> dict[str, float] | None:
+def read_ranking(reply: str, names: Sequence[str]) -> dict[str, float] | None:
     """The rewards in the last line `RANKING: B > A = C`: 1 for the best, 0 for the worst, equal for equal ones.
 
     Their mean is always 0.5. None unless the line holds each name exactly once. Thoughts do not count.
     """
-    lines = _LINE.findall(split_thoughts(said, WRITTEN)[1])
+    lines = _LINE.findall(split_thoughts(reply, WRITTEN)[1])
     if not lines:
         return None
     levels = [[name.strip(_ORNAMENTS) for name in level.split("=")] for level in lines[-1].split(">")]
@@ -125,10 +125,10 @@ def read_ranking(said: str, names: Sequence[str]) -> dict[str, float] | None:
     return rewards
 
 
-def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
-    """Kendall's tau-b of two rankings of the same things, from -1 to 1 (Kendall 1945). 1 if neither orders anything,
-    0 if only one does."""
-    signs = [(_sign(one[i] - one[j]), _sign(other[i] - other[j])) for i, j in combinations(range(len(one)), 2)]
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
+    """Kendall's tau-b of two rankings of the same items, from -1 to 1 (Kendall 1945). 1 if neither ranking orders any
+    items, 0 if only one ranking does."""
+    signs = [(_sign(first[i] - first[j]), _sign(second[i] - second[j])) for i, j in combinations(range(len(first)), 2)]
     ordered, others = sum(a != 0 for a, _ in signs), sum(b != 0 for _, b in signs)
     if not ordered or not others:
         return float(ordered == others)

@@ -35,14 +35,14 @@ log = logging.getLogger("agentrl")
 
 _TRIES = 2
 _KEPT = 4096
-"""Verdicts that are kept."""
+"""The number of cached verdicts."""
 _Wins: TypeAlias = Mapping[tuple[str, str], float]
-"""For two texts, how surely the first one is better, from 0 to 1."""
+"""(text A, text B) -> the probability that A is better, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What a judge made of different texts."""
+    """The judge's verdict on different texts."""
 
     wins: _Wins | None
     """None if no answer could be used."""
@@ -56,19 +56,20 @@ class _Verdict:
 class RelativeJudge(GroupGrader):
     """Rewards from 0 (worst) to 1 (best) by a model that ranks the episodes of a group, as in ART's RULER.
 
-    One prompt holds the task, its label if there is one, and the episodes in a random order. Equal episodes are shown
-    once and earn the same. Without `base_url` and `model`, the model in training is the judge. An answer that holds no
-    ranking is asked for once more, in another order; if that fails too, all episodes of the group get 0.5, so the group
-    teaches nothing. Verdicts are kept by the content of what was shown.
+    The prompt holds the task, the label if the task has a label, and the episodes in random order. Equal episodes
+    appear once and earn the same reward. Without `base_url` and `model`, the model in training is the judge. After an
+    answer without a ranking the judge is asked a second time, in a different order. If the second answer has no
+    ranking, all episodes of the group get 0.5, so the group teaches nothing. Verdicts are cached by the content of the
+    prompt.
 
-    With `pairs`, the judge writes no ranking: of every two different episodes it is asked which one is better, in both
-    orders, and the log-odds of its two possible answers are read (pairwise ranking prompting, arXiv 2306.17563). The
-    mean over both orders cancels a preference for a place. The reward is the mean probability to win. This is for small
-    models. Nothing is sampled, but a group of n needs n * (n - 1) prompts.
+    With `pairs`, the judge compares every two different episodes in both orders, and the log-odds of the two possible
+    answers are read (pairwise ranking prompting, arXiv 2306.17563). The mean over both orders cancels a preference for
+    a position. The reward is the mean probability to win. This mode is for small models. No text is sampled, but a
+    group of n episodes needs n * (n - 1) prompts.
 
     Parts of the reward: `judge_tokens` (the episode's share), `judge_unusable` (the share of questions without a usable
-    answer), and in groups that were judged twice `judge_agreement` (Kendall's tau of both). `Env.score` is still
-    called: it is the part `score`, and the reward of held-out episodes.
+    answer), and `judge_agreement` in groups that were judged twice (Kendall's tau of both rankings). `Env.score` is
+    still called: its value is the part `score`, and the reward of held-out episodes.
     """
 
     relative = True
@@ -106,18 +107,20 @@ class RelativeJudge(GroupGrader):
             "options": {"temperature": 0, **(options or {})},
         }
         self.model: AsksMessages | PrefersAnswers | None = self._at(base_url, model) if base_url and model else None
-        self._kept: OrderedDict[str, _Verdict] = OrderedDict()
+        self._verdicts: OrderedDict[str, _Verdict] = OrderedDict()
 
     async def of_group(self, trajectories: Sequence[Trajectory], policy: Any = None) -> list[Grade]:
-        return await self._graded([ModelOutput.of(one) for one in trajectories], self.model or policy)
+        return await self._graded([ModelOutput.of(trajectory) for trajectory in trajectories], self.model or policy)
 
     async def grade_group(self, group: Sequence[ModelOutput]) -> list[Grade]:
         return await self._graded(group, self.model)
 
-    def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
-        if self.model is None and len(given) == 2 and getattr(given[0], "sglang_router_ip", None):
-            self.model = self._at(f"http://{given[0].sglang_router_ip}:{given[0].sglang_router_port}/v1", "default")
-        return super().__call__(*given, **kwargs)
+    def __call__(self, *arguments: Any, **kwargs: Any) -> Awaitable[JSON]:
+        if self.model is None and len(arguments) == 2 and getattr(arguments[0], "sglang_router_ip", None):
+            self.model = self._at(
+                f"http://{arguments[0].sglang_router_ip}:{arguments[0].sglang_router_port}/v1", "default"
+            )
+        return super().__call__(*arguments, **kwargs)
 
     def _at(self, base_url: str, model: str) -> ChatModel:
         return ChatModel(base_url=base_url, model=model, **self._settings)
@@ -125,52 +128,52 @@ class RelativeJudge(GroupGrader):
     async def _graded(self, group: Sequence[ModelOutput], judge: Any) -> list[Grade]:
         if judge is None:
             raise ConfigError("RelativeJudge has no model to ask; give it base_url and model")
-        texts = [attempt_text(one, self.characters) for one in group]
-        shown = _Shown(self.rubric, group[0], sorted(set(texts)))
-        verdict = await self._verdict(shown, judge)
+        texts = [attempt_text(output, self.characters) for output in group]
+        attempts = _Attempts(self.rubric, group[0], sorted(set(texts)))
+        verdict = await self._verdict(attempts, judge)
         parts = {"judge_tokens": verdict.tokens / len(group), "judge_unusable": verdict.unusable}
         if verdict.agreement is not None:
             parts["judge_agreement"] = verdict.agreement
         return [Reward(reward, parts) for reward in _mean_wins(texts, verdict.wins)]
 
-    async def _verdict(self, shown: _Shown, judge: Any) -> _Verdict:
-        """The verdict on different texts. One that was kept has cost nothing."""
-        if len(shown.texts) < 2:
+    async def _verdict(self, attempts: _Attempts, judge: Any) -> _Verdict:
+        """The verdict on the texts. A cached verdict counts no tokens."""
+        if len(attempts.texts) < 2:
             return _Verdict({})
-        if (kept := self._kept.get(shown.key)) is not None:
-            return _Verdict(kept.wins)
-        verdict = await (self._compare(shown, judge) if self.pairs else self._rank(shown, judge))
+        if (cached := self._verdicts.get(attempts.key)) is not None:
+            return _Verdict(cached.wins)
+        verdict = await (self._compare(attempts, judge) if self.pairs else self._rank(attempts, judge))
         if verdict.wins is None:
             log.warning("the judge ranked no episode of a group: all of them get the reward 0.5")
         elif not verdict.unusable:
-            self._kept[shown.key] = verdict
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            self._verdicts[attempts.key] = verdict
+            while len(self._verdicts) > _KEPT:
+                self._verdicts.popitem(last=False)
         return verdict
 
-    async def _rank(self, shown: _Shown, judge: AsksMessages) -> _Verdict:
-        """Ask until as many rankings are there as are needed, each time in another order."""
-        needed = 1 + (random.Random(f"{shown.key}/twice").random() < self.twice)
-        found, tokens = list[_Wins](), 0.0
+    async def _rank(self, attempts: _Attempts, judge: AsksMessages) -> _Verdict:
+        """Ask for rankings, each time in a new order, until enough are usable."""
+        needed = 1 + (random.Random(f"{attempts.key}/twice").random() < self.twice)
+        rankings, tokens = list[_Wins](), 0.0
         for attempt in range(_TRIES * needed):
-            rewards, cost = await self._rank_once(shown, f"{shown.key}/{attempt}", judge)
+            rewards, cost = await self._rank_once(attempts, f"{attempts.key}/{attempt}", judge)
             tokens += cost
-            found += [] if rewards is None else [_wins_by(rewards)]
-            if len(found) == needed:
+            rankings += [] if rewards is None else [_wins_by(rewards)]
+            if len(rankings) == needed:
                 break
-        if not found:
+        if not rankings:
             return _Verdict(None, tokens, unusable=1.0)
-        agreement = _agreement(shown.texts, found[0], found[-1]) if len(found) > 1 else None
-        return _Verdict({pair: fmean(each[pair] for each in found) for pair in found[0]}, tokens, agreement)
+        agreement = _agreement(attempts.texts, rankings[0], rankings[-1]) if len(rankings) > 1 else None
+        return _Verdict({pair: fmean(wins[pair] for wins in rankings) for pair in rankings[0]}, tokens, agreement)
 
     async def _rank_once(
-        self, shown: _Shown, seed: str, judge: AsksMessages
+        self, attempts: _Attempts, seed: str, judge: AsksMessages
     ) -> tuple[Mapping[str, float] | None, float]:
-        """The reward of each text, or None for an answer without a ranking, and the tokens that it cost."""
-        order = random.Random(f"{seed}/order").sample(shown.texts, len(shown.texts))
+        """The reward of each text, or None for an answer without a ranking, and the number of tokens."""
+        order = random.Random(f"{seed}/order").sample(attempts.texts, len(attempts.texts))
         names = [f"E{number}" for number in range(1, len(order) + 1)]
         example = random.Random(f"{seed}/example").sample(names, len(names))
-        prompt = judge_prompt(order, names, example=example, **shown.around(seed))
+        prompt = judge_prompt(order, names, example=example, **attempts.around(seed))
         try:
             answer = await judge.ask([{"role": "user", "content": prompt}])
         except RequestError as exc:  # refused, or longer than its context
@@ -181,51 +184,55 @@ class RelativeJudge(GroupGrader):
         rewards = read_ranking(answer.answer, names)
         return rewards and {text: rewards[name] for text, name in zip(order, names, strict=True)}, _cost(answer.usage)
 
-    async def _compare(self, shown: _Shown, judge: PrefersAnswers) -> _Verdict:
+    async def _compare(self, attempts: _Attempts, judge: PrefersAnswers) -> _Verdict:
         """Compare every two texts, each pair in both orders. A pair without two usable answers is a draw."""
-        orders = list(permutations(shown.texts, 2))
-        prompts = [pair_prompt(pair, **shown.around(shown.key)) for pair in orders]
-        found = await judge.prefer([[{"role": "user", "content": prompt}] for prompt in prompts], "A", "B")
-        if refusals := [each.refusal for each in found if each.refusal]:
-            log.warning("the judge refuses %d of %d comparisons: %s", len(refusals), len(found), refusals[0])
-        answers = zip(orders, (each.log_odds for each in found), strict=True)
-        odds = {pair: log_odds for pair, log_odds in answers if log_odds is not None}
-        tokens, unusable = sum(_cost(each.usage) for each in found), 1 - len(odds) / len(orders)
-        rng = random.Random(f"{shown.key}/order")
-        pairs = [pair if rng.random() < 0.5 else pair[::-1] for pair in combinations(shown.texts, 2)]
-        usable = [(a, b) for a, b in pairs if (a, b) in odds and (b, a) in odds]
-        if not usable:
-            return _Verdict(None, tokens, unusable=1.0)
-        first = {(a, b): odds[a, b] for a, b in usable}
-        second = {(a, b): -odds[b, a] for a, b in usable}
-        both = {pair: (first[pair] + second[pair]) / 2 for pair in usable}
-        agreement = _agreement(shown.texts, _wins_of(first), _wins_of(second))
-        return _Verdict(_wins_of(both), tokens, agreement, unusable)
+        orders = list(permutations(attempts.texts, 2))
+        prompts = [pair_prompt(pair, **attempts.around(attempts.key)) for pair in orders]
+        preferences = await judge.prefer([[{"role": "user", "content": prompt}] for prompt in prompts], "A", "B")
+        if refusals := [preference.refusal for preference in preferences if preference.refusal]:
+            log.warning("the judge refuses %d of %d comparisons: %s", len(refusals), len(preferences), refusals[0])
+        tokens = sum(_cost(preference.usage) for preference in preferences)
+        answers = zip(orders, (preference.log_odds for preference in preferences), strict=True)
+        return _verdict_of(attempts, {pair: log_odds for pair, log_odds in answers if log_odds is not None}, tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
-    """What a judge is to compare."""
+class _Attempts:
+    """The different texts of a group, for a judge."""
 
     rubric: str
-    one: ModelOutput
-    """An episode of the group, for the task."""
+    output: ModelOutput
+    """The output of any episode of the group: the prompt and the label describe the task."""
     texts: Sequence[str]
     """All different, in alphabetical order."""
 
     @property
     def key(self) -> str:
-        shown = [self.rubric, self.one.prompt, self.one.label, list(self.texts)]
-        return hashlib.sha256(content(shown).encode()).hexdigest()
+        parts = [self.rubric, self.output.prompt, self.output.label, list(self.texts)]
+        return hashlib.sha256(content(parts).encode()).hexdigest()
 
     def around(self, seed: str) -> Mapping[str, str]:
-        """What a prompt holds besides the texts. The mark follows from the seed."""
+        """The other fields of a prompt. The seed determines the mark."""
         return {
             "mark": hashlib.sha256(f"{seed}/mark".encode()).hexdigest()[:8],
             "rubric": self.rubric,
-            "task": task_text(self.one.prompt),
-            "reference": "" if self.one.label is None else plain(str(self.one.label)),
+            "task": task_text(self.output.prompt),
+            "reference": "" if self.output.label is None else plain(str(self.output.label)),
         }
+
+
+def _verdict_of(attempts: _Attempts, odds: _Wins, tokens: float) -> _Verdict:
+    """The verdict of comparisons. `odds`: (text A, text B) -> log-odds that A is better, for usable answers."""
+    rng = random.Random(f"{attempts.key}/order")
+    pairs = [pair if rng.random() < 0.5 else pair[::-1] for pair in combinations(attempts.texts, 2)]
+    usable = [(a, b) for a, b in pairs if (a, b) in odds and (b, a) in odds]
+    if not usable:
+        return _Verdict(None, tokens, unusable=1.0)
+    first = {(a, b): odds[a, b] for a, b in usable}
+    second = {(a, b): -odds[b, a] for a, b in usable}
+    both = {pair: (first[pair] + second[pair]) / 2 for pair in usable}
+    agreement = _agreement(attempts.texts, _wins_of(first), _wins_of(second))
+    return _Verdict(_wins_of(both), tokens, agreement, 1 - len(odds) / (2 * len(pairs)))
 
 
 def _cost(usage: Mapping[str, float]) -> float:
@@ -233,7 +240,7 @@ def _cost(usage: Mapping[str, float]) -> float:
 
 
 def _wins_of(log_odds: _Wins) -> _Wins:
-    """The probabilities to win of both texts of each pair, from the log-odds of the first one."""
+    """The probabilities to win of both texts of each pair, from the log-odds of the first text."""
     sure = {pair: 1 / (1 + math.exp(-value)) for pair, value in log_odds.items()}
     return {**sure, **{(b, a): 1 - value for (a, b), value in sure.items()}}
 
@@ -245,17 +252,17 @@ def _wins_by(rewards: Mapping[str, float]) -> _Wins:
     }
 
 
-def _agreement(texts: Sequence[str], one: _Wins, other: _Wins) -> float:
-    return kendall_tau(_mean_wins(texts, one), _mean_wins(texts, other))
+def _agreement(texts: Sequence[str], first: _Wins, second: _Wins) -> float:
+    return kendall_tau(_mean_wins(texts, first), _mean_wins(texts, second))
 
 
 def _mean_wins(texts: Sequence[str], wins: _Wins | None) -> list[float]:
-    """The reward of each episode, of which several may have one text: its mean chance against the others."""
+    """The reward of each episode: the mean chance to win against the other episodes. Episodes may share a text."""
     if wins is None or len(texts) < 2:
         return [0.5] * len(texts)
-    at = Counter(texts)
+    counts = Counter(texts)
     earned = {
-        text: (sum(count * wins.get((text, other), 0.5) for other, count in at.items()) - 0.5) / (len(texts) - 1)
-        for text in at
+        text: (sum(count * wins.get((text, other), 0.5) for other, count in counts.items()) - 0.5) / (len(texts) - 1)
+        for text in counts
     }
     return [earned[text] for text in texts]

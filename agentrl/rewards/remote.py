@@ -15,14 +15,15 @@ from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON, Reward
 
 _LINGER_S = 0.01
-"""Seconds that a batch waits for more requests."""
+"""The seconds that a batch waits for more requests."""
 
 
 class RemoteReward(Grader):
-    """Asks a server for the reward: `{"prompt", "response", "label"}`, or a list of up to `batch` of them.
+    """Asks a server for the reward. The body is `{"prompt", "response", "label"}`, or a list of up to `batch` such
+    objects.
 
-    The response is what the model wrote. The server answers with a number, or with a mapping of "score" or "reward" and
-    other numbers, the parts; to a batch with a list of them. Without a `url` it takes slime's --rm-url.
+    The response is the model's text. The server answers with a number, or with a mapping of "score" or "reward" and
+    other numbers, the parts. A batch is answered with a list. Without a `url`, slime's --rm-url is used.
     """
 
     def __init__(
@@ -46,17 +47,17 @@ class RemoteReward(Grader):
         self._waiting: PerLoop[list[tuple[JSON, asyncio.Future[JSON]]]] = PerLoop()
         self._sending: set[asyncio.Task[None]] = set()
 
-    def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
-        if self._service is None and len(given) == 2 and getattr(given[0], "rm_url", None):
-            self._service = HttpService(url=given[0].rm_url, **self._settings)
-        return super().__call__(*given, **kwargs)
+    def __call__(self, *arguments: Any, **kwargs: Any) -> Awaitable[JSON]:
+        if self._service is None and len(arguments) == 2 and getattr(arguments[0], "rm_url", None):
+            self._service = HttpService(url=arguments[0].rm_url, **self._settings)
+        return super().__call__(*arguments, **kwargs)
 
-    async def grade(self, written: ModelOutput) -> Grade:
+    async def grade(self, output: ModelOutput) -> Grade:
         if self._service is None:
             raise ConfigError(
                 "remote_rm has no server; give slime --rm-url, or name a RemoteReward(url) of your own file in `reward`"
             )
-        body = {"prompt": written.prompt, "response": "\n".join(written.turns), "label": written.label}
+        body = {"prompt": output.prompt, "response": "\n".join(output.turns), "label": output.label}
         answer = await (self._service.post(body) if self.batch == 1 else self._batched(body))
         return read_grade(answer, self._service.url)
 
@@ -98,10 +99,10 @@ class RemoteReward(Grader):
 
 
 def read_grade(answer: JSON, url: str) -> Grade:
-    """The reward in a server's answer. Raises InfraError for one that holds no finite number."""
+    """The reward in a server's answer. Raises InfraError for an answer without a finite number."""
     mapping = answer if isinstance(answer, Mapping) else {}
     value = next((mapping[key] for key in ("score", "reward") if key in mapping), None) if mapping else answer
     if isinstance(value, bool | int | float) and math.isfinite(value):
-        own = {k: float(v) for k, v in mapping.items() if isinstance(v, int | float) and k not in ("score", "reward")}
-        return Reward(float(value), own)
+        parts = {k: float(v) for k, v in mapping.items() if isinstance(v, int | float) and k not in ("score", "reward")}
+        return Reward(float(value), parts)
     raise InfraError(f"{url} answered {answer!r:.100}, which holds no reward")

@@ -49,30 +49,30 @@ class SearchR1(Grader):
     def check_task(self, task: Task) -> None:
         check_label(task.label)
 
-    async def grade(self, written: ModelOutput) -> Reward:
-        rights, given = targets(written.label), tagged(written.answer)
-        right = given is not None and is_match(given, rights)
-        formed = has_format(written)
-        found = formed and any(is_within(passage, rights) for passage in passages(written))
+    async def grade(self, output: ModelOutput) -> Reward:
+        rights, answer = targets(output.label), tagged(output.answer)
+        right = answer is not None and is_match(answer, rights)
+        formed = has_format(output)
+        retrieved = formed and any(is_within(passage, rights) for passage in passages(output))
         if right:
             value = 1.0 if formed else 1.0 - self.structure
         elif formed:
-            value = self.structure + (self.retrieval if found else 0.0)
+            value = self.structure + (self.retrieval if retrieved else 0.0)
         else:
-            value = 0.0 if given is None else self.final
-        return Reward(value, {"em": float(right), "format": float(formed), "retrieved": float(found)})
+            value = 0.0 if answer is None else self.final
+        return Reward(value, {"em": float(right), "format": float(formed), "retrieved": float(retrieved)})
 
 
-def has_format(written: ModelOutput) -> bool:
+def has_format(output: ModelOutput) -> bool:
     """Whether every turn and every observation has Search-R1's form."""
-    *searches, last = written.turns or ("",)
-    found = written.observed[: len(searches)]
-    if len(found) < len(searches) or any(len(text) > LONGEST for text in (*written.turns, *found)):
+    *searches, last = output.turns or ("",)
+    results = output.observed[: len(searches)]
+    if len(results) < len(searches) or any(len(text) > LONGEST for text in (*output.turns, *results)):
         return False
     turns = all(_SEARCHED.fullmatch(turn) for turn in searches) and bool(_ANSWERED.fullmatch(last))
-    return turns and all(_FOUND.fullmatch(text) for text in found)
+    return turns and all(_FOUND.fullmatch(text) for text in results)
 
 
-def passages(written: ModelOutput) -> list[str]:
-    """The text in the <information> tags of the observations. Tags that the model wrote itself do not count."""
-    return [found for text in written.observed for found in _PASSAGES.findall(text)]
+def passages(output: ModelOutput) -> list[str]:
+    """The text in the <information> tags of the observations. Tags in the model's turns do not count."""
+    return [passage for text in output.observed for passage in _PASSAGES.findall(text)]

@@ -19,19 +19,19 @@ _MEANT = re.compile(
     r"(?<![^\W\d_])(?<!\d)-(?=\d)|(?<=\d)[.,:/+*^=-](?=\d)|(?<=\w)[<>](?=\w)|(?<![\w.])\.(?=\d)|(?<![\w\"'/])[<>](?=\s?\d)"
     r"|(?<=\w)(?:\+\+?|\#)(?!\w)|(?:(?<=\b[a-z])|(?<=\b[a-z]{2}))-(?!\S)"
 )
-"""Marks that change a meaning: a sign, marks between digits, before the first one or behind a word (C++, C#, O-)."""
+"""Marks that change a meaning: a sign, marks between digits, before the first digit or behind a word (C++, C#, O-)."""
 _DASHES = str.maketrans(dict.fromkeys("‐‑‒–—−", "-"))
 _HIDDEN = {mark: chr(0xE000 + i) for i, mark in enumerate("-.,:/+*^=<>#")}
 _BACK = str.maketrans({hidden: mark for mark, hidden in _HIDDEN.items()})
 _ONE_WORD = ("yes", "no", "noanswer", "")
 _MARKS = ("Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Cf")
-"""Unicode's categories of punctuation, and of signs that are not printed, as a zero-width space."""
+"""Unicode's categories of punctuation, and of invisible characters such as a zero-width space."""
 
 
 def normalise(text: str) -> str:
     """The text in lower case, without punctuation, articles and extra spaces, as SQuAD compares answers.
 
-    Unlike in SQuAD, marks keep their meaning: "1.5" is not "15", "-5" is not "5", "50%" is not "50", "C++" is not "C".
+    Unlike in SQuAD, marks keep their meaning: "1.5" differs from "15", "-5" from "5", "50%" from "50", "C++" from "C".
     "1,234" becomes "1234". Decimal digits of any script become ASCII digits.
     """
     return " ".join(_ARTICLES.sub(" ", _unmarked(text)).split())
@@ -53,12 +53,12 @@ def _is_mark(sign: str) -> bool:
 
 
 def is_match(answer: str, rights: list[str]) -> bool:
-    """Whether the answer equals a right one. Equal texts are a match, even of punctuation alone."""
+    """Whether the answer equals a right answer. Equal texts match, even texts of punctuation alone."""
     return any(_is_same(answer, right) for right in rights)
 
 
 def _is_same(answer: str, right: str) -> bool:
-    """Whether two texts are equal. Articles count if the right one is nothing else."""
+    """Whether two texts are equal. Articles count if the right text has only articles."""
     if answer.strip() == right.strip():
         return bool(right.strip())
     if target := normalise(right):
@@ -73,7 +73,7 @@ def is_within(text: str, rights: list[str]) -> bool:
 
 
 def _is_named(text: str, right: str) -> bool:
-    """Whether an article or punctuation occurs as an answer: the A of "it is A", but not that of "it is a dog"."""
+    """Whether an article or punctuation occurs as an answer: the A of "it is A", but not the "a" of "it is a dog"."""
     if not (right := right.strip()):
         return False
     for match in re.finditer(rf"(?<![\w'’-]){re.escape(right)}(?![\w'’+#-])", text, re.IGNORECASE):
@@ -103,27 +103,27 @@ class _TextGrader(Grader):
     def check_task(self, task: Task) -> None:
         check_label(task.label)
 
-    def answer(self, written: ModelOutput) -> str:
-        return (boxed(written.answer) or "") if self.box else short_answer(written.answer)
+    def answer(self, output: ModelOutput) -> str:
+        return (boxed(output.answer) or "") if self.box else short_answer(output.answer)
 
 
 class Em(_TextGrader):
-    r"""1 if the answer equals a right one, else 0. `box`: the content of the last \boxed{} is the answer."""
+    r"""1 if the answer equals a right answer, else 0. `box`: the content of the last \boxed{} is the answer."""
 
-    async def grade(self, written: ModelOutput) -> float:
-        return float(is_match(self.answer(written), targets(written.label)))
+    async def grade(self, output: ModelOutput) -> float:
+        return float(is_match(self.answer(output), targets(output.label)))
 
 
 class SubEm(_TextGrader):
-    """1 if a right answer occurs in the answer as whole words, else 0. It rewards long answers: prefer `em`."""
+    """1 if a right answer occurs in the answer as whole words, else 0. Long answers profit: prefer `em`."""
 
-    async def grade(self, written: ModelOutput) -> float:
-        return float(is_within(self.answer(written), targets(written.label)))
+    async def grade(self, output: ModelOutput) -> float:
+        return float(is_within(self.answer(output), targets(output.label)))
 
 
 class F1(_TextGrader):
     """The best F1 over the right answers."""
 
-    async def grade(self, written: ModelOutput) -> float:
-        answer = self.answer(written)
-        return max((f1_of(answer, right) for right in targets(written.label)), default=0.0)
+    async def grade(self, output: ModelOutput) -> float:
+        answer = self.answer(output)
+        return max((f1_of(answer, right) for right in targets(output.label)), default=0.0)

@@ -1,8 +1,8 @@
-"""Processes for graders that block, loop or crash. Each job has a deadline, at which its process is killed.
+"""Processes for graders that block, loop or crash. Each job has a deadline, at which the process is killed.
 
-A thread cannot be stopped, and a signal does not interrupt sympy inside a power of two large integers: only the death
-of a process ends such a grader. The processes are started as a script, because `multiprocessing` would fork a
-program with threads, or import its main script once more.
+A thread cannot be stopped, and a signal does not interrupt sympy inside a power of two large integers. So only the
+death of a process ends such a grader. The processes start as a script, because `multiprocessing` would fork a program
+with threads, or import the main script a second time.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from agentrl.errors import AgentRLError, InfraError
 from agentrl.types import JSON
 
 _START_S = 120.0
-"""Seconds to start a process and to import its grader."""
+"""Seconds to start a process and to import the grader."""
 _MOST = 8
 _SCRIPT = Path(__file__).with_name("_worker.py")
 
 
 class GraderError(AgentRLError):
-    """A grader that runs in a process has a bug. The message is that of its exception."""
+    """A grader in a process has a bug. The message is the exception's message."""
 
 
 class ProcessPool:
-    """Up to `size` processes, made when they are needed. They serve any number of event loops and threads."""
+    """Up to `size` processes, started on demand. They serve any number of event loops and threads."""
 
     def __init__(self, size: int | None = None) -> None:
         self.size = size or min(_MOST, os.cpu_count() or 1)
@@ -47,10 +47,11 @@ class ProcessPool:
         self._closed = False
 
     async def run(self, function: str, *args: JSON, seconds: float) -> JSON:
-        """The result of the function at `package.module:name`, called in a process. Waiting for one is not counted.
+        """The result of the function at `package.module:name`, called in a process. The wait for a process is not
+        counted.
 
         Raises TimeoutError after `seconds`, InfraError if the process died, GraderError for any other exception. The
-        process is killed at the deadline, and when the caller is cancelled; another one takes its place.
+        process is killed and replaced at the deadline, and when the caller is cancelled.
         """
         job = _ProcessJob(function, args, seconds)
         running = self._threads.submit(self._run, job)
@@ -61,12 +62,12 @@ class ProcessPool:
             raise
 
     def processes(self) -> list[int]:
-        """The ids of the processes that are alive."""
+        """The ids of the living processes."""
         with self._lock:
             return [process.pid for process in self._all]
 
     def close(self) -> None:
-        """Kill all processes. What still runs raises InfraError."""
+        """Kill all processes. Running jobs raise InfraError."""
         with self._lock:
             self._closed, processes = True, list(self._all)
         for process in processes:
@@ -110,7 +111,7 @@ class ProcessPool:
 
 
 class _ProcessJob:
-    """One call. It can be cancelled from another thread while it runs."""
+    """A call. Another thread may cancel the call while it runs."""
 
     def __init__(self, function: str, args: Sequence[JSON], seconds: float) -> None:
         place, _, name = function.rpartition(":")
@@ -154,15 +155,15 @@ class _ProcessJob:
             raise InfraError(f"{self.function}: its process died ({process.end()}) while it graded") from exc
         return answer
 
-    def _receive(self, process: _Process, seconds: float, what: str) -> dict[str, JSON]:
+    def _receive(self, process: _Process, seconds: float, purpose: str) -> dict[str, JSON]:
         if not process.connection.poll(seconds):
-            raise TimeoutError(f"{self.function} took longer than {seconds:g} s to {what}; its process was killed")
+            raise TimeoutError(f"{self.function} took longer than {seconds:g} s to {purpose}; its process was killed")
         answer: dict[str, JSON] = json.loads(process.connection.recv_bytes())
         return answer
 
 
 class _Process:
-    """One worker process and its pipe. It leads a new process group, so that its children die with it."""
+    """A worker process and the pipe to the worker. The process leads a process group, so that its children die too."""
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
@@ -183,14 +184,14 @@ class _Process:
         return self._popen.pid
 
     def kill(self) -> None:
-        """May be called from any thread. `end` reaps it."""
+        """Kill the process, from any thread. `end` reaps it."""
         with self._end_lock:
             if self._popen.returncode is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)
 
     def end(self) -> str:
-        """Kill and reap it, and close the pipe. Returns how it ended."""
+        """Kill and reap the process, and close the pipe. Returns how the process ended."""
         self.kill()
         with self._end_lock:
             code = self._popen.wait()
@@ -200,7 +201,7 @@ class _Process:
 
 @cache
 def shared() -> ProcessPool:
-    """The processes that all graders of this program use."""
+    """The processes, shared by all graders of this program."""
     workers = ProcessPool()
     atexit.register(workers.close)
     return workers

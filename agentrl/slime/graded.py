@@ -23,7 +23,7 @@ log = logging.getLogger("agentrl")
 class Grades(Protocol):
     """What a grader gives this host."""
 
-    async def grade(self, written: ModelOutput) -> float | Reward: ...
+    async def grade(self, output: ModelOutput) -> float | Reward: ...
 
 
 class GradesGroups(Protocol):

@@ -1,4 +1,4 @@
-"""From trajectories to tensors: micro-batches under a token budget, log-probs only where they are needed."""
+"""From trajectories to tensors: micro-batches under a token budget, with log-probs only where needed."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ from agentrl.types import RenderedImage
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence, and its trained tokens."""
+    """A sequence with its trained tokens."""
 
     tokens: Sequence[int]
     positions: Sequence[int]
-    """Indices into `tokens`, ascending. There is at least one, and none is 0, because nothing predicts the first token.
-    """
+    """Indices into `tokens`, ascending, never empty. 0 does not occur, because the first token has no prediction."""
     weights: Sequence[float]
-    """For each position, its advantage, or its weight in a supervised loss."""
+    """For each position, the advantage, or the weight in a supervised loss."""
     log_probs: Sequence[float] = ()
-    """For each position, the log-prob under the policy it is compared with; empty in a supervised batch."""
+    """For each position, the log-prob under the old policy; empty in a supervised batch."""
     share: float = 1.0
-    """The weight of this row's tokens in the loss, relative to those of other rows."""
+    """The weight of this row's tokens in the loss, relative to other rows."""
     media: Sequence[RenderedImage] = ()
-    """The images among `tokens`. Those after the last position are not read."""
+    """The images among `tokens`. Images after the last position are not read."""
 
     @classmethod
     def of(cls, segment: Segment, advantages: Sequence[float], share: float = 1.0) -> Row | None:
-        """The trained tokens of one segment, each with the advantage of its turn; None if there is none."""
+        """The trained tokens of a segment, each with the advantage of the turn; None without trained tokens."""
         trained = [(span.turn, i) for span in segment.spans if span.trained for i in range(span.start, span.stop)]
         if not trained:
             return None
@@ -61,7 +60,7 @@ class Row:
 
     @property
     def length(self) -> int:
-        """How many tokens the model must read: all before the last trained one."""
+        """The number of tokens that the model must read: all before the last trained token."""
         return self.positions[-1]
 
     @property
@@ -71,31 +70,31 @@ class Row:
 
 
 def episode_rows(trajectory: Trajectory, advantages: Sequence[float], share: float = 1.0) -> list[Row]:
-    """A row for each segment of an episode that has tokens to train; `advantages` are of the episode's turns."""
+    """A row for each segment of an episode with trained tokens; `advantages` by turn of the episode."""
     rows = [Row.of(segment, of_segment, share) for segment, of_segment in trajectory.by_segment(advantages)]
     return [row for row in rows if row is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows that the model reads in one pass."""
+    """Rows that the model reads in a single pass."""
 
     rows: tuple[Row, ...]
     """In the order of the trained tokens below."""
     inputs: Mapping[str, Tensor]
     """Arguments of the model; their `input_ids` are [lines, length]."""
     pack: Pack | None
-    """None: rows padded on the right. They need no mask: no token sees the padding under causal attention."""
+    """None: rows padded on the right. No mask is needed: no token sees the padding under causal attention."""
     read: Pass | None
-    """How a pack was planned: the stem that is read before it, and those that no later batch reads."""
+    """The plan of a pack: the stem before the pack, and the stems that no later batch reads."""
     predicting: Tensor
     """[k]: the positions at which any line needs logits."""
     line: Tensor
     """[m]: the line of each prediction."""
     column: Tensor
-    """[m]: where in `predicting` its logits are."""
+    """[m]: the index of the logits in `predicting`."""
     predicted: Tensor
-    """[m]: the token that is predicted. Rows that share a beginning share its predictions."""
+    """[m]: the predicted token. Rows that share a beginning share the predictions."""
     which: Tensor
     """[n]: the prediction of each trained token."""
     row: Tensor
@@ -107,7 +106,7 @@ class MicroBatch:
     log_probs: Tensor
     """[n], or empty in a supervised batch."""
     forbidden: Tensor | None = None
-    """Tokens that no policy may sample, and that have no log-prob."""
+    """Tokens that no policy may sample, without log-probs."""
 
     @classmethod
     def padded(cls, rows: Sequence[Row], device: torch.device, images: RowImages | None = None) -> MicroBatch:
@@ -138,13 +137,13 @@ class MicroBatch:
 
     @property
     def computed(self) -> int:
-        """Tokens that the model computes, padding included, and stems in the last batch that reads them."""
+        """The number of computed tokens: with padding, and with stems in the last batch that reads them."""
         stems = () if self.read is None else self.read.closes
         return self.inputs["input_ids"].numel() + sum(stem.own_length for stem in stems)
 
     def backward(self, loss: Tensor) -> None:
-        """The backward pass of this batch, and of the stems that no later one reads. It has to be called in the order
-        of the batches, each after its own `model_log_probs`."""
+        """The backward pass of this batch, and of the stems that no later batch reads. To be called in the order of the
+        batches, each after its `model_log_probs`."""
         torch.autograd.backward(loss)
         self._close()
 
@@ -178,7 +177,7 @@ class MicroBatch:
 
 
 def _of(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
-    """What a batch holds of each trained token, however the rows are laid."""
+    """A batch's data of each trained token, for any layout of the rows."""
     row = _numbers(rows, device)
     return {
         "row": row,
@@ -205,11 +204,11 @@ def micro_batches(
     with_stems: bool = False,
     images: RowImages | None = None,
 ) -> Iterator[MicroBatch]:
-    """Batches of at most `max_tokens` tokens each, padding counted and shared beginnings counted once.
+    """Batches of at most `max_tokens` tokens each. Padding counts, and shared beginnings count once.
 
-    A longer row goes alone. `packing` is that of the model (`packing_of`); None: rows are padded, as a model that reads
-    `images` needs. `with_stems`: where more rows begin alike than a batch can hold, the beginning is read once all the
-    same (`reads_stems`). Then a batch may be as large as the longest row.
+    A longer row goes alone. `packing` is the model's (`packing_of`); None: rows are padded, as a model that reads
+    `images` needs. `with_stems`: if more rows begin alike than a batch can hold, the beginning is still read only once
+    (`reads_stems`). Then a batch may be as large as the longest row.
     """
     if packing:
         most = max([max_tokens, *(row.length for row in rows)]) if with_stems else max_tokens

@@ -1,10 +1,10 @@
-"""The order of a run with `fully_async`: episodes never stop. Each step learns from the groups that are ready.
+"""The order of a run with `fully_async`: episodes never stop. Each step learns from the finished groups.
 
     engine    ━━━━━━━━━━━━━┿━━━━━━━━━━┿━━━━━━━━   episodes go on over the updates of the weights (┿)
     learner   waits│update 1│update 2 │update 3
 
-Compare overlap.py, which plays whole rollouts beside the updates: there the slowest episode of a rollout holds the
-next one up.
+overlap.py plays whole rollouts during the updates instead: there the slowest episode of a rollout delays the next
+rollout.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FullyAsync:
         return step_rollout
 
     async def learn(self, rollout: Played, update: Update) -> dict[str, Any]:
-        """Update the weights, and give them to the engine at once."""
+        """Update the weights, and give the new weights to the engine at once."""
         assert rollout.overlap is not None
         began = time.monotonic()
         metrics = await self._thread.run(lambda: update(rollout.groups, rollout.step))
@@ -76,14 +76,15 @@ class FullyAsync:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """End the episodes that are played. Their groups are played again."""
+        """End the running episodes. Their groups are played again."""
         await self._drawer.stop()
         self._handover.on_hold = False
         yield
 
     async def evaluate(self, step: int, evaluate: PlayEvaluation | None, *, last: bool) -> Mapping[str, JSON]:
-        """Begin the evaluation of a step beside the episodes, and return the metrics of one that has ended meanwhile,
-        with its step as `eval_step`. The last step waits for it, and so does the next evaluation, but not for ever."""
+        """Begin the evaluation of a step in parallel with the episodes. Returns the metrics of an evaluation that has
+        ended since, with its step as `eval_step`. The last step and the next evaluation wait for a running evaluation,
+        with a limit."""
         metrics: Mapping[str, JSON] = {}
         if self._evaluating is not None and (last or evaluate is not None or self._evaluating[1].done()):
             of, task = self._evaluating
@@ -98,8 +99,8 @@ class FullyAsync:
         return metrics
 
     async def _has_ended(self, task: asyncio.Task[Mapping[str, JSON]]) -> bool:
-        """Wait for an evaluation. False if all that is left of it takes many times as long as others: it is cancelled,
-        because the run's own steps and checkpoints wait for it."""
+        """Wait for an evaluation. False if its last episodes take many times as long as the rest: the evaluation is
+        cancelled, because steps and checkpoints wait."""
         while not task.done():
             await asyncio.wait([task], timeout=LOOK_S)  # unlike `await task`, this does not cancel it with its waiter
             if not task.done() and (rest := of_kind("eval")) and len(late("eval")) == len(rest):
@@ -126,8 +127,8 @@ class FullyAsync:
         self._handover.on_hold = True
 
     async def _give_beside(self) -> None:
-        """Give the engine the weights of a step that is done, and let the loop go on with them. The step is recorded
-        whatever happens here: its weights are in the next checkpoint, so its groups must not be trained again."""
+        """Give the engine the weights of a finished step, and let the loop continue. The step is recorded even after an
+        error here: the next checkpoint has the weights, so the groups must not be trained twice."""
         try:
             await self._give()
             self._drawer.loop.advance(int(self._handover.engine_version))

@@ -1,4 +1,4 @@
-"""The bill of a run: seconds by phase, tokens, memory, GPU hours and money, over all processes that it took."""
+"""The bill of a run: seconds by phase, tokens, memory, GPU hours and money, over all processes of the run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _NAMES = {"start": "start", "warm_start": "warm start", "hand_over": "hand-over"
 
 
 class Bill:
-    """Adds up what a run takes.
+    """Adds up the costs of a run.
 
-    It is kept in a file of its own. A checkpoint would lose what a kill lost, and that was paid for, too.
+    The bill has a separate file. A checkpoint would lose the work that a kill lost, and lost work was paid for, too.
     """
 
     def __init__(self, usd_per_hour: float | None = None) -> None:
@@ -42,18 +42,18 @@ class Bill:
         """Seconds of earlier processes of this run."""
         self._began = self._written_at = time.monotonic()
         self._counting = threading.RLock()
-        """With `staleness` an update ends in another thread than a rollout."""
+        """With `staleness`, updates and rollouts end in different threads."""
         self._seconds: dict[str, float] = defaultdict(float)
         self._tokens: dict[str, int] = defaultdict(int)
         self._peaks: dict[str, float] = defaultdict(float)
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds of all processes, without the time between them."""
+        """Wall-clock seconds of all processes, without the time between processes."""
         return self._earlier + time.monotonic() - self._began
 
     def keep_in(self, file: Path, *, on_gpu: bool, seconds: float = 0.0) -> None:
-        """Continue the bill in `file`, and write to it from now on. `seconds`: of a run that has no such file yet."""
+        """Continue the bill in `file`, and write there from now on. `seconds`: of a run without such a file."""
         self._file, self.on_gpu, self._earlier = file, on_gpu, seconds
         if file.exists():
             earlier = json.loads(file.read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ class Bill:
             self._see(earlier["peak_gib"])
 
     def write(self) -> None:
-        """Nothing before `keep_in`."""
+        """Write the bill. Does nothing before `keep_in`."""
         self._written_at = time.monotonic()
         if self._file is not None:
             write_atomically(self._file, json.dumps(self.to_json(), indent=1) + "\n")
@@ -80,7 +80,7 @@ class Bill:
             self.add(name, time.monotonic() - began)
 
     def add(self, name: Phase, seconds: float) -> None:
-        """Count a phase that has ended. Safe from the learner's thread."""
+        """Count a finished phase. Safe from the learner's thread."""
         with self._counting:
             self._seconds[name] += seconds
             self._look_at_memory()
@@ -108,8 +108,8 @@ class Bill:
             self._peaks[name] = max(self._peaks[name], gib)
 
     def to_json(self) -> dict[str, JSON]:
-        """`peak_gib` on a GPU: of tensors, of PyTorch's allocator, and of all programs at the ends of phases. Phases
-        that overlap count in full, so their sum may be more than `total_seconds`."""
+        """`peak_gib` on a GPU: of tensors, of PyTorch's allocator, and of all programs at the ends of phases.
+        Overlapping phases count in full, so their sum may exceed `total_seconds`."""
         whole = self.seconds
         seconds = {name: round(value, 3) for name, value in self._seconds.items()}
         seconds["rest"] = round(max(0.0, whole - sum(self._seconds.values())), 3)
@@ -133,7 +133,7 @@ def told_cost(bill: Mapping[str, Any]) -> str:
 
 
 def told_bill(bill: Mapping[str, Any]) -> tuple[str, str]:
-    """A line about time and money, and one about tokens and memory."""
+    """A line about time and money, and a line about tokens and memory."""
     spent = ", ".join(
         f"{_NAMES.get(name, name)} {seconds:,.{seconds < 10:d}f} s"
         for name, seconds in bill["seconds"].items()
@@ -149,7 +149,7 @@ def told_bill(bill: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def billed(phase: Phase) -> Callable[[Method], Method]:
-    """Decorates a method, plain or async: its time counts in this phase of `self.bill`."""
+    """Decorates a method, plain or async: the time counts in this phase of `self.bill`."""
 
     def decorate(method: Method) -> Method:
         if iscoroutinefunction(method):

@@ -1,4 +1,4 @@
-"""Whether a warm start has learned its demonstrations by heart: a few of them are kept apart, and their loss tells."""
+"""Whether a warm start has memorised the demonstrations: the loss of a few held-out demonstrations shows this."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from agentrl.train.learner import Learner, Update
 from agentrl.train.warm_start import Demonstration, Demonstrations, weighted_rows
 
 _SHARE, _MOST, _LEAST = 0.05, 32, 8
-"""Demonstrations that are kept apart: a share of them, at most and at least so many. Of fewer, none is."""
+"""Held-out demonstrations: a share, with a maximum and a minimum. Below the minimum, none are held out."""
 _PASSES = 1.5
-"""A warm start with fewer passes over the demonstrations cannot learn them by heart."""
+"""A warm start with fewer passes over the demonstrations cannot memorise them."""
 
 
 def keep_apart(
     demonstrations: Sequence[Demonstration], config: WarmStartConfig, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Those to learn, in their order, and a few that are not learned. Of one prompt, all are on one side."""
+    """The demonstrations to learn, in order, and a few held-out demonstrations. Demonstrations of the same prompt stay
+    together."""
     few = min(_MOST, int(_SHARE * len(demonstrations)))
     if few < _LEAST or passes(len(demonstrations), config) < _PASSES:
         return list(demonstrations), []
@@ -44,7 +45,8 @@ def passes(demonstrations: int, config: WarmStartConfig) -> float:
 
 
 def warnings_by_heart(learner: Learner, demonstrations: Demonstrations, config: TrainConfig) -> Iterator[str]:
-    """A warning if the demonstrations are known far better than those that were kept apart. Reads as many of both."""
+    """A warning if the learned demonstrations have a far lower loss than the held-out demonstrations. Reads as many of
+    both."""
     if not demonstrations.apart or config.warm_start is None:
         return
     learned = random.Random(f"{config.seed}/learned").sample(

@@ -1,7 +1,7 @@
-"""Gradient checkpointing: a layer keeps what it was given, and the backward pass computes the rest again.
+"""Gradient checkpointing: a layer stores only its inputs, and the backward pass computes the rest again.
 
-transformers has a switch for it, which works in train mode only. In train mode models have dropout, skipped layers, and
-noise in routers: they compute other outputs than the sampled model. So the layers are wrapped here, in eval mode.
+transformers' switch works in train mode only. In train mode models have dropout, skipped layers, and noise in routers:
+the outputs differ from the sampled model's. So the layers are wrapped here, in eval mode.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from agentrl.models.adapter import without_adapter
 log = logging.getLogger("agentrl")
 
 CHECKPOINTING_FROM = 100_000_000
-"""Parameters from which gradient checkpointing is on by default. Below, it costs more time than memory is worth."""
+"""The number of parameters from which gradient checkpointing is on by default. Below, time is worth more than
+memory."""
 
 
 def wants_checkpointing(setting: bool | None, parameters: int) -> bool:
-    """Whether a model of this size checkpoints its layers. `setting` is `gradient_checkpointing`."""
+    """Whether a model of this size checkpoints layers. `setting` is `gradient_checkpointing`."""
     return parameters >= CHECKPOINTING_FROM if setting is None else setting
 
 
 def layers_to_checkpoint(model: Any, setting: bool | None) -> list[Any]:
     """The layers to checkpoint, if any.
 
-    If a model has no such layers, that is logged, or raises ConfigError if `setting` asks for checkpointing.
+    A model without such layers leads to a log line, or to ConfigError if `setting` asks for checkpointing.
     """
     if not wants_checkpointing(setting, sum(parameter.numel() for parameter in model.parameters())):
         return []
@@ -47,7 +48,7 @@ def layers_to_checkpoint(model: Any, setting: bool | None) -> list[Any]:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """The model's layers, those inside another left out."""
+    """The model's outermost layers."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     inner = {id(module) for layer in layers for module in layer.modules() if module is not layer}
     return [layer for layer in layers if id(layer) not in inner]
@@ -55,7 +56,8 @@ def layers_of(model: Any) -> list[Any]:
 
 @contextmanager
 def checkpointing(layers: list[Any]) -> Iterator[None]:
-    """While the context is open, these layers keep few activations. An engine that samples from them must be idle."""
+    """While the context is open, these layers store few activations. An engine that samples from the layers must be
+    idle."""
     before = [(layer, vars(layer).get("forward")) for layer in layers]
     for layer in layers:
         layer.forward = partial(_checkpointed, layer.forward)

@@ -1,4 +1,4 @@
-"""The configuration of an embedded training run: one YAML file, one class."""
+"""The configuration of an embedded training run: a YAML file, a class."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OptimizerName: TypeAlias = Literal["adamw", "adamw_8bit"]
 
 
 class WarmStartConfig(BaseModel):
-    """Supervised learning from demonstrations before RL, so that there is a reward to find."""
+    """Supervised learning from demonstrations before RL, so that RL can find a reward."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -49,7 +49,7 @@ class WarmStartConfig(BaseModel):
 
 
 class ColumnsConfig(BaseModel):
-    """The columns of a data set. Others are left out, but for `id` and `seed`."""
+    """The columns of a data set. Other columns are left out, except `id` and `seed`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -58,36 +58,36 @@ class ColumnsConfig(BaseModel):
     label_key: str | None = None
     """The label: anything."""
     metadata_key: str | None = None
-    """An object, or JSON text of one."""
+    """An object, or the JSON text of an object."""
     tool_key: str | None = None
-    """A list of tools, or JSON text of one."""
+    """A list of tools, or the JSON text of a list."""
 
 
 class FiltersConfig(BaseModel):
-    """Groups that are replaced although their rewards differ; each drop is counted by its reason."""
+    """Groups that are replaced although their rewards differ. Drops are counted by reason."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     pass_rate: tuple[float, float] | None = None
-    """The mean reward of the group, each cut to 0 to 1, must be in this window, such as [0.2, 0.8]."""
+    """The window for the group's mean of rewards, each clipped to 0 to 1, such as [0.2, 0.8]."""
     max_tokens: int | None = Field(None, gt=0)
     """The mean of the tokens after the prompt."""
     tool_use: int = Field(0, ge=0)
     """How many episodes must call a tool."""
     functions: list[str] = Field(default_factory=list)
-    """Functions of your own, written like `env`. Each gets the group's trajectories, and returns True to keep it, False
-    or the reason as text."""
+    """Functions of yours, written like `env`. Each gets the group's trajectories, and returns True to keep the group,
+    False or the reason as text to drop it."""
 
 
 class LoRAConfig(BaseModel):
-    """LoRA (arXiv 2106.09685): the model's weights stay, and small matrices beside them are trained."""
+    """LoRA (arXiv 2106.09685): the model's weights are frozen, and small added matrices are trained."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     rank: int = Field(16, gt=0)
     """The smaller side of each pair of matrices."""
     alpha: float = Field(gt=0)
-    """What the matrices' product adds is multiplied by alpha / rank. The default is twice the rank."""
+    """The product of the matrices is scaled by alpha / rank. The default is twice the rank."""
     targets: str | list[str] = "all-linear"
     """The layers: all-linear (all but head and embeddings), a list of names such as q_proj, or a regular expression."""
 
@@ -109,7 +109,7 @@ class TeacherConfig(BaseModel):
     weight: float = Field(1.0, gt=0)
     """Each sampled token's advantage is this times (teacher's log-prob - student's): the reverse KL, negated."""
     beside_reward: bool = False
-    """Add the advantages of the rewards. False: the rewards are reported, and nothing is learned from them."""
+    """Add the advantages of the rewards. False: the rewards are reported, and not trained on."""
 
     @property
     def is_served(self) -> bool:
@@ -137,12 +137,12 @@ class TrainConfig(EpisodeConfig):
     env: str
     """`file.py:Class` or `package.module:Class`."""
     model: str = "tiny"
-    """tiny, tiny-vl (reads images), smollm2-135m, a run's folder, a Hugging Face folder, or a name on its Hub such as
+    """tiny, tiny-vl (reads images), smollm2-135m, a run's folder, a Hugging Face folder, or a name on the Hub such as
     Qwen/Qwen3-0.6B."""
     engine: str = "auto"
     """The engine: auto, local, sglang, or the path of an engine that can take new weights. auto: sglang on a GPU if the
-    interpreter has SGLang, else local. A mapping gives engine_config, too, and `kind` is the engine in it:
-    `{kind: sglang, url: http://127.0.0.1:30000}`."""
+    interpreter has SGLang, else local. A mapping combines the engine (`kind`) with engine_config: `{kind: sglang, url:
+    http://127.0.0.1:30000}`."""
     engine_config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the engine; local takes max_batch and max_context."""
     data: Path | dict[Path, Annotated[float, Field(gt=0)]] | None = None
@@ -152,37 +152,37 @@ class TrainConfig(EpisodeConfig):
     """The columns of data in another form, named as slime's flags are. null: prompt, label, metadata, tools, id and
     seed."""
     max_prompt_tokens: int | None = Field(None, gt=0)
-    """Leave out tasks whose prompt has more tokens in the model's template, tools included. null: none."""
+    """Leave out tasks whose prompt is longer, in tokens of the model's template, tools included. null: no limit."""
     episodes: int | None = Field(None, gt=0)
     """How many of the Env's own tasks to train on. null: all of a list, 1000 of a generator."""
     eval_data: Path | None = None
-    """JSONL of held-out tasks. Without it, a run on the Env's own tasks evaluates on the Env's own held-out ones, and a
-    run on `data` on none."""
+    """JSONL of held-out tasks. Without this file, a run on the Env's tasks evaluates on the Env's held-out tasks, and a
+    run on `data` on no tasks."""
     out: Path
     """The run folder."""
     seed: int = 0
     """Fixes the order of tasks, every sampled token, and the weights of a model made from scratch."""
     steps: int = Field(100, ge=0)
-    """Steps of RL, each a rollout and its updates."""
+    """Steps of RL, each a rollout and updates."""
     prompts_per_step: int = Field(16, gt=0)
     """Tasks played in a step."""
     group_size: int = Field(8, gt=0)
     """Episodes of each prompt; their mean reward is the baseline. 1: flash_reinforce, or a teacher alone."""
     refill: int = Field(0, ge=0)
-    """How often in a step groups of equal rewards, which teach nothing, are replaced by groups of fresh tasks: DAPO's
-    dynamic sampling (arXiv 2503.14476). 0: never."""
+    """How often a step replaces groups of equal rewards, which teach nothing, by groups of fresh tasks: DAPO's dynamic
+    sampling (arXiv 2503.14476). 0: never."""
     filters: FiltersConfig | None = None
-    """What else `refill` replaces, for example {tool_use: 2}. null: nothing."""
+    """Further groups that `refill` replaces, for example {tool_use: 2}. null: none."""
     buffer_filter: str = "pop_first"
-    """Which groups that wait to be played again come first: pop_first (in order), freshest_first (by the weights that
-    sampled their tokens), priority (by that number in the task's metadata), or a function with slime's signature:
+    """The order of groups that wait to be played again: pop_first (in order), freshest_first (by the weights that
+    sampled the tokens), priority (by that number in the task's metadata), or a function with slime's signature:
     filter(args, rollout_id, buffer, num_samples)."""
     pass_rates: tuple[float, float] | None = None
-    """Draw only tasks whose last pass rate, a group's mean reward cut to 0 to 1, was in this window, such as
-    [0.1, 0.9]. Tasks outside of it rest for an epoch, then for two, and so on. null: all tasks."""
+    """Draw only tasks whose last pass rate, a group's mean reward clipped to 0 to 1, was in this window, such as [0.1,
+    0.9]. Other tasks rest for an epoch, then for two, and so on. null: all tasks."""
     curriculum: float | None = Field(None, gt=0, le=1)
-    """Draw tasks with a low `difficulty`, a number in the metadata of each, and the next level as soon as the last 16
-    groups of the highest one have this mean pass rate, such as 0.7. null: all levels at once."""
+    """Draw tasks with a low `difficulty`, a number in the task's metadata, and the next level as soon as the last 16
+    groups of the highest level have this mean pass rate, such as 0.7. null: all levels at once."""
     temperature: float = Field(1.0, gt=0)
     """Temperature of sampling and of the trained log-probs. Evaluation is greedy."""
     concurrency: int = Field(128, gt=0)
@@ -195,37 +195,38 @@ class TrainConfig(EpisodeConfig):
     on an engine with separate weights: sglang, or local in a separate process. More helps only if rollouts differ
     much in length. No token is trained at a greater age, and tis_clip corrects for the age."""
     fully_async: bool = False
-    """Episodes never stop: `concurrency` of them are in flight while the learner learns, the engine gets new weights in
-    the middle of their turns, and each step takes the groups that are ready. It needs `staleness`. For episodes that
-    differ much in length."""
+    """Episodes never stop: `concurrency` episodes are in flight while the learner learns, the engine gets new weights
+    in the middle of turns, and each step takes the finished groups. Needs `staleness`. For episodes of very different
+    lengths."""
     stale: Stale = "drop"
-    """With fully_async, what becomes of a group that was begun too long ago for `staleness`. drop: it is dropped, and
-    counted. retry: its task is played once more from the beginning. mask: it is trained without the tokens that are too
-    old."""
+    """With fully_async, the fate of a group that began too long ago for `staleness`. drop: the group is dropped, and
+    counted. retry: the task is played once more from the beginning. mask: the group is trained without the tokens that
+    are too old."""
     over_sample: float = Field(1.0, ge=1)
-    """Without fully_async: groups in flight at once, as a multiple of prompts_per_step. A step takes the first ones
-    that end, and the rest is aborted: their tasks are played again, with staleness from where they stopped. More than 1
+    """Without fully_async: groups in flight at once, as a multiple of prompts_per_step. A step takes the groups that
+    end first, and aborts the rest: aborted tasks are played again, with staleness from where they stopped. More than 1
     prefers short episodes, and does not repeat to the bit."""
     eval_share: float = Field(0.25, gt=0, lt=1)
-    """With fully_async, the share of `concurrency` that an evaluation gets while training goes on beside it."""
+    """With fully_async, the share of `concurrency` that an evaluation gets while training continues."""
     at_once: AtOnceConfig = AtOnceConfig()
-    """Bounds on one phase of the episodes in flight, such as `{step: 32}` for a service that takes no more."""
+    """Bounds on a phase of the episodes in flight, such as `{step: 32}` for a service that takes no more."""
     failures: FailureConfig = FailureConfig()
-    """What becomes of episodes whose environment fails."""
+    """The fate of episodes whose environment fails."""
     minibatches: int = Field(2, gt=0)
     """Optimizer updates a step."""
     micro_batch_tokens: int = Field(2048, gt=0)
-    """Tokens of one forward and backward pass; gradients add up over the passes. A pass may always have as many as the
-    longest sequence. Episodes that begin alike share that beginning, and nothing is padded, unless the model has layers
-    that do not allow it; a line says so."""
+    """Tokens of a forward and backward pass; gradients add up over the passes. A pass may always have as many as the
+    longest sequence. Episodes that begin alike share the beginning, and nothing is padded, unless the model has layers
+    that do not allow sharing; a line says so."""
     gradient_checkpointing: bool | None = None
-    """Keep one activation a layer and make the others again in the backward pass: a small part of the memory, a third
+    """Store one activation a layer and compute the rest again in the backward pass: a small part of the memory, a third
     more time. null: for models of 100 million parameters and more."""
     compile: bool = False
     """Compile the model's layers for learning (torch.compile). The first step takes a minute or two more."""
     lora: LoRAConfig | None = None
-    """Train small matrices beside the weights (peft): little memory for optimizer and gradients, small checkpoints, and
-    KL's reference is the model without them. `agentrl merge` makes a whole model of it. null: train all weights."""
+    """Train small added matrices (peft) and freeze the weights: little memory for optimizer and gradients, small
+    checkpoints, and KL's reference is the model without the matrices. `agentrl merge` makes a whole model. null: train
+    all weights."""
     optimizer: OptimizerName = "adamw"
     """adamw_8bit (bitsandbytes): the moments of Adam take 2 bytes a parameter instead of 8."""
     learning_rate: float = Field(3e-4, gt=0)
@@ -236,42 +237,42 @@ class TrainConfig(EpisodeConfig):
     lr_final: float = Field(0.1, ge=0, le=1)
     """The last step's learning rate as a share of the highest; it falls linearly."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients with a larger norm are scaled down to it."""
+    """The largest norm of gradients; larger gradients are scaled down."""
     algorithm: Algorithm = "grpo"
     """dr_grpo (arXiv 2503.20783): no division by the group's deviation, reduction constant. gspo (arXiv 2507.18071):
     one ratio a sequence, reduction sample, clipped at 3e-4 and 4e-4. flash_reinforce: the baseline is the mean reward
     of the batch, so one episode of a prompt is enough: 128 prompts_per_step, group_size 1, reduction sample, one update
-    a step (minibatches 1), no division by the deviation. Values given here win."""
+    a step (minibatches 1), no division by the deviation. Values set in the configuration win."""
     reduction: Literal["token", "sample", "constant"] = "token"
     """How the loss is averaged. token: over all tokens of the step (DAPO). sample: over an episode's tokens, then over
     episodes, as in the GRPO paper and slime's default. constant: divided by episodes times the longest response
     (Dr.GRPO)."""
     credit: Credit = "episode"
-    """Which step rewards count for a turn. episode: all. turn: those after it began, in groups whose totals differ
-    (MT-GRPO, arXiv 2505.11821, undiscounted). return: those after it began, discounted, against the mean of the members
-    that took a turn of the same number."""
+    """The step rewards that count for a turn. episode: all. turn: rewards since the turn began, in groups whose totals
+    differ (MT-GRPO, arXiv 2505.11821, undiscounted). return: rewards since the turn began, discounted, against the mean
+    of the members that took a turn of the same number."""
     discount: float = Field(1.0, gt=0, le=1)
-    """With credit return, how much a reward counts one turn before it, two turns before it this squared, and so on."""
+    """With credit return, the weight of a reward one turn earlier; two turns earlier the weight is squared, and so
+    on."""
     eval_opponents: list[str] | None = None
-    """The same in evaluations. null: those of `opponents` but the policy, if there are any."""
+    """The opponents in evaluations. null: the `opponents` but the policy, if there are any."""
     clip_low: float = Field(0.2, gt=0, le=1)
-    """A token's probability may fall by this share before its gradient ends."""
+    """A token's probability may fall by this share before the gradient ends."""
     clip_high: float = Field(0.28, gt=0)
     """A token's probability may rise by this share (DAPO's clip-higher, arXiv 2503.14476)."""
     dual_clip: float | None = Field(None, gt=1)
     """A bad token that has become this many times as likely gets no gradient (arXiv 1912.09729). null: no bound."""
     tis_clip: float | None = Field(None, ge=1)
     """Truncated importance sampling: weigh each token by the trainer's over the engine's probability, at most by this.
-    It costs a forward pass (fengyao.notion.site/off-policy-rl, which uses 2). The clipped ratio is then that of the new
-    to the old trainer's probability: with `staleness`, this is AReaL's decoupled objective. null: trust the engine's
-    log-probs. The default is 2 with engine sglang, which is another program than the trainer, and with staleness; else
-    null.
-    """
+    It costs a forward pass (fengyao.notion.site/off-policy-rl, which uses 2). The clipped ratio is then the new over
+    the old trainer's probability: with `staleness`, this is AReaL's decoupled objective. null: trust the engine's
+    log-probs. The default is 2 with engine sglang, which is a different program than the trainer, and with staleness;
+    else null."""
     teacher: TeacherConfig | None = None
-    """A model to learn from instead of the reward, or beside it; `teacher: runs/teacher` is short for its key `model`.
-    null: none."""
+    """A model to learn from, with or without the reward; `teacher: runs/teacher` is short for the key `model`. null:
+    none."""
     mask_overlong: bool = False
-    """Do not train episodes that a bound on tokens or time cut off (DAPO). Their tokens count as `overlong`."""
+    """Do not train episodes that a bound on tokens or time cut off (DAPO). The tokens count as `overlong`."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL against the weights at the start of RL; 0 computes none."""
     kl_type: KLType = "k3"
@@ -283,16 +284,17 @@ class TrainConfig(EpisodeConfig):
     eval_every: int = Field(0, ge=0)
     """Steps between evaluations; 0: at the start, after the warm start and at the end only."""
     eval_tasks: int = Field(200, gt=0)
-    """Held-out tasks used, the first ones."""
+    """The number of held-out tasks, the first tasks of the set."""
     checkpoint_every: int = Field(50, gt=0)
     """Steps between checkpoints; the last two are kept."""
     canaries: CanaryConfig | None = CanaryConfig()
     """When the run warns or stops early because it cannot be learning. null: never."""
     wandb: str | None = None
-    """A project of Weights & Biases that gets the figures of every step, beside TensorBoard. It also gets the whole
-    configuration. null: none."""
+    """A project of Weights & Biases that gets the figures of every step, like TensorBoard, and the whole configuration.
+    null: none."""
     usd_per_hour: float | None = Field(None, gt=0)
-    """What this machine costs an hour, in dollars. The bill at the end then names what the run cost. null: unknown."""
+    """The price of this machine for an hour, in dollars. The bill at the end then names the cost of the run. null:
+    unknown."""
     save_groups: int = Field(2, ge=0)
     """Groups of each step whose trajectories are written to the run folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -314,7 +316,7 @@ class TrainConfig(EpisodeConfig):
     @model_validator(mode="before")
     @classmethod
     def _split_engine(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """`engine: {kind: sglang, ...}` is engine and engine_config in one. It wins over an engine_config beside it."""
+        """`engine: {kind: sglang, ...}` is engine and engine_config together. It wins over a separate engine_config."""
         values, engine = dict(values), values.get("engine")
         if isinstance(engine, Mapping):
             if not isinstance(kind := engine.get("kind", "auto"), str):
@@ -460,7 +462,7 @@ class TrainConfig(EpisodeConfig):
 
     @classmethod
     def make(cls, **values: Any) -> Self:
-        """Validate. Raises ConfigError with one line that names each wrong key."""
+        """Validate. Raises ConfigError with a line that names each wrong key."""
         return cls.parse("training configuration", values)
 
     @classmethod
@@ -469,7 +471,7 @@ class TrainConfig(EpisodeConfig):
         return cls.parse(str(path), {**read_yaml(path), **overrides})
 
     def with_engine(self, engine: str) -> Self:
-        """With this engine, and its defaults, in place of `auto`. Another engine that was chosen stays."""
+        """The configuration with this engine, and its defaults, in place of `auto`. A chosen engine stays."""
         if self.engine != "auto":
             return self
         corrected = engine == "sglang" and "tis_clip" not in self.model_fields_set
@@ -477,8 +479,8 @@ class TrainConfig(EpisodeConfig):
         return self.model_copy(update={"engine": engine, **tis})
 
     def to_yaml(self) -> str:
-        """All keys. Defaults of the algorithm are left out, so that another algorithm may be set later. A tis_clip that
-        depends on the engine is left out while that is `auto`."""
+        """All keys. Defaults of the algorithm are left out, so that a different algorithm may be set later. A tis_clip
+        that depends on the engine is left out while the engine is `auto`."""
         values, decided = self.model_dump(mode="json"), _ALGORITHM_DEFAULTS.get(self.algorithm, {})
         for key in {key for keys in _ALGORITHM_DEFAULTS.values() for key in keys}:
             if values[key] == decided.get(key, type(self).model_fields[key].default):

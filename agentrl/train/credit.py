@@ -15,25 +15,25 @@ from agentrl.train.loss import group_advantages, return_advantages, turn_advanta
 from agentrl.trajectory.trajectory import Trajectory, role_of
 
 TurnAdvantages: TypeAlias = list[list[list[float]]]
-"""Indexed by group, member and turn. There may be more of them than the member has turns."""
+"""Indexed by group, member and turn. May have more turns than the member."""
 
 
 def assign_advantages(
     groups: Sequence[Sequence[Trajectory]], algorithm: Algorithm, credit: Credit, discount: float = 1.0
 ) -> tuple[TurnAdvantages, list[bool]]:
-    """The advantage of each turn, and for each group whether its rewards differ. Equal rewards teach nothing.
+    """The advantage of each turn, and for each group whether the rewards differ. Equal rewards teach nothing.
 
-    "episode": every turn has its episode's advantage. "turn": the rewards after a turn began decide its advantage
-    (`turn_advantages`). A reward that `score` adds to those of the steps counts as given at the end. A group of equal
-    totals gets nothing, however its steps were rewarded: a metric and a warning report it (`uncredited_groups`).
-    "return": the discounted rewards from a turn on, against those of the members that took that turn
+    "episode": every turn has the episode's advantage. "turn": the rewards since a turn began decide the turn's
+    advantage (`turn_advantages`). The difference of `score` and the steps' rewards counts as given at the end. A group
+    of equal totals gets no advantage, even if the steps' rewards differ: a metric and a warning report such groups
+    (`uncredited_groups`). "return": the discounted rewards from a turn on, against the members that took the same turn
     (`return_advantages`).
 
-    In an Env with seats, the members of one seat are compared. Where an agent's branches have rewards, the branches of
-    one role are: `solver/1` and `solver/2` count each for itself, however many segments it has. flash_reinforce judges
-    an episode against the whole batch, as slime 0.4 does. So all groups teach, or none.
+    In an Env with seats, the members of the same seat are compared. If an agent's branches have rewards, the branches
+    of the same role are compared: `solver/1` and `solver/2` count separately, whatever their number of segments.
+    flash_reinforce judges an episode against the whole batch, as slime 0.4 does. So all groups teach, or none.
 
-    Raises ConfigError for rewards of branches with another credit than that of the episode.
+    Raises ConfigError for rewards of branches unless the credit is "episode".
     """
     if algorithm == "flash_reinforce":
         values, differs = _by_seat([t for group in groups for t in group], algorithm, credit, discount)
@@ -106,7 +106,7 @@ def _by_role(group: Sequence[Trajectory], algorithm: Algorithm) -> tuple[list[li
 
 
 def _of_turns(trajectory: Trajectory, by_branch: Mapping[tuple[int, str], float]) -> list[float]:
-    """The advantage of each turn, in order of time: that of its segment's branch."""
+    """The advantage of each turn, in order of time: the advantage of its segment's branch."""
     values = [0.0] * trajectory.turn_count
     for segment, places in trajectory.by_segment(range(trajectory.turn_count)):
         for place in places:
@@ -115,7 +115,7 @@ def _of_turns(trajectory: Trajectory, by_branch: Mapping[tuple[int, str], float]
 
 
 def uncredited_groups(groups: Sequence[Sequence[Trajectory]]) -> int:
-    """How many groups teach nothing because their totals are equal, although their steps were rewarded differently."""
+    """The number of groups that teach nothing because their totals are equal, although the steps' rewards differ."""
     _, informative = assign_advantages(groups, "grpo", "episode")
     earned = [
         any(len({tuple(turn.reward or 0.0 for turn in t.turns) for t in seat if t.is_valid}) > 1 for seat in seats)
@@ -125,7 +125,8 @@ def uncredited_groups(groups: Sequence[Sequence[Trajectory]]) -> int:
 
 
 def _returns(trajectory: Trajectory, turns: int, discount: float) -> list[float]:
-    """The discounted sum of the rewards from each turn on. What `score` adds to the steps' is the last turn's."""
+    """The discounted sum of the rewards from each turn on. The last turn gets the difference of `score` and the steps'
+    rewards."""
     rewards = [turn.reward or 0.0 for turn in trajectory.turns]
     if rewards:
         rewards[-1] += (trajectory.reward or 0.0) - sum(rewards)

@@ -1,4 +1,4 @@
-"""The tasks of a run, as its configuration names them."""
+"""The tasks of a run, from the configuration."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from agentrl.types import Task
 log = logging.getLogger("agentrl")
 
 IN_MEMORY = 64 << 20
-"""Bytes of a data file up to which its tasks are read and checked at once. A larger file stays on disk."""
+"""Bytes of a data file up to which all tasks are read and checked at once. A larger file stays on disk."""
 
 _LOOKED_AT = 1000
-"""Tasks of a data file that are asked about before a run."""
+"""The number of tasks of a data file that are checked before a run."""
 
 
 def training_tasks(config: TrainConfig, envs: EnvFactory) -> TaskSource:
-    """What a run draws its tasks from. Raises ConfigError."""
+    """The source of a run's tasks. Raises ConfigError."""
     check = check_of(config.reward_function())
     weighed = list(config.data.items()) if isinstance(config.data, dict) else [(config.data, 1.0)]
     streams, sizes = list[TaskStream](), list[int]()
@@ -40,7 +40,7 @@ def training_tasks(config: TrainConfig, envs: EnvFactory) -> TaskSource:
 
 
 def evaluation_tasks(config: TrainConfig, envs: EnvFactory) -> list[Task]:
-    """The held-out tasks of a run, which may be none. Raises ConfigError."""
+    """The held-out tasks of a run, possibly none. Raises ConfigError."""
     makes_tasks, check = config.data is None, check_of(config.reward_function())
     columns = _columns(config)
     return held_out_tasks(envs, config.eval_data, config.eval_tasks, own=makes_tasks, check=check, columns=columns)
@@ -53,15 +53,15 @@ def limit_prompts(config: TrainConfig, source: TaskSource, renderer: Renderer, w
 
 
 def prompt_tokens(task: Task, renderer: Renderer) -> int:
-    """The tokens of a task's own prompt and tools in the model's template. An Env may add to them in `reset`."""
+    """The number of tokens of a task's prompt and tools in the model's template. An Env may add tokens in `reset`."""
     return len((renderer.bind(task.tools) if task.tools else renderer).prompt(task.prompt).tokens)
 
 
 def _tasks(
     config: TrainConfig, envs: EnvFactory, path: Path | None, check: Callable[[Task], None] | None
 ) -> list[Task] | TaskFile:
-    """The tasks of a file, or those that the Env makes. `check` is of the reward function. In a file that stays on disk
-    it refuses tasks among the first ones; of later tasks it warns when they are drawn."""
+    """The tasks of a file or of the Env. `check` is the reward function's. In a file that stays on disk, a failed check
+    of the first tasks raises; for later tasks it logs a warning when the task is drawn."""
     columns = _columns(config)
     if path is None or not path.is_file() or path.stat().st_size <= IN_MEMORY:
         return tasks_of(envs, path, "train", episodes=config.episodes, check=check, columns=columns)
@@ -94,7 +94,7 @@ class _Checks:
 
 
 def _warn_of_missing(envs: EnvFactory, tasks: list[Task] | TaskFile) -> None:
-    """Log what the Env lacks for the first tasks: all of a large file would take long to read."""
+    """Log the requirements that the Env lacks for the first tasks: all of a large file would take long to read."""
     first = (tasks[number] for number in range(min(len(tasks), _LOOKED_AT)))
     for line in envs.cls.missing_for(envs.config, first):
         log.warning("%s", line)

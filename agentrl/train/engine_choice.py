@@ -1,4 +1,4 @@
-"""The device of a run, and its engine where the configuration says `auto`."""
+"""The device of a run, and the engine if the configuration says `auto`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.train.config import TrainConfig
 
 
 def device_of(name: str) -> str:
-    """cpu or cuda. Raises ConfigError for a GPU that is not there."""
+    """cpu or cuda. Raises ConfigError for a missing GPU."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -28,11 +28,11 @@ def device_of(name: str) -> str:
 def with_engine_chosen(config: TrainConfig, resumed: str | None, say: Callable[[str], None]) -> TrainConfig:
     """The configuration with an engine in place of `auto`. `say` gets a line on a GPU.
 
-    A run that is resumed keeps its engine, `resumed`.
+    A resumed run keeps its engine, `resumed`.
 
-    SGLang is taken on a GPU if an interpreter has it, and for a server that `engine_config.url` names. LocalEngine is
-    taken for `tiny`, for a run that plays nothing, and where its own settings are given. Settings that only SGLang has
-    are then left out.
+    SGLang is taken on a GPU if an interpreter has SGLang, and for a server that `engine_config.url` names. LocalEngine
+    is taken for `tiny`, for a run without episodes, and for a configuration with LocalEngine's settings. Settings that
+    only SGLang has are then left out.
     """
     if config.engine != "auto":
         return config

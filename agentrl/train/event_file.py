@@ -1,8 +1,8 @@
-"""TensorBoard's event files, written without TensorBoard: figures by step, one record a step.
+"""TensorBoard's event files, written without TensorBoard: figures by step, a record for each step.
 
-TensorBoard itself, with what it needs, is 20 MB to download; a run needs none of it to write. The format: TFRecord's
-framing (length, CRC-32C of the length, data, CRC-32C of the data, each CRC masked) around the protobuf messages `Event`
-and `Summary` of tensorboard/compat/proto.
+TensorBoard with its requirements is 20 MB to download, and is not needed to write. The format: TFRecord's framing
+(length, CRC-32C of the length, data, CRC-32C of the data, each CRC masked) around the protobuf messages `Event` and
+`Summary` of tensorboard/compat/proto.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _POLYNOMIAL = 0x82F63B78
 _WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY, _SESSION_LOG = 1, 2, 3, 5, 7
 """Fields of Event."""
 _VALUE, _TAG, _SIMPLE_VALUE, _STATUS = 1, 1, 2, 1
-"""Fields of Summary, of its Value (twice), and of SessionLog."""
+"""Fields of Summary, of Value (twice), and of SessionLog."""
 _STARTED = 1
 
 
 class EventFile:
-    """A new event file in `folder`. Figures from `step` on that older files hold are replaced."""
+    """A new event file in `folder`. Figures of older files from `step` on are replaced."""
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class EventFile:
 
 
 def _key(field: int, wire: int) -> bytes:
-    """Before a value: its field's number, and how it is written (0 varint, 1 eight bytes, 2 length first, 5 four)."""
+    """The prefix of a value: the field's number, and the encoding (0 varint, 1 eight bytes, 2 length first, 5 four)."""
     return bytes([field << 3 | wire])
 
 

@@ -22,12 +22,12 @@ log = logging.getLogger("agentrl")
 _FULL_BYTES = 1 << 20
 """If a write fails on a disk with less free space, the disk was full."""
 _MANIFEST = "files.json"
-"""A file in each folder that `write_folder` writes: what it belongs to, and size and checksum of every file."""
+"""A file in each folder of `write_folder`: the `about`, and size and checksum of every file."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """A symbolic link stays, and the file it names is written. A device or a pipe is written to as it is."""
+    """A symbolic link stays, and the link's target is written. A device or a pipe is written directly."""
     if is_special(file):
         file.write_text(text, encoding="utf-8")
         return
@@ -46,7 +46,7 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def append_line(file: Path, line: str) -> None:
-    """Append a line whole or not at all. It survives the end of the process, but not that of the machine."""
+    """Append a line whole or not at all. The line survives the end of the process, but not of the machine."""
     remaining = f"{line}\n".encode()
     with file.open("ab", buffering=0) as opened:
         size = opened.seek(0, os.SEEK_END)
@@ -59,15 +59,15 @@ def append_line(file: Path, line: str) -> None:
 
 
 def is_special(file: Path) -> bool:
-    """Whether a path names a device, a pipe or the like, which holds nothing and must not be replaced."""
+    """Whether a path names a device, a pipe or a similar file, which holds no data and must not be replaced."""
     return file.exists() and not (file.is_file() or file.is_dir())
 
 
 @contextmanager
 def only_writer(file: Path | None) -> Iterator[None]:
-    """Lock out other commands that write to the same file. Raises ConfigError if there is one.
+    """Lock out other commands that write to the same file. Raises ConfigError if another command runs.
 
-    The lock is on a file beside it, because the file itself is replaced.
+    The lock is on a separate file, because the file itself is replaced.
     """
     if file is None or is_special(file):
         yield
@@ -84,10 +84,10 @@ def only_writer(file: Path | None) -> Iterator[None]:
 
 
 def write_folder(target: Path, write: Callable[[Path], None], **about: Any) -> None:
-    """Let `write` write a folder, which gets its name only when it is complete and on the disk.
+    """Let `write` write a folder, which gets its name only when the folder is complete and on the disk.
 
-    `about` is kept with it, for `about_folder`. Raises OSError (ENOSPC) if the disk is full; the folder that had the
-    name stays then.
+    `about` is stored in the folder, for `about_folder`. Raises OSError (ENOSPC) if the disk is full; an older folder of
+    the name then stays.
     """
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # left by a kill
@@ -109,7 +109,7 @@ def write_folder(target: Path, write: Callable[[Path], None], **about: Any) -> N
 
 
 def about_folder(folder: Path) -> dict[str, Any]:
-    """The `about` of `write_folder`; empty if it cannot be read."""
+    """The `about` of `write_folder`; empty if unreadable."""
     try:
         about = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -118,7 +118,7 @@ def about_folder(folder: Path) -> dict[str, Any]:
 
 
 def damage(folder: Path) -> str | None:
-    """The damage to a folder that `write_folder` wrote: a missing or changed file. None if there is none."""
+    """The damage to a folder of `write_folder`: a missing or changed file. None for an intact folder."""
     if not (folder / _MANIFEST).exists():  # of an earlier version: a folder without its name was not complete then
         return None
     expected = about_folder(folder).get("files")
@@ -173,7 +173,7 @@ def _take_place(temporary: Path, target: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step. Return False if the system cannot: only Linux can."""
+    """Swap two names atomically. Returns False if the system cannot swap: only Linux can."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False

@@ -19,10 +19,10 @@ log = logging.getLogger("agentrl")
 
 
 def use_fused_kernels(model: Any, device: torch.device) -> bool:
-    """Give a model on a GPU the fused kernels that liger-kernel has for its architecture, if that is installed.
+    """Give a model on a GPU the fused kernels of liger-kernel for the architecture, if liger-kernel is installed.
 
-    Its logits stay the same but for rounding; if they do not, or a kernel does not work here, nothing is changed. An
-    engine that samples from the module uses them, too. Returns whether they are used.
+    The logits stay the same except for rounding. If the logits change, or a kernel does not work here, the model stays
+    unchanged. An engine that samples from the module uses the kernels, too. Returns whether the kernels are used.
     """
     if device.type != "cuda" or (apply := _liger()) is None:
         return False
@@ -41,7 +41,7 @@ def _liger() -> Callable[..., None] | None:
 
 @torch.no_grad()
 def try_kernels(model: Any, apply: Callable[..., None]) -> bool:
-    """Let `apply(model=...)` change the model, and undo it if that changes nothing or its logits."""
+    """Let `apply(model=...)` change the model; undo a change that has no effect or changes the logits."""
     whole, ids = without_adapter(model), probe(model)
     modules, code = _attributes(whole), sys.modules[type(whole).__module__]
     names = dict(vars(code))
@@ -70,7 +70,7 @@ def _attributes(model: Any) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def compile_layers(layers: Sequence[Any]) -> list[Callable[..., Any]]:
-    """The layers' forward functions as torch.compile makes them, for all lengths. The first call compiles."""
+    """The layers' forward functions, compiled by torch.compile for all lengths. The first call compiles."""
     return [torch.compile(layer.forward, dynamic=True) for layer in layers]
 
 

@@ -1,4 +1,4 @@
-"""The hand-over of weights from the learner to the engine: before each rollout. The first one is verified."""
+"""The hand-over of weights from the learner to the engine, before each rollout. The first hand-over is verified."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from agentrl.trajectory.trajectory import Trajectory, total_ledger
 
 
 class HandOver:
-    """Knows which weights the engine samples from. It has none before the first `give`, and after each `rest`."""
+    """Knows the engine's weights. The engine has no weights before the first `give`, and after each `rest`."""
 
     def __init__(self, engine: TrainedEngine, learner: Learner) -> None:
         self.version = "0"
         """The name of the learner's weights: the step that made them."""
         self.engine_version = "-1"
-        """The name of the weights that the engine has got."""
+        """The name of the engine's weights."""
         self.on_hold = False
-        """Whether the engine keeps its weights for now: it plays, or the learner changes its own."""
+        """Whether the engine keeps its weights for now: episodes are played, or the learner changes its weights."""
         self._engine, self._learner = engine, learner
         self._is_given = False
         self._compared = False
@@ -30,14 +30,14 @@ class HandOver:
         self.version, self._is_given = version, False
 
     async def give(self) -> None:
-        """Wake the engine, and give it the learner's weights, unless it has them, or is `on_hold`."""
+        """Wake the engine, and give it the learner's weights, unless the engine has them, or is `on_hold`."""
         if not self._is_given and not self.on_hold:
             await self._engine.wake()
             await self._engine.update(self._learner.model, self.version)
             self._is_given, self.engine_version = True, self.version
 
     async def rest(self) -> None:
-        """Let the engine sleep, because the learner needs its device."""
+        """Let the engine sleep, because the learner needs the device."""
         self._is_given = False
         await self._engine.sleep()
 
@@ -46,7 +46,7 @@ class HandOver:
     ) -> None:
         """Compare the engine's log-probs of an episode with the learner's, in the first step of this process.
 
-        Raises CanaryError if they are far apart: the engine has another model, or has not got the weights.
+        Raises CanaryError if the log-probs are far apart: the engine has a different model, or lacks the new weights.
         """
         trained = [trajectory for trajectory in trajectories if total_ledger(trajectory.segments).trained]
         if self._compared or not trained:

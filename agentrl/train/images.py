@@ -1,4 +1,5 @@
-"""Images of the learner's rows. Rows with images are padded, not packed: a pack's positions count in one axis."""
+"""Images of the learner's rows. Rows with images are padded, not packed: a pack's positions count along a single
+axis."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from agentrl.types import RenderedImage
 
 @dataclass(frozen=True, slots=True)
 class RowImages:
-    """What the model in training reads beside the tokens of padded rows, and which tokens have no log-prob."""
+    """The model's inputs besides the tokens of padded rows, and the tokens without a log-prob."""
 
     vision: Vision
     dtype: str
     """The type of the model's weights, as torch names it."""
     device: torch.device
     forbidden: Tensor
-    """The tokens that stand for media. The engine samples none, so a softmax is over the others."""
+    """The tokens that stand for media. The engine never samples them, so a softmax is over the other tokens."""
 
     @classmethod
     def of(cls, model: Any, vision: Vision) -> RowImages:
@@ -36,7 +37,7 @@ class RowImages:
         return images
 
     def inputs(self, rows: Sequence[tuple[int, Sequence[RenderedImage]]]) -> dict[str, Tensor]:
-        """Arguments of the model for rows, of which each has a length and images, padded on the right to the longest:
+        """Arguments of the model for rows, given as (length, images), padded on the right to the longest:
         `position_ids` [3, rows, length], and if a row has an image within its length, `pixel_values` and
         `image_grid_thw` of all images in order."""
         longest = max(length for length, _ in rows)

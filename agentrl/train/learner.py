@@ -1,4 +1,4 @@
-"""The learner: a model, its optimizer, and one step of either kind of learning."""
+"""The learner: a model, an optimizer, and a step of RL or of supervised learning."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from agentrl.train.packing import attending_by_rows, packing_of
 from agentrl.train.stems import reads_stems, unique_tokens
 
 STEP_BYTES = 64 << 20
-"""Gradients of float32 copies that an optimizer steps at once. There is at least one."""
+"""The most bytes of gradients of float32 copies in an optimizer step, but at least a single gradient."""
 _LARGEST_LOG_RATIO = math.log(torch.finfo(torch.float32).max)
 """The exponential of a larger number is infinite."""
 
 
 class DivergedError(AgentRLError):
-    """The loss or its gradient is not finite. The weights are those of the update before."""
+    """The loss or its gradient is not finite. The weights are from before the update."""
 
 
 @dataclass(slots=True)
 class Update:
-    """The figures of one RL step, summed over its minibatches or its trained tokens."""
+    """The figures of an RL step, summed over the minibatches or the trained tokens."""
 
     learning_rate: float
     updates: int = 0
     read: int = 0
     """Tokens of the sequences read, prompts and observations included."""
     unique: int = 0
-    """The same, where what sequences of one update begin with alike counts once."""
+    """The same number, with shared beginnings of an update's sequences counted once."""
     computed: int = 0
-    """Tokens that the model computed for them, padding included."""
+    """Tokens that the model computed for these sequences, padding included."""
     tokens: int = 0
     loss: float = 0.0
     kl: float = 0.0
@@ -59,9 +59,9 @@ class Update:
     numerics: Numerics = field(default_factory=Numerics)
     """Trainer and engine compared before the first update, over its minibatch; with TIS, over the whole step."""
     truncated: int = 0
-    """Tokens whose TIS weight was cut."""
+    """Tokens with a clipped TIS weight."""
     looked_at: list[tuple[Row, Sequence[float]]] = field(default_factory=list)
-    """Rows with the trainer's log-probs before the first update: those of its minibatch; with TIS, all."""
+    """Rows with the trainer's log-probs before the first update: the rows of its minibatch; with TIS, all rows."""
     remedy: str = "lower the learning rate"
     """The advice if the loss is not finite."""
 
@@ -84,7 +84,7 @@ class Update:
 
 
 class Learner:
-    """Trains `model` in place, in eval mode: it computes what an engine with the same module samples from.
+    """Trains `model` in place, in eval mode: an engine with the same module samples from the same computation.
 
     `vision` is the model's image side. Raises ConfigError if rows with images would be computed otherwise than alone.
     """
@@ -98,29 +98,29 @@ class Learner:
         self._compiled = compile_layers(layers_of(model)) if config.compile else []
         self.images = None if vision is None else RowImages.of(model, vision)
         self.packing = packing_of(model) if vision is None else None
-        """How rows are packed. None: they are padded."""
+        """The packing of rows. None: rows are padded."""
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-        """The trained parameters: all, or with LoRA those of the adapter."""
+        """The trained parameters: all, or with LoRA the adapter's."""
         self.masters: list[Tensor] = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
-        """The tensors that the optimizers change, in the order of the parameters: float32 parameters themselves, or
-        float32 copies of the others. In bfloat16, a step of less than a 256th of a weight would be lost by rounding."""
+        """The tensors that the optimizers change, in the order of the parameters: float32 parameters, or float32 copies
+        of other parameters. In bfloat16, rounding would lose a step of less than a 256th of a weight."""
         pairs = zip(self.parameters, self.masters, strict=True)
         self._rounded: list[tuple[Tensor, Tensor]] = [(p, master) for p, master in pairs if p is not master]
         self.optimizer = make_adam(config.optimizer, self.masters, config.learning_rate)
         self.schedule = Schedule(config.lr_warmup_steps, config.lr_final, config.steps)
         self.reference: Any = None
-        """A model with the weights at the start of RL, or an AdapterReference, if kl_coef needs one."""
+        """A model with the weights at the start of RL, or an AdapterReference, if kl_coef needs a reference."""
 
     @property
     def text_config(self) -> Any:
-        """The configuration of the model's language side, as transformers has it."""
+        """The transformers configuration of the model's language side."""
         return self.model.config.get_text_config()
 
     @torch.enable_grad()  # an Env may have turned them off for the whole process
     def learn(self, rows: Sequence[Row], *, step: int, normaliser: float) -> Update:
-        """One step of RL: each row once, in `minibatches` updates. The whole step's loss is divided by `normaliser`.
+        """A step of RL: each row once, in `minibatches` updates. The whole step's loss is divided by `normaliser`.
 
-        Raises DivergedError if the loss is not finite, before it changes the weights.
+        Raises DivergedError before the weights change if the loss is not finite.
         """
         with self._training():
             return self._learn(rows, step, normaliser)
@@ -224,7 +224,7 @@ class Learner:
 
     @torch.enable_grad()
     def imitate(self, rows: Sequence[Row], optimizers: Sequence[Optimizer], max_tokens: int) -> float:
-        """One supervised step on the weighted cross-entropy of the rows; return the loss. The weights average it."""
+        """A supervised step on the cross-entropy of the rows, averaged by their weights; returns the loss."""
         total = 0.0
         with self._training():
             for micro in self.micro_batches(rows, max_tokens):
@@ -248,7 +248,7 @@ class Learner:
 
     @torch.no_grad()
     def _step(self, optimizers: Sequence[Optimizer]) -> None:
-        """Step all optimizers. Float32 copies are stepped a few at a time: only those have gradients in float32."""
+        """Step all optimizers. Float32 copies are stepped in chunks: only the chunk has gradients in float32."""
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -291,16 +291,16 @@ class Schedule:
     since: int = 0
     """The fall began after this step."""
     share: float = 1.0
-    """The share at which the fall began."""
+    """The share at the beginning of the fall."""
 
     def at(self, step: int) -> float:
         """The share at a step. Steps count from 1."""
         return min(1.0, step / max(self.rise, 1)) * self._fall(step)
 
     def until(self, steps: int, *, step: int) -> Schedule:
-        """The schedule of a run that continues after a step with another number of steps.
+        """The schedule of a run that continues after a step with a different number of steps.
 
-        The fall gets a new slope there. The learning rate never jumps. If the fall is already over, it stays at
+        The fall gets a new slope from there. The learning rate never jumps. After the end of the fall the rate stays at
         `final`.
         """
         return self if steps == self.steps else replace(self, steps=steps, since=step, share=self._fall(step))
@@ -311,7 +311,7 @@ class Schedule:
 
 
 def _blame(update: Update, log_ratio: Tensor, advantages: Tensor) -> None:
-    """Look for another cause of an infinite loss of these tokens than the learning rate, and set the advice."""
+    """Look for a cause of an infinite loss other than the learning rate, and set the advice."""
     if not advantages.isfinite().all():
         update.remedy = "an advantage is not finite: is a reward?"
         return
@@ -328,7 +328,7 @@ def _blame(update: Update, log_ratio: Tensor, advantages: Tensor) -> None:
 
 
 def _portions(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Pairs of a parameter and its float32 copy, as many at a time as STEP_BYTES allow."""
+    """(parameter, float32 copy) pairs, in chunks of at most STEP_BYTES."""
     some, size = list[tuple[Tensor, Tensor]](), 0
     for pair in pairs:
         if some and size + pair[1].nbytes > STEP_BYTES:
@@ -349,6 +349,6 @@ def random_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_learning_rate(optimizer: Optimizer, share: float) -> None:
-    """Set every group to a share of its initial rate."""
+    """Set every group to a share of the initial rate."""
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * share

@@ -18,13 +18,13 @@ from agentrl.train.loss import token_log_probs
 log = logging.getLogger("agentrl")
 
 PIECE_BYTES = 64 << 20
-"""Float32 logits that are held at once. Their copies and gradients take about four times as much."""
+"""The most float32 logits in memory. Their copies and gradients take about four times as much."""
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 0.03, torch.bfloat16: 0.2}
 """The largest difference of two logits that is rounding, in standard deviations of the logits.
 
 In bfloat16 two kernels for attention differ by .04 with 4 layers and by .09 with 36 (Qwen3's shapes, random weights). A
-token that is one position off changes logits by 5 to 7.
+token that is shifted by a position changes logits by 5 to 7.
 """
 
 Finish: TypeAlias = Callable[[Tensor], Tensor]
@@ -35,7 +35,7 @@ _finishes: WeakKeyDictionary[Any, Finish | None] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """A causal language model taken apart: what reads tokens, and what turns hidden states into logits."""
+    """The halves of a causal language model: from tokens to hidden states, and from hidden states to logits."""
 
     body: Any
     head: Any
@@ -68,13 +68,13 @@ class Halves:
 
 
 def vocabulary(model: Any) -> int:
-    """The number of logits of a token; 0 if the model does not declare it."""
+    """The number of logits of a token; 0 if the model does not declare the number."""
     config = getattr(model, "config", None)
     return 0 if config is None else int(config.get_text_config().vocab_size)
 
 
 def take_apart(model: Any) -> Halves | None:
-    """The halves of a transformers model, or of a peft model around one. None if they do not give its logits."""
+    """The halves of a transformers model, or of a peft model. None if the halves do not give the model's logits."""
     whole = without_adapter(model)
     body, head = whole.base_model, whole.get_output_embeddings()
     if body is whole or head is None:
@@ -123,6 +123,7 @@ def probe(model: Any) -> Tensor:
 
 
 def alike(logits: Tensor, others: Tensor, dtype: torch.dtype) -> bool:
-    """Whether logits of a model of this type differ by rounding alone. NaN, which others report, counts as equal."""
+    """Whether logits of a model of this type differ by rounding alone. NaN, which other checks report, counts as
+    equal."""
     off = (logits - others).abs().max() / logits.std()
     return not bool(off > _TOLERANCE.get(dtype, 0.2))

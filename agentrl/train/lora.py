@@ -1,4 +1,5 @@
-"""LoRA: small matrices beside the frozen weights of a model, in their type, by peft; see Learner for its copies."""
+"""LoRA: small matrices added to the frozen weights of a model, in the weights' type, by peft; see Learner for float32
+copies."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from agentrl.train.config import LoRAConfig
 
 _REFERENCE = "reference"
 _IMAGE_SIDE = r"(.*\.)?visual\..*"
-"""The modules that read the pixels, in the models of Qwen-VL's family. They are not adapted: servers of adapters take
-those of the language side alone."""
+"""The modules that read the pixels, in the models of Qwen-VL's family. They are not adapted: servers of adapters
+support only the language side."""
 
 
 def attach(model: Any, config: LoRAConfig | None, *, base: str, seed: int) -> Any:
-    """The model to train: `model` itself without `lora`, else a peft model around it.
+    """The model to train: `model` itself without `lora`, else a peft model.
 
-    An adapter that was loaded with the model is trained further. A new one changes nothing yet; `seed` decides its
-    first matrices, and `base` is the name under which others find the model without it. Raises ConfigError.
+    An adapter that was loaded with the model is trained further. A new adapter does not change the outputs yet; `seed`
+    decides its first matrices, and `base` is the name of the model without the adapter. Raises ConfigError.
     """
     if has_adapter(model):
         _check_same(model.peft_config[ACTIVE], config, base)
@@ -36,9 +37,9 @@ def attach(model: Any, config: LoRAConfig | None, *, base: str, seed: int) -> An
 
 
 def name_of_base(stored: Path, model: str, source: str) -> str:
-    """The name under which an adapter finds its base model: a folder's whole path, or a name on the Hub.
+    """The base model's name for an adapter: a folder's whole path, or a name on the Hub.
 
-    tiny and tiny-vl are random, so that a run keeps them in the folder `stored`.
+    tiny and tiny-vl are random, so that a run stores them in the folder `stored`.
     """
     if model in SEEDED:
         return str(stored.absolute())
@@ -89,7 +90,7 @@ def _check_same(of_folder: Any, config: LoRAConfig | None, base: str) -> None:
 
 
 def changes_nothing(model: Any) -> bool:
-    """Whether a model is a peft model whose adapter is new: its outputs are those of the base model."""
+    """Whether a model is a peft model with a new adapter: the outputs are the base model's."""
     if not has_adapter(model):
         return False
     second = [parameter for name, parameter in model.named_parameters() if f".lora_B.{ACTIVE}." in name]
@@ -98,7 +99,7 @@ def changes_nothing(model: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AdapterReference:
-    """KL's reference in the memory of the model in training: its base, or a second adapter, which is frozen."""
+    """KL's reference in the memory of the model in training: the base, or a second, frozen adapter."""
 
     model: Any
     adapter: str | None = None
@@ -114,9 +115,8 @@ class AdapterReference:
 
     @contextmanager
     def active(self) -> Iterator[Any]:
-        """While the context is open, the model computes what the reference computes. Gradients of the trained adapter
-        stay.
-        """
+        """While the context is open, the model computes as the reference does. Gradients of the trained adapter
+        stay."""
         if self.adapter is None:
             with self.model.disable_adapter():
                 yield self.model

@@ -65,12 +65,13 @@ def group_advantages(rewards: Tensor, valid: Tensor, algorithm: Algorithm = "grp
 
 
 def turn_advantages(advantages: Advantages, earned: Tensor, valid: Tensor, algorithm: Algorithm = "grpo") -> Tensor:
-    """Advantages [groups, group_size, turns]: a turn's rewards after it began, compared within its group.
+    """Advantages [groups, group_size, turns]: a turn's rewards since the turn began, compared within the group.
 
-    `earned` [groups, group_size, turns] are the rewards given before each turn, which the turn cannot have caused. This
-    is MT-GRPO with a lambda of 1, undiscounted, for any number of turns. There is one difference: all parts of a reward
-    are divided by one deviation, the largest among those of the outcome and of `earned` at each turn. So a small bonus
-    stays small, and so do outcomes that hardly differ. A group with equal outcomes teaches nothing.
+    `earned` [groups, group_size, turns] are the rewards before each turn, which the turn cannot have caused. This is
+    MT-GRPO with a lambda of 1, undiscounted, for any number of turns. There is a single difference: all parts of a
+    reward are divided by the same deviation, the largest among the outcome's and the deviations of `earned` at each
+    turn. So a small bonus stays small, and so do outcomes that hardly differ. A group with equal outcomes teaches
+    nothing.
     """
     before = _centred(earned, valid[..., None])
     scale = advantages.scale
@@ -82,11 +83,11 @@ def turn_advantages(advantages: Advantages, earned: Tensor, valid: Tensor, algor
 
 
 def return_advantages(returns: Tensor, taken: Tensor, algorithm: Algorithm = "grpo") -> Advantages:
-    """Advantages [groups, group_size, turns] of the `returns` from each turn on, against the value of that turn.
+    """Advantages [groups, group_size, turns] of the `returns` from each turn on, against the value of the turn.
 
-    The value is the mean return of the members that took the turn (`taken`, bool), which needs no value function: those
-    members are samples of what follows a turn of that number. A turn that one member alone took is compared with the
-    whole group, in which the others earn nothing more. Divided by one deviation of the group's turns, unless the
+    The value is the mean return of the members that took the turn (`taken`, bool). These members are samples of the
+    future of a turn of this number, so no value function is needed. A turn that a single member took is compared with
+    the whole group, in which the rest earn 0 more. Divided by the deviation of all the group's turns, unless the
     algorithm is dr_grpo or flash_reinforce. A group whose members differ at no turn teaches nothing.
     """
     zeroed = torch.where(taken, returns, 0.0)
@@ -115,7 +116,7 @@ def token_log_probs(
 
 
 def sequence_log_ratio(log_ratio: Tensor, row: Tensor) -> Tensor:
-    """For each token [n], the mean of `log_ratio` [n] over the tokens of its row; `row` [n] is the token's row."""
+    """[n]: for each token, the mean of `log_ratio` [n] over the tokens of its row; `row` [n] is the token's row."""
     tokens = torch.bincount(row)
     return (log_ratio.new_zeros(len(tokens)).index_add(0, row, log_ratio) / tokens)[row]
 
@@ -123,7 +124,7 @@ def sequence_log_ratio(log_ratio: Tensor, row: Tensor) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
     losses: Tensor
-    """[n], one for each token. The caller averages them."""
+    """[n]: a value for each token. The caller averages."""
     clipped: int
     """Number of tokens without a gradient, because their ratio was clipped."""
 

@@ -1,9 +1,9 @@
-"""What memory a run needs on its device, by arithmetic: no weight is loaded for it, and nothing is measured.
+"""The memory that a run needs on its device, by arithmetic: without loading weights or measuring.
 
-Training all weights in bfloat16 takes 16 bytes a parameter: the weight, its float32 copy, two moments of Adam, and the
-gradient. With LoRA, frozen weights take 2, and the few parameters of the adapter 16.
-Beside that, learning holds activations, and playing episodes the engine's weights and its keys and values. On a GPU the
-allocator reserves more than it gives out; other programs on the card see what it reserves.
+Training all weights in bfloat16 takes 16 bytes a parameter: the weight, the float32 copy, two moments of Adam, and the
+gradient. With LoRA, frozen weights take 2, and the few parameters of the adapter 16. In addition, learning holds
+activations, and playing episodes the engine's weights and its keys and values. On a GPU the allocator reserves more
+than it allocates; other programs on the card see the reserved memory.
 """
 
 from __future__ import annotations
@@ -25,39 +25,40 @@ from agentrl.types import Limits
 Place: TypeAlias = Literal["inside", "apart", "beside", "elsewhere"]
 
 _PROMPT_TOKENS = 1024
-"""Assumed length of a prompt, if limits bound only what comes after it."""
+"""Assumed length of a prompt, if limits bound only the later tokens."""
 _PREFILL_TOKENS = 4096
 """Tokens that an engine reads at once."""
 _LOGITS_COPIES = 5
 """Float32 logits, their copies and their gradients, in units of the logits."""
 _GPU_BYTES = 1_000_000_000
-"""What CUDA and its kernels take."""
+"""The memory of CUDA and its kernels."""
 _GAPS = 0.17
-"""What torch's allocator reserves on a GPU above what comes and goes in a pass, as a share of that. Measured on an H100
-with Qwen3 shapes of 0.6 to 4 billion parameters: 14 to 17 % with LoRA, less with all weights."""
+"""The reserve of torch's allocator on a GPU above the temporary memory of a pass, as a share of the temporary memory.
+Measured on an H100 with Qwen3 shapes of 0.6 to 4 billion parameters: 14 to 17 % with LoRA, less with all weights."""
 
 _SAVED = {(True, False): (4, 3, 4), (False, False): (3, 2, 4), (True, True): (3, 2, 4), (False, True): (2, 1, 4)}
-"""What autograd saves in a layer with half-precision weights or not, and with LoRA or not: values a channel for a norm
-and the linear layers after it, for a norm of heads, and for the feed-forward part. Counted in Llama and Qwen3."""
+"""The values that autograd saves in a layer, by half-precision weights or not, and by LoRA or not: values a channel for
+a norm and the linear layers after it, for a norm of heads, and for the feed-forward part. Counted in Llama and
+Qwen3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model that determine its memory."""
+    """The sizes of a model that determine the memory."""
 
     parameters: int
     adapted: Mapping[str, int]
-    """Parameters that LoRA of rank 1 adds to each layer that it can adapt."""
+    """Parameters that LoRA of rank 1 adds to each layer that can be adapted."""
     layers: int
     attending: int
-    """Layers that keep keys and values of every token."""
+    """Layers that store keys and values of every token."""
     hidden: int
     queries: int
     """Heads times channels."""
     keys: int
     """Key-value heads times channels; values have as many."""
     ffn: int
-    """Width of the feed-forward part for one token: with experts, of all that the token visits."""
+    """Width of the feed-forward part for a token: with experts, of all experts of the token."""
     vocabulary: int
     context: int
     normed_heads: bool
@@ -65,7 +66,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any) -> Self:
-        """Read a transformers configuration. The model is made without memory for its weights, and counted."""
+        """Read a transformers configuration. The model is made without memory for weights, and counted."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -96,11 +97,12 @@ class Shape:
         return rank * sum(added for name, added in self.adapted.items() if _is_target(name, targets))
 
     def cache_bytes(self, itemsize: int) -> int:
-        """Keys and values of one token."""
+        """Keys and values of a token."""
         return 2 * self.attending * self.keys * itemsize
 
     def layer_bytes(self, itemsize: int, rank: int) -> int:
-        """What the backward pass of one layer holds of one token: what autograd saves, and the largest gradients."""
+        """The memory of a layer for a token in the backward pass: autograd's saved values, and the largest
+        gradients."""
         norms, head_norms, ffn = _SAVED[itemsize < 4, rank > 0]
         both = self.queries + self.keys
         saved = 2 * norms * self.hidden + 2 * both + ffn * self.ffn + (head_norms * both if self.normed_heads else 0)
@@ -108,7 +110,7 @@ class Shape:
         return itemsize * (saved + gradients + 7 * rank)
 
     def shared_bytes(self, itemsize: int) -> int:
-        """What a layer holds of one token of a full pack on top, at most: keys and values of rows that share it."""
+        """The most extra memory of a layer for a token of a full pack: keys and values of rows that share the token."""
         return 2 * self.keys * itemsize * MOST_READ
 
 
@@ -133,8 +135,8 @@ class MemoryInputs:
     reference: bool
     """Whether KL needs separate weights."""
     engine: Place
-    """inside: it samples from the learner's weights. apart, beside: it has its own on the same device. It takes what it
-    needs (apart), or a share of what is free (beside)."""
+    """inside: the engine samples from the learner's weights. apart, beside: the engine has its weights on the same
+    device. The engine takes as much memory as needed (apart), or a share of the free memory (beside)."""
     sleeps: bool
     on_gpu: bool
 
@@ -184,13 +186,13 @@ class MemoryEstimate:
     engine: int
     """The engine's own weights."""
     cache: int
-    """Keys and values of one episode of the greatest length."""
+    """Keys and values of an episode of the greatest length."""
     prefill: int
     fixed: int
     asleep: bool
     """Whether the engine's memory is free while the learner learns."""
     shares: bool
-    """Whether the engine takes a share of what is free, for as many episodes as that holds."""
+    """Whether the engine takes a share of the free memory, for as many episodes as fit."""
 
     @classmethod
     def of(cls, shape: Shape, plan: MemoryInputs) -> Self:
@@ -221,7 +223,7 @@ class MemoryEstimate:
 
     @property
     def resident(self) -> int:
-        """What is allocated all the time."""
+        """The memory that is always allocated."""
         return self.weights + self.masters + self.optimizer + self.reference + self.fixed
 
     @property
@@ -232,22 +234,22 @@ class MemoryEstimate:
 
     @property
     def backward(self) -> int:
-        """The peak of forward and backward passes, above what is there all the time."""
+        """The peak of forward and backward passes, above the permanent memory."""
         return self.gradients + self.activations + self.logits
 
     @property
     def passing(self) -> int:
-        """What comes and goes while the learner learns, and on a GPU the gaps between it."""
+        """The temporary memory of learning, on a GPU with the gaps."""
         return max(self.backward, self.stepping) + self.gaps
 
     @property
     def gaps(self) -> int:
-        """What the allocator reserves and does not give out."""
+        """The memory that the allocator reserves beyond its allocations."""
         return int(_GAPS * max(self.backward, self.stepping)) if self.fixed else 0
 
     @property
     def rollout(self) -> int:
-        """The peak while one episode of the greatest length is played."""
+        """The peak while an episode of the greatest length is played."""
         return self.resident + self.engine + self.cache + self.prefill
 
     @property
@@ -255,14 +257,14 @@ class MemoryEstimate:
         return max(self.learning, self.rollout)
 
     def fits(self, memory: int) -> bool:
-        """Whether so many bytes are enough, where they are free before the run."""
+        """Whether so many free bytes before the run are enough."""
         free = memory - self.resident
         if self.engine and not self.asleep:
             free -= self._engine_room(free) if self.shares else self.engine + self.cache + self.prefill
         return self.passing <= free and self.rollout <= memory and self.episodes(memory) > 0
 
     def episodes(self, memory: int) -> int:
-        """Longest episodes whose keys and values fit at once, where so many bytes are free before the run."""
+        """The number of longest episodes whose keys and values fit at once, with so many free bytes before the run."""
         if not self.cache:
             return 1 << 20
         free = memory - self.resident
@@ -270,16 +272,15 @@ class MemoryEstimate:
         return max(room // self.cache, 0)
 
     def _engine_room(self, free: int) -> int:
-        """What an engine with its own weights takes of what the trainer leaves."""
+        """The memory of an engine with separate weights, from the memory that the trainer leaves."""
         if not self.shares:
             return free - max(self.backward, self.stepping) - self.prefill
         return int((ALONE_SHARE if self.asleep else BESIDE_SHARE) * free)
 
 
 def _activations(shape: Shape, plan: MemoryInputs, parameters: int) -> int:
-    """Bytes of activations. With gradient checkpointing: the inputs of all layers, and the inside of one. Else: the
-    inside of all. Of a single long episode, or of a pack whose episodes share their beginnings.
-    """
+    """Bytes of activations of a single long episode, or of a pack whose episodes share their beginnings. With gradient
+    checkpointing: the inputs of all layers, and the inside of a single layer. Else: the inside of all layers."""
     alone = shape.layer_bytes(plan.itemsize, plan.rank)
     sizes = (plan.sequence, alone), (plan.pack, alone + shape.shared_bytes(plan.itemsize))
     if wants_checkpointing(plan.checkpointing, parameters):
@@ -298,7 +299,7 @@ def _longest(config: TrainConfig, context: int) -> int:
 
 
 def _adapted(model: Any) -> Iterator[tuple[str, int]]:
-    """The layers that peft adapts with all-linear: linear ones without the head, and experts with their routers."""
+    """The layers that peft adapts with all-linear: linear layers without the head, and experts with their routers."""
     import torch
 
     head = model.get_output_embeddings()

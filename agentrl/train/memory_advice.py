@@ -1,4 +1,4 @@
-"""The report about memory before a run: what it needs, what is free, and which option would make it fit."""
+"""The report about memory before a run: the needed and the free memory, and the option that would make the run fit."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _SHORTEST = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A setting that saves memory: what the user writes, and the configuration with it."""
+    """A setting that saves memory: the user's text, and the configuration with the setting."""
 
     words: str
     apply: Callable[[TrainConfig], TrainConfig]
 
 
 def memory_lines(config: TrainConfig, model: str, device: str) -> list[str]:
-    """One or two lines about a run on a device (`cpu`, `cuda`), the last a warning if it does not fit.
+    """One or two lines about a run on a device (`cpu`, `cuda`), the last a warning if the run does not fit.
 
-    Empty if it needs less than a gigabyte. A model that cannot be counted gets no lines. Raises ConfigError if `model`
-    has no configuration that can be read.
+    Empty for a run of less than a gigabyte, and for a model that cannot be counted. Raises ConfigError if `model` has
+    no readable configuration.
     """
     model_config = load_config(model)
     try:
@@ -94,7 +94,7 @@ def ways_to_fit(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -
 
 
 def _options(config: TrainConfig, shape: Shape, *, on_gpu: bool) -> Iterator[_Option]:
-    """What may save memory, the cheapest first."""
+    """Options that may save memory, the cheapest first."""
     plan = MemoryInputs.of(config, shape, on_gpu=on_gpu)
     if config.gradient_checkpointing is False:
         yield _setting("gradient_checkpointing=true", gradient_checkpointing=True)
@@ -145,7 +145,7 @@ def _gb(size: int) -> str:
 
 
 def free_memory(device: str) -> int:
-    """Bytes that are free on a device now; for `cpu` of RAM, and of what this container may use."""
+    """The free bytes of a device now; for `cpu` of RAM, within this container's limit."""
     if device != "cpu":
         import torch
 

@@ -1,4 +1,4 @@
-"""The optimizers by name. bitsandbytes is imported only if its own is asked for."""
+"""The optimizers by name. bitsandbytes is imported only for its optimizer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from agentrl.train.config import OptimizerName
 
 _BETAS = (0.9, 0.95)
 _SMALLEST_8BIT = 4096
-"""Elements of a tensor from which bitsandbytes keeps its moments in 8 bits."""
+"""Elements of a tensor from which bitsandbytes stores the moments in 8 bits."""
 _MUON_MOMENTUM = 0.95
 
 
 def make_adam(name: OptimizerName, parameters: Sequence[Tensor], rate: float) -> Optimizer:
-    """AdamW without weight decay. Raises ConfigError if it needs bitsandbytes, and that is missing or does not work."""
+    """AdamW without weight decay. Raises ConfigError if a needed bitsandbytes is missing or does not work."""
     if name == "adamw":
         return AdamW(parameters, rate, _BETAS, weight_decay=0.0, fused=True)
     try:
@@ -36,7 +36,7 @@ def make_adam(name: OptimizerName, parameters: Sequence[Tensor], rate: float) ->
 
 
 def _try_out(kind: Any, device: torch.device) -> None:
-    """Try a step on one tensor, before the run: bitsandbytes reports only then what it cannot do on a device."""
+    """Try a step on a tensor, before the run: only a step makes bitsandbytes report the limits of a device."""
     tensor = torch.zeros(_SMALLEST_8BIT, device=device)
     tensor.grad = torch.ones_like(tensor)
     try:
@@ -56,16 +56,16 @@ def make_muon(parameters: Sequence[Tensor], rate: float) -> Optimizer:
 
 
 def _bfloat16_is_fast() -> bool:
-    """Whether this processor has instructions for bfloat16 matrices. Others take a slow loop."""
+    """Whether this processor has instructions for bfloat16 matrices. Other processors take a slow loop."""
     able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return any(able.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
 
 
 @cache
 def _float32_muon() -> type[torch.optim.Muon]:
-    """torch's Muon with its Newton-Schulz steps in float32.
+    """torch's Muon with the Newton-Schulz steps in float32.
 
-    torch runs them in bfloat16 on every device, which took three times as long without such instructions: 3.1 ms
+    torch runs these steps in bfloat16 on every device, which took three times as long without such instructions: 3.1 ms
     instead of 0.9 for a matrix of 128 x 384. The class is made on demand, because older torch has no Muon.
     """
 

@@ -22,22 +22,22 @@ PlayEvaluation: TypeAlias = Callable[[], Awaitable[Mapping[str, JSON]]]
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """What a checkpoint after a step holds beside the weights: where the rollouts of later steps begin."""
+    """The state in a checkpoint besides the weights: the position from which later steps begin."""
 
     data: Mapping[str, Any]
-    """The state of the buffer: the groups that are not trained yet, and the position in the tasks."""
+    """The state of the buffer: the untrained groups, and the position in the tasks."""
     random_states: Mapping[str, Any]
-    """Those of the process."""
+    """The random states of the process."""
 
 
 @dataclass(slots=True)
 class Played:
-    """The rollout of one step, and the seconds that the parts of the step took."""
+    """The rollout of a step, and the seconds of the step's parts."""
 
     step: int
     groups: Groups
     end: StepEnd | None = None
-    """None: as it is when the step is done."""
+    """None: the state at the end of the step."""
     hand_over_s: float = 0.0
     rollout_s: float = 0.0
     train_s: float = 0.0
@@ -60,7 +60,7 @@ class StepOrder(Protocol):
         ...
 
     async def aside(self, function: Callable[[], None]) -> None:
-        """Call a function that takes a while between two steps, such as the one that writes a checkpoint."""
+        """Call a slow function between two steps, such as the writer of a checkpoint."""
         ...
 
     def paused(self) -> AbstractAsyncContextManager[None]:
@@ -68,11 +68,11 @@ class StepOrder(Protocol):
         ...
 
     async def evaluate(self, step: int, evaluate: PlayEvaluation | None, *, last: bool) -> Mapping[str, JSON]:
-        """Called after each step, with an evaluation if one is due. Returns the metrics of one that has ended."""
+        """Called after each step, with a due evaluation. Returns the metrics of a finished evaluation."""
         ...
 
     async def stop(self) -> None:
-        """End the rollouts that are being played. Safe to call twice."""
+        """End the running rollouts. Safe to call twice."""
         ...
 
 
@@ -85,7 +85,7 @@ async def evaluate_between(order: StepOrder, evaluate: PlayEvaluation | None) ->
 
 
 class InTurn:
-    """A rollout, then its updates, then the next rollout. The engine may share the learner's weights and device."""
+    """A rollout, then updates, then the next rollout. The engine may share the learner's weights and device."""
 
     def __init__(self, handover: HandOver, collect: Collect) -> None:
         self._handover, self._collect = handover, collect

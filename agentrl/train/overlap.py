@@ -3,9 +3,9 @@
     engine    rollout 1 │ rollout 2 │ rollout 3 │ ...      with `staleness: 1`
     learner             │ update 1  │ update 2  │ ...
 
-One-step off-policy RL, as in AReaL (arXiv 2505.24298, with its bound on staleness) and in verl's one_step_off_policy.
-A rollout samples from one version of the weights: the engine gets new ones only between two rollouts, and the learner
-gives them only between two updates. A rollout begins when its tokens cannot become older than the bound.
+One-step off-policy RL, as in AReaL (arXiv 2505.24298, with its bound on staleness) and in verl's one_step_off_policy. A
+rollout samples from a single version of the weights: the hand-over happens only between two rollouts and between two
+updates. A rollout begins when its tokens cannot become older than the bound.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ T = TypeVar("T")
 class Overlap:
     """Plays at most `staleness` rollouts more than the learner has learned from. No token is trained at a greater age.
 
-    An age counts updates: those between the weights that sampled a token and those that learn from it. An exception of
-    a rollout is raised by the step that would learn from it, or by the evaluation before it.
+    The age of a token is the number of updates between the weights that sampled the token and the weights that learn
+    from the token. An exception of a rollout is raised by the step that would learn from the rollout, or by the
+    evaluation before.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Overlap:
         self._handover, self._collect, self._state = handover, collect, state
         self._thread = LearnerThread()
         self._next = 0
-        """The step whose rollout is the next to begin; 0 before the first."""
+        """The step of the next rollout to begin; 0 before the first."""
         self._ready: deque[Played] = deque()
         self._playing: asyncio.Task[None] | None = None
         """Plays rollouts, or has failed."""
@@ -78,7 +79,7 @@ class Overlap:
         return step_rollout
 
     async def learn(self, rollout: Played, update: Update) -> dict[str, Any]:
-        """Let the next rollout begin with the present weights, and change them meanwhile."""
+        """Let the next rollout begin with the present weights, and change the weights meanwhile."""
         assert rollout.overlap is not None
         began = time.monotonic()
         await self._proceed()
@@ -90,7 +91,7 @@ class Overlap:
         return metrics
 
     async def aside(self, function: Callable[[], None]) -> None:
-        """Call it in the learner's thread: the event loop must not stand still while episodes are played."""
+        """Call the function in the learner's thread: the event loop must not stand still while episodes are played."""
         await self._thread.run(function)
 
     @asynccontextmanager
@@ -116,14 +117,14 @@ class Overlap:
         self._thread.close()
 
     async def _wait(self) -> None:
-        """Wait until no rollout is played. Raises what ended it."""
+        """Wait until no rollout is played. Raises the error of a failed rollout."""
         if self._playing is not None:
             await asyncio.wait([self._playing])  # unlike `await task`, this does not cancel it with its waiter
             self._playing.result()
             self._playing = None
 
     async def _proceed(self) -> None:
-        """Between two updates: if the engine is idle, give it the weights, and begin the next rollout if it may."""
+        """Between two updates: give an idle engine the weights, and begin the next rollout if the bound allows."""
         if self._playing is not None and self._playing.done() and self._playing.exception() is None:
             self._playing = None
         if self._playing is None and self._next <= self._steps:
@@ -137,7 +138,7 @@ class Overlap:
         return self._next <= self._steps and self._next - 1 - int(self._handover.engine_version) <= self._staleness
 
     async def _play(self) -> None:
-        """Play rollouts, one after another, until the next one needs newer weights."""
+        """Play rollouts in sequence, until the next rollout needs newer weights."""
         while True:
             began = time.monotonic()
             waited = 0.0 if self._idle_since is None else began - self._idle_since
@@ -151,13 +152,13 @@ class Overlap:
 
 
 class LearnerThread:
-    """One thread for all updates. The event loop's own threads may all be busy with blocking Envs."""
+    """A thread for all updates. The event loop's threads may all be busy with blocking Envs."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "agentrl-learner")
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call a function in the thread, to its end. A cancellation meanwhile comes at the next await after it."""
+        """Call a function in the thread, to its end. A cancellation meanwhile takes effect at the next await."""
         running = asyncio.get_running_loop().run_in_executor(self._thread, function)
         cancelled = False
         while not running.done():
@@ -175,7 +176,7 @@ class LearnerThread:
 
 @dataclass(frozen=True, slots=True)
 class TokenAges:
-    """The ages of tokens that one step would train."""
+    """The ages of the tokens that a step would train."""
 
     step: int
     most: int
@@ -198,7 +199,7 @@ class TokenAges:
         return sum(age * count for age, count in ages) / max(tokens, 1), max((age for age, _ in ages), default=0)
 
     def _age(self, span: Span) -> int:
-        """Updates since the weights of a span. Raises EngineError if the engine does not report them."""
+        """Updates since the weights of a span. Raises EngineError if the engine does not report the weights."""
         version = span.weight_version or ""
         if not version.isdecimal():
             raise EngineError(
@@ -218,7 +219,7 @@ def check_own_weights(engine: TrainedEngine, config: TrainConfig) -> None:
 
 @contextmanager
 def half_the_threads() -> Iterator[None]:
-    """While the context is open, torch uses half of its threads here. An engine on the same CPU gets as many."""
+    """While the context is open, torch uses half of its threads here. An engine on the same CPU gets the other half."""
     threads = torch.get_num_threads()
     torch.set_num_threads(max(threads // 2, 1))
     try:

@@ -1,9 +1,9 @@
-"""Rows end to end in one sequence: no padding, and a beginning that several rows share is computed once.
+"""Rows end to end in a single sequence: no padding, and a beginning that several rows share is computed once.
 
-Everything in a transformer but attention treats each token alone, so it can run over all rows at once. Attention runs
-row by row here, with torch's own causal kernels, so no mask over the whole pack is ever made. A hidden state depends
-on the tokens before it alone. So rows that begin alike, as those of a group do with their prompt, need the states of
-that beginning once; its gradient is the sum of theirs. As in arXiv 2511.00413.
+Except for attention, a transformer treats each token alone, so a pass can run over all rows at once. Attention runs row
+by row here, with torch's causal kernels, so a mask over the whole pack is never made. A hidden state depends on earlier
+tokens only. So rows that begin alike, such as a group's rows with the same prompt, need the states of the beginning
+once; the gradient is the sum over the rows. As in arXiv 2511.00413.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from agentrl.train.log_probs import alike, vocabulary
 log = logging.getLogger("agentrl")
 
 LEAST_SHARED = 8
-"""Tokens of a beginning from which on it is worth sharing."""
+"""The number of tokens from which a beginning is worth sharing."""
 MOST_READ = 4
-"""A pack's rows have at most this many times its budget of tokens, shared beginnings counted in each row. Attention
-holds queries, keys and values of all of them."""
+"""The most tokens of a pack's rows, as a multiple of the budget, with shared beginnings counted in each row. Attention
+holds queries, keys and values of all these tokens."""
 MOST_MASKED = 1 << 24
-"""Elements of a row's mask: attention of a row that shares its beginning needs one, of its own tokens over all."""
+"""The most elements of a row's mask. A row that shares a beginning needs a mask [its later tokens, all tokens]."""
 _NAME = "agentrl_packed"
 
 Packing: TypeAlias = Literal["varlen", "rows"]
-"""Attention of a pack: by one kernel that knows where rows begin, or row by row."""
+"""Attention of a pack: by a single kernel that gets the beginnings of the rows, or row by row."""
 Mask: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether (batch, head, query, key) may be seen, as transformers defines masks."""
 
@@ -52,7 +52,7 @@ class Beginning(Protocol):
     row: tuple[int, ...]
 
     def keep(self, layer: Any, key: Tensor, value: Tensor) -> None:
-        """Keep a layer's states [1, heads, tokens, channels], without those of earlier beginnings."""
+        """Store a layer's states [1, heads, tokens, channels], without the states of earlier beginnings."""
         ...
 
     def before(self, layer: Any) -> list[tuple[Tensor, Tensor]]:
@@ -62,22 +62,22 @@ class Beginning(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pack:
-    """Rows in one sequence of T tokens. A row reads N tokens, those included that it shares with the row before it."""
+    """Rows in a single sequence of T tokens. A row reads N tokens, including tokens shared with the row before."""
 
     input_ids: Tensor
     """[1, T]"""
     position_ids: Tensor
     """[1, T]: a token's place in its row."""
     lengths: tuple[tuple[int, int], ...]
-    """For each row, in their order in the pack: its own tokens there, and N."""
+    """For each row, in the pack's order: the number of unshared tokens in the pack, and N."""
     rows: Tensor | None
-    """[sum of N]: where the tokens of all rows are in the pack, row after row. None: they are the pack."""
+    """[sum of N]: the places of all rows' tokens in the pack, row after row. None: the rows are the pack."""
     ends: tuple[Tensor, Tensor] | None
     """[rows + 1] in int32, for a varlen kernel: where the rows begin and end, of `lengths` the first and the second."""
     after: Beginning | None = None
-    """The beginning of all rows, whose states are known. `rows` counts its tokens first, T does not."""
+    """The beginning of all rows, with known states. `rows` counts these tokens first, T does not."""
     keeps: Beginning | None = None
-    """What keeps the states that this pack computes."""
+    """The store of the states that this pack computes."""
 
     @classmethod
     def of(
@@ -89,9 +89,10 @@ class Pack:
         after: Beginning | None = None,
         keeps: Beginning | None = None,
     ) -> tuple[Self, list[Tensor]]:
-        """A pack, and for each row [N] where its tokens are; those of `after` come first, and are the same for all.
+        """A pack, and for each row [N] the places of the tokens; tokens of `after` come first, and are the same for all
+        rows.
 
-        A row that is there twice is read once.
+        A repeated row is read once.
         """
         past = 0 if after is None else len(after.row)
         order = sorted(range(len(rows)), key=lambda number: rows[number])
@@ -140,7 +141,7 @@ class Pack:
 
 
 def shared_beginnings(rows: Sequence[tuple[int, ...]], how: Packing, *, least: int = LEAST_SHARED) -> list[int]:
-    """For each of the sorted rows, how many tokens of the one before it begins with; 0 if that is too few to matter."""
+    """For each of the sorted rows, the number of tokens shared with the row before; 0 for too few tokens."""
     lengths = [0][: len(rows)]
     for before, row in pairwise(rows):
         low, high = 0, min(len(before), len(row))
@@ -154,20 +155,21 @@ def shared_beginnings(rows: Sequence[tuple[int, ...]], how: Packing, *, least: i
 
 @dataclass(slots=True, eq=False)
 class _Plan:
-    """What a layer gets in place of a mask: the pack, and which tokens of its own row a token may see."""
+    """A layer's argument in place of a mask: the pack, and the tokens of the same row that a token may see."""
 
     pack: Pack
     mask: Mask
     window: int | None
-    """Rows of at most this length see all that is before. None: all do."""
+    """Rows of at most this length see all earlier tokens. None: all rows do."""
     _made: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def suits(self, sliding_window: int | None) -> bool:
-        """Whether a varlen kernel can do it: all rows are seen whole, or through a window that moves with the token."""
+        """Whether a varlen kernel works: all rows are seen whole, or through a window that moves with the token."""
         return self.window in (None, sliding_window) or all(whole <= self.window for _, whole in self.pack.lengths)
 
     def of(self, queries: int, whole: int, like: Tensor) -> Tensor | None:
-        """The mask [1, 1, own, whole] of a row's last tokens, to be added to scores. None: causal attention is it."""
+        """The mask [1, 1, own, whole] of a row's last tokens, to be added to scores. None: causal attention
+        suffices."""
         if queries == whole and (self.window is None or whole <= self.window):
             return None
         if (queries, whole) not in self._made:
@@ -185,7 +187,7 @@ _running: ContextVar[Pack | None] = ContextVar("running", default=None)
 
 
 def _mask(*args: Any, **kwargs: Any) -> Any:
-    """In transformers' place of a function that makes masks."""
+    """Replaces transformers' function that makes masks."""
     if (pack := _running.get()) is None:
         return sdpa_mask(*args, **kwargs)
     if kwargs.get("use_vmap"):
@@ -196,7 +198,7 @@ def _mask(*args: Any, **kwargs: Any) -> Any:
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, Any]:
-    """In transformers' place of a function that computes attention: row by row, rows of one length together."""
+    """Replaces transformers' function that computes attention: row by row, rows of equal length together."""
     if not isinstance(attention_mask, _Plan):
         whole: tuple[Tensor, Any] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return whole
@@ -213,7 +215,7 @@ def _attention(
 
 
 def _row_by_row(module: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Plan, kwargs: dict[str, Any]) -> Tensor:
-    """Rows of one length, one after the other, go together."""
+    """Neighbouring rows of equal length, together."""
     groups = [(new, whole, len(list(same))) for (new, whole), same in groupby(plan.pack.lengths)]
     queries = torch.split(query[0].transpose(0, 1), [new * n for new, _, n in groups])
     keys, values = (
@@ -228,7 +230,7 @@ def _row_by_row(module: Any, query: Tensor, key: Tensor, value: Tensor, plan: _P
 
 
 def _at_once(query: Tensor, key: Tensor, value: Tensor, plan: _Plan, scaling: float | None) -> Tensor:
-    """One kernel for all rows. Its queries are the last tokens of their rows."""
+    """A single kernel for all rows. The queries are the last tokens of their rows."""
     pack = plan.pack
     assert pack.ends is not None
     longest = [max(lengths) for lengths in zip(*pack.lengths, strict=True)]
@@ -317,10 +319,10 @@ _packings: WeakKeyDictionary[Any, Packing | None] = WeakKeyDictionary()
 
 
 def packing_of(model: Any) -> Packing | None:
-    """How rows of the model are packed, tried once on a few rows. None if it does not compute the same for packed rows.
+    """The packing of the model's rows, tried once on a few rows. None if the model computes packed rows differently.
 
-    Layers that carry a state from token to token do not (Mamba, linear attention, convolutions), nor does a model
-    that knows no positions. A log line says so.
+    Layers that carry a state from token to token do so (Mamba, linear attention, convolutions), and so does a model
+    without positions. A log line reports the result.
     """
     if model not in _packings:
         _packings[model] = next((how for how in _candidates(model) if _computes_the_same(model, how)), None)

@@ -1,4 +1,4 @@
-"""What can be checked of a run before torch is imported, which takes seconds. A typo is answered at once."""
+"""The checks of a run before torch is imported, which takes seconds. A typo is answered at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from agentrl.train.run_folder import RunFolder, weights_of
 
 
 def check_inputs(config: TrainConfig, *, resume: bool) -> None:
-    """Raises ConfigError for a folder that is taken, an Env that cannot be made, and a file or model that is missing.
+    """Raises ConfigError for an occupied folder, an Env that cannot be made, and a missing file or model.
 
-    `Trainer.setup` checks all of it again, and reads the files.
+    `Trainer.setup` repeats these checks, and reads the files.
     """
     RunFolder(config.out).check(config, resume=resume)
     EnvFactory(config.env, config.env_config)

@@ -1,4 +1,4 @@
-"""The progress of a run: how far it has come, and how that is shown: a bar in a terminal, a line at times elsewhere."""
+"""The progress of a run, shown as a bar in a terminal, and elsewhere as a line from time to time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Position:
     """Whether the warm start, if any, is over."""
     warm_steps: int = 0
     seconds: float = 0.0
-    """Of a run that was begun before it had a bill."""
+    """Of a run that began before runs had a bill."""
     evals: dict[str, float | None] = field(default_factory=dict)
     """Mean held-out rewards; None where no episode was rewarded."""
     eval_failed: dict[str, int] = field(default_factory=dict)
@@ -36,17 +36,17 @@ class Position:
     eval_intervals: dict[str, Sequence[float] | None] = field(default_factory=dict)
     """95 % intervals of the mean held-out rewards, from resampled tasks."""
     eval_tasks: int = 0
-    """Held-out tasks that were rewarded in the last evaluation."""
+    """Held-out tasks with a reward in the last evaluation."""
 
     def evaluated(self, name: str, evaluation: Evaluation) -> None:
-        """Keep what an evaluation found."""
+        """Store the result of an evaluation."""
         score = score_of(rewards_of(evaluation.trajectories), evaluation.metrics.failed_episodes)
         self.evals[name], self.eval_failed[name], self.eval_tasks = score.mean, score.failed, score.tasks
         self.eval_intervals[name] = None if score.low is None or score.high is None else (score.low, score.high)
 
 
 class Progress:
-    """Progress of one phase: `with Progress(console, "rl", 100) as progress: progress.show(1, reward=0.2)`."""
+    """Progress of a phase: `with Progress(console, "rl", 100) as progress: progress.show(1, reward=0.2)`."""
 
     def __init__(self, console: Console, phase: str, total: int, *, done: int = 0) -> None:
         self._console, self._phase, self._total = console, phase, total
@@ -83,5 +83,5 @@ class Progress:
             self._console.print(f"{self._phase} {done}/{self._total}  {text}  {seconds:.0f} s left", highlight=False)
 
     def note(self, text: str) -> None:
-        """Print a line that stays, above the bar."""
+        """Print a permanent line above the bar."""
         self._bar.console.print(text, highlight=False, markup=False)

@@ -1,11 +1,11 @@
-"""What a run keeps beside its trajectories, so that one can see it: `agentrl view` reads these files.
+"""The records of a run besides the trajectories, for `agentrl view`.
 
-index/step_000010.jsonl   an outline of every episode of the step; `offset` and `length` where its tokens are kept
+index/step_000010.jsonl   an outline of every episode of the step; `offset` and `length` of stored tokens
 events.jsonl              warnings of canaries and others, with their step
 imitation.jsonl           the loss of each step of imitation
-inflight.json             the episodes being played, written every few seconds
+inflight.json             the running episodes, written every few seconds
 
-Each kept trajectory gets a key `training`: its step, group and member, and for each segment the advantages by turn and
+Each stored trajectory gets a key `training`: step, group and member, and for each segment the advantages by turn and
 the trainer's log-probs of sampled tokens before the first update.
 """
 
@@ -29,14 +29,14 @@ from agentrl.types import JSON
 
 _EVERY_S = 5.0
 _DIGITS = ".9g"
-"""Significant digits with which every float32 is read back as it was."""
+"""Significant digits with which every float32 is read back exactly."""
 
 LookedAt = Sequence[tuple[Row, Sequence[float]]]
 """Rows, and the trainer's log-probs of their positions before the first update."""
 
 
 class RunRecords:
-    """The records of one run, in its folder. Nothing is written before the folder exists."""
+    """The records of a run, in its folder. Nothing is written before the folder exists."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class RunRecords:
     # Steps
 
     def learned(self, rows: Iterable[Row], looked_at: LookedAt) -> None:
-        """Note what was learned from, until `write_step`. Rows are known by their tokens, which are a segment's."""
+        """Record the trained rows, until `write_step`. A row's tokens identify the segment."""
         self._advantages = {id(row.tokens): row for row in rows}
         self._log_probs = {id(row.tokens): (row, log_probs) for row, log_probs in looked_at}
 
@@ -94,7 +94,8 @@ class RunRecords:
         return {**place, "log_probs": log_probs, "gap": float(f"{max(gaps):.4g}") if gaps else None}
 
     def _turn_advantages(self, segment: Segment) -> list[float | None]:
-        """One for each turn, or only one if all are equal. 0.0 where the group taught nothing, so nothing was read."""
+        """An advantage for each turn, or a single value if all are equal. 0.0 for a group that taught nothing and was
+        not read."""
         row = self._advantages.get(id(segment.ids))
         if row is None:
             return [0.0] if segment.ledger.trained else []
@@ -107,7 +108,8 @@ class RunRecords:
         return list(distinct) if len(distinct) == 1 else advantages
 
     def _trainer_log_probs(self, segment: Segment) -> list[float | None]:
-        """Of each sampled token; None for those that the trainer did not read. Empty if it read none."""
+        """A log-prob for each sampled token; None for tokens that the trainer did not read. Empty if the trainer read
+        none."""
         row, log_probs = self._log_probs.get(id(segment.ids), (None, ()))
         if row is None:
             return []
@@ -131,7 +133,7 @@ class RunRecords:
             append_line(self.path / f"{name}.jsonl", json.dumps(line, ensure_ascii=False))
 
     def rewind(self, step: int, warm_steps: int) -> None:
-        """Remove the records of everything after a step, which will be played again."""
+        """Remove the records after a step. These steps will be played again."""
         for file in (self.path / "index").glob("step_*.jsonl"):
             if file.stem[5:].isdecimal() and int(file.stem[5:]) > step:
                 file.unlink()
@@ -144,7 +146,7 @@ class RunRecords:
     # In flight
 
     def begin(self, path: Path) -> Callable[[], None]:
-        """Write what is in flight into a folder every few seconds. Returns what ends that."""
+        """Write the episodes in flight into a folder every few seconds. Returns the function that stops the writing."""
         self.path = path
         self._watcher = threading.Thread(target=self._watch, name="agentrl-records", daemon=True)
         self._watcher.start()
@@ -180,7 +182,7 @@ def _compact(data: dict[str, JSON]) -> dict[str, JSON]:
 
 
 def _step_in(line: str) -> float:
-    """The step of a line; a torn one is removed."""
+    """The step of a line; a torn line is removed."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The report of a run: its metrics of each step, its summary, its curve."""
+"""The report of a run: the metrics of each step, the summary, the curve."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Summary:
     reward_first: float | None
     reward_last: float | None
     failed: Mapping[str, int]
-    """Beside each mean above, by its name, the episodes that failed and are not in it."""
+    """Mean above -> the number of failed episodes, which the mean leaves out."""
     eval_intervals: Mapping[str, Sequence[float] | None]
     """95 % intervals of the evaluations, by their names; from resampled tasks."""
     eval_tasks: int
-    """Held-out tasks that were rewarded in the last evaluation."""
+    """Held-out tasks with a reward in the last evaluation."""
     steps: int
     seconds: float
     sampled_tokens: int
     trained_tokens: int
     masked_tokens: Mapping[str, int]
     bill: Mapping[str, JSON]
-    """What it took, over all processes of the run: see `Bill.to_json`."""
+    """The costs, over all processes of the run: see `Bill.to_json`."""
 
     @classmethod
     def of(cls, position: Position, metrics: Sequence[Mapping[str, Any]], bill: Bill) -> Summary:
@@ -73,7 +73,7 @@ class Summary:
         )
 
     def report(self, out: Path) -> Iterator[str]:
-        """What one wants to know at the end of a run. `out` is its folder, as the user wrote it."""
+        """The text for the end of a run. `out` is the folder, as the user wrote the path."""
         yield from self._held_out()
         if self.reward_first is not None:
             yield (
@@ -87,7 +87,7 @@ class Summary:
             yield f"TensorBoard          tensorboard --logdir {out / BOARD}   # pip install tensorboard"
 
     def _held_out(self) -> Iterator[str]:
-        """A line for each evaluation, and what reinforcement added."""
+        """A line for each evaluation, and the gain by reinforcement learning."""
         if self.eval_start is None and self.eval_final is None:
             return
         yield f"held out, greedy     mean reward of {self.eval_tasks} tasks (95 % interval)"
@@ -115,14 +115,14 @@ def _first_and_last(metrics: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str,
 
 @dataclass(slots=True)
 class OverlapReport:
-    """How rollouts and updates went beside each other in one step. Seconds are wall-clock."""
+    """The overlap of rollouts and updates in a step. Seconds are wall-clock."""
 
     trainer_wait_s: float = 0.0
     """The learner waited for the rollout."""
     engine_wait_s: float = 0.0
     """The engine waited before this rollout: for the learner's updates, and for the weights."""
     token_age_mean: float = 0.0
-    """Updates between the weights that sampled a trained token and those that learn from it."""
+    """Updates between the weights that sampled a trained token and the weights that learn from the token."""
     token_age_max: int = 0
     seconds: float = 0.0
     """The whole step, which is less than the sum of its parts."""
@@ -130,7 +130,7 @@ class OverlapReport:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step of RL: a line of metrics.jsonl."""
+    """A step of RL: a line of metrics.jsonl."""
 
     step: int
     rollout: RolloutMetrics
@@ -144,7 +144,7 @@ class StepReport:
 
     @property
     def same_weights(self) -> bool:
-        """Whether all tokens were sampled from the weights that the step began with."""
+        """Whether all tokens were sampled from the weights at the beginning of the step."""
         return self.overlap is None or self.overlap.token_age_max == 0
 
     @property
@@ -153,7 +153,7 @@ class StepReport:
         return self.hand_over_s + self.rollout_s + self.train_s if self.overlap is None else self.overlap.seconds
 
     def shown(self) -> dict[str, float]:
-        """What the progress line shows."""
+        """The figures of the progress line."""
         failed, overlap = self.rollout.failed_episodes, dict[str, float]()
         unique = self.update.get("unique_tokens", 0)
         if self.overlap is not None:
@@ -185,7 +185,7 @@ class StepReport:
 
 
 _LEAST_ROOM = 0.05
-"""Margin above and below a curve, as a share of its rewards, so that a flat run looks flat."""
+"""Margin above and below a curve, as a share of the rewards, so that a flat run looks flat."""
 
 
 def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | None], file: Path) -> bool:
@@ -212,7 +212,7 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float |
 
 
 def _held_out(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | None]) -> Sequence[tuple[int, float]]:
-    """The steps with a held-out mean reward, and that reward."""
+    """(step, held-out mean reward) of the steps with an evaluation."""
     scores = [(m.get("eval_step", m["step"]), m["eval_reward_mean"]) for m in metrics if "eval_reward_mean" in m]
     if evals:
         scores = [(0, evals.get("warm", evals["start"])), *scores, (metrics[-1]["step"], evals["final"])]
@@ -220,13 +220,13 @@ def _held_out(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | 
 
 
 def held_out_metrics(metrics: RolloutMetrics) -> dict[str, JSON]:
-    """The entries of an evaluation in metrics.jsonl: its mean, if it has one, and how many episodes failed."""
+    """The entries of an evaluation in metrics.jsonl: the mean, if any, and the number of failed episodes."""
     mean = {} if metrics.reward is None else {"eval_reward_mean": metrics.reward}
     return {**mean, "eval_failed_episodes": metrics.failed_episodes}
 
 
 def told_reward(metrics: RolloutMetrics) -> str:
-    """The mean reward with what is not in it: `mean reward 1.000 of 2, 18 failed`."""
+    """The mean reward with the failures: `mean reward 1.000 of 2, 18 failed`."""
     left_out = {"failed": metrics.failed_episodes, "unscored": metrics.unscored_episodes}
     beside = "".join(f", {count} {name}" for name, count in left_out.items() if count)
     if metrics.reward is None:
@@ -248,7 +248,7 @@ def told_stops(metrics: RolloutMetrics) -> str:
 
 
 def after_warm_start(metrics: RolloutMetrics) -> str:
-    """Whether the warm start was enough, by the first step of reinforcement learning after it."""
+    """Whether the warm start was enough, by the first step of reinforcement learning."""
     differ = metrics.groups - metrics.zero_advantage_groups
     message = (
         f"after the warm start: mean reward {metrics.reward_mean:.3f}, and {differ} of {metrics.groups} groups have "
@@ -260,7 +260,7 @@ def after_warm_start(metrics: RolloutMetrics) -> str:
 
 
 def nothing_learned(metrics: RolloutMetrics) -> str:
-    """The advice after a run where no group had a better and a worse episode, from its last step."""
+    """The advice after a run without groups of better and worse episodes, from the last step."""
     return (
         "nothing was learned by reinforcement: in each group, all episodes got the same reward. Of the last step's "
         f"{metrics.episodes} episodes ({told_reward(metrics)}): {told_stops(metrics)}"

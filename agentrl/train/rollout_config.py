@@ -11,18 +11,18 @@ from agentrl.rollout.failures import FailurePolicy
 
 
 class AtOnceConfig(BaseModel):
-    """How many of the episodes in flight may be in one phase at once. null: all."""
+    """The most episodes in flight that may be in a phase at once. null: all."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     generate: int | None = Field(default=None, gt=0)
-    """With fully_async: requests to the engine. The others wait."""
+    """With fully_async: requests to the engine. Further requests wait."""
     reset: int | None = Field(default=None, gt=0)
-    """Episodes that begin, which is when most environments start their sandbox."""
+    """Beginning episodes. Most environments start their sandbox at the beginning."""
     step: int | None = Field(default=None, gt=0)
-    """Calls of `Env.step`, with the tools in them."""
+    """Calls of `Env.step`, including tools."""
     score: int | None = Field(default=None, gt=0)
-    """Episodes that are scored, by `Env.score` or the reward function."""
+    """Episodes in `Env.score` or the reward function."""
 
     def phases(self) -> dict[Phase, int]:
         """The bounds of `PhaseSlots`."""
@@ -31,14 +31,14 @@ class AtOnceConfig(BaseModel):
 
 
 class FailureConfig(BaseModel):
-    """What becomes of episodes whose environment fails. They have no reward, and are not part of the baseline."""
+    """The fate of episodes whose environment fails. They have no reward, and are not part of the baseline."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     again: int = Field(default=1, ge=0)
     """How often such an episode is played once more, with a fresh Env."""
     wait_s: float = Field(default=0.0, ge=0)
-    """Seconds before that. They double each time."""
+    """Seconds before each retry, doubled each time."""
     least: int = Field(default=0, ge=0)
     """With fully_async or over_sample, groups with fewer valid episodes are dropped, and replaced by other tasks."""
     ends_run: bool = False

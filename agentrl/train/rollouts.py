@@ -1,4 +1,4 @@
-"""Which rollout and which order of rollouts and updates a configuration means."""
+"""The rollout, and the order of rollouts and updates, by the configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Drawer: TypeAlias = GroupDrawer | LoopDrawer
 
 
 def order_of(config: TrainConfig, tokenizer: Any, vision: Vision | None) -> EpisodeOrder:
-    """What workers need to play the episodes of a run."""
+    """The workers' needs for the episodes of a run."""
     order = EpisodeOrder.of(config, tokenizer, vision)
     return replace(order, failures=config.failures.policy(), at_once=config.at_once.phases())
 
@@ -35,7 +35,7 @@ def order_of(config: TrainConfig, tokenizer: Any, vision: Vision | None) -> Epis
 def open_drawer(
     config: TrainConfig, rollout: Rollout, buffer: GroupBuffer, warn: Callable[[str], None]
 ) -> tuple[Drawer, Rollout]:
-    """What plays the groups of each step, and the rollout for evaluations.
+    """The rollout of each step's groups, and the rollout of evaluations.
 
     Whole rollouts in waves, which an engine with lockstep repeats to the bit, or a loop for `fully_async` and
     `over_sample`.
@@ -69,7 +69,7 @@ def open_drawer(
 def open_order(
     config: TrainConfig, drawer: Drawer, handover: HandOver, collect: Collect, state: Callable[[], StepEnd]
 ) -> StepOrder:
-    """Rollouts and updates in turn, whole rollouts beside updates, or episodes that never stop."""
+    """Rollouts and updates in turn, whole rollouts during updates, or episodes that never stop."""
     if config.fully_async:
         assert isinstance(drawer, LoopDrawer)
         return FullyAsync(config.staleness, drawer, handover, collect, eval_share=config.eval_share)

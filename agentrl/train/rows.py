@@ -1,4 +1,4 @@
-"""From tasks to groups of episodes that teach, to the rows of a step's updates, and the divisor of its loss."""
+"""From tasks to groups of episodes that teach, to the rows of a step's updates, and the divisor of the loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.trajectory.trajectory import Trajectory, total_ledger
 
 
 def buffer_of(config: TrainConfig, source: TaskSource, journal: Journal | None) -> GroupBuffer:
-    """The groups of a run. Without `staleness` a step that is played again repeats to the bit: no episode is kept."""
+    """The groups of a run. Without `staleness` a repeated step repeats to the bit: no episode is stored."""
     return GroupBuffer(
         source,
         config.group_size,
@@ -30,7 +30,7 @@ def buffer_of(config: TrainConfig, source: TaskSource, journal: Journal | None) 
 
 
 def drawer_of(config: TrainConfig, rollout: Rollout, buffer: GroupBuffer, warn: Callable[[str], None]) -> GroupDrawer:
-    """What draws the groups of each step."""
+    """The source of the groups of each step."""
     filters = filters_of(config)
     return GroupDrawer(
         rollout=rollout,
@@ -53,7 +53,7 @@ def rows_to_learn(
     """The rows to learn from, and the number of groups that teach nothing.
 
     Groups with equal rewards count in the mean of the loss, but only KL and a teacher give them a gradient. Without
-    either they are not read.
+    either, such groups are not read.
     """
     advantages, differ = assign_advantages(groups, config.algorithm, config.credit, config.discount)
     teaching = differ if teacher is None else [any(map(_trained, group)) for group in groups]
@@ -71,8 +71,8 @@ def rows_to_learn(
 
 
 def normaliser(trajectories: Sequence[Trajectory], config: TrainConfig, longest: float) -> float:
-    """The divisor that turns the sum of a step's losses into the mean that `reduction` names. `longest`: the tokens of
-    the longest possible response."""
+    """The divisor from the sum of a step's losses to the mean that `reduction` names. `longest`: the tokens of the
+    longest possible response."""
     if config.reduction == "token":
         return max(sum(map(_trained, trajectories)), 1)
     return len(trajectories) * (longest if config.reduction == "constant" else 1)
@@ -81,8 +81,8 @@ def normaliser(trajectories: Sequence[Trajectory], config: TrainConfig, longest:
 def teach(
     groups: Sequence[Sequence[Trajectory]], config: TrainConfig, filters: Sequence[GroupFilter] = ()
 ) -> list[bool]:
-    """For each group, whether its rewards teach anything; with a teacher alone, whether there is a token to score. What
-    a filter drops teaches nothing."""
+    """For each group, whether the rewards teach anything; with a teacher alone, whether a token can be scored. Groups
+    that a filter drops teach nothing."""
     if config.learns_from_rewards:
         teaching = assign_advantages(groups, config.algorithm, config.credit, config.discount)[1]
     else:
@@ -91,7 +91,7 @@ def teach(
 
 
 def filters_of(config: TrainConfig) -> list[GroupFilter]:
-    """The filters that a configuration names. Raises ConfigError for a function that is not there."""
+    """The configured filters. Raises ConfigError for a missing function."""
     if (settings := config.filters) is None:
         return []
     filters: list[GroupFilter] = [] if settings.pass_rate is None else [PassRate(*settings.pass_rate)]

@@ -2,12 +2,12 @@
 
 config.yaml  metrics.jsonl  summary.json  bill.json  reward.png  tensorboard/  wandb_id
 trajectories/step_000010.jsonl, eval_start.jsonl, ...
-index/ events.jsonl imitation.jsonl inflight.json       what `agentrl view` shows beside them: see records.py
-journal.db                    what became of each group, and episodes that no checkpoint has: see rollout/journal.py
-checkpoints/step_000050/      a Hugging Face folder, with optimizer.pt and state.json beside the weights
-skipped_rows.txt              rows of chat that the warm start left out, cut or found odd, and why; absent if none
+index/ events.jsonl imitation.jsonl inflight.json       more files for `agentrl view`: see records.py
+journal.db                    the fate of each group, and episodes that no checkpoint has: see rollout/journal.py
+checkpoints/step_000050/      a Hugging Face folder with optimizer.pt and state.json
+skipped_rows.txt              rows of chat that the warm start left out, cut or found odd, with reasons; may be absent
 model/                        the final weights
-reference/                    the weights at the start of RL, if KL is measured (not those of a new LoRA adapter)
+reference/                    the weights at the start of RL, if KL is measured (except of a new LoRA adapter)
 base/                         with LoRA, the weights under the adapters of tiny: with LoRA the folders of weights hold
                               adapters, as peft writes them
 """
@@ -35,19 +35,19 @@ log = logging.getLogger("agentrl")
 
 KEEP_CHECKPOINTS = 2
 ENGINE_LOG = "engine.log"
-"""Files of an engine that runs beside the trainer. They stay if the run fails before its first step."""
+"""Files of an engine in a separate process. They stay if the run fails before the first step."""
 _STEP = re.compile(r"step_(\d{6,})")
 
 _RESUMABLE = {
     "steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries",
     "numerics", "data", "episodes", "engine_config", "wandb", "usd_per_hour",
 }  # fmt: skip
-"""Keys that may change between a run and its continuation: they change its length and output, not what it learns. The
-tasks themselves are compared, not the name of `data`."""
+"""Keys that may change when a run continues: they change the length and the output, not the learning. The tasks are
+compared, not the name of `data`."""
 
 
 class RunFolder:
-    """The files of one run. Nothing is written before `create`."""
+    """The files of a run. Nothing is written before `create`."""
 
     def __init__(self, path: Path) -> None:
         self._set_path(path)
@@ -65,7 +65,7 @@ class RunFolder:
         self.base = path / "base"
 
     def check(self, config: TrainConfig, *, resume: bool) -> None:
-        """Raises ConfigError if this folder cannot take the run, or cannot continue it. Writes nothing."""
+        """Raises ConfigError if this folder cannot take or continue the run. Writes nothing."""
         config_file = self.path / "config.yaml"
         if resume:
             _check_same(config_file, config)
@@ -81,7 +81,8 @@ class RunFolder:
         return TrainConfig.from_yaml(self.path / "config.yaml")
 
     def lock(self) -> None:
-        """Lock out other processes, until `unlock` or the end of this process. Raises ConfigError if it is locked."""
+        """Lock out other processes, until `unlock` or the end of this process. Raises ConfigError for a locked
+        folder."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,7 +101,7 @@ class RunFolder:
             self._lock = None
 
     def create(self, config: TrainConfig) -> None:
-        """Make what is missing, and lock the folder unless it is locked. Raises ConfigError."""
+        """Make missing folders and files, and lock the folder unless locked. Raises ConfigError."""
         if self._lock is None:
             self._is_new = not self.path.exists()
             try:
@@ -119,7 +120,7 @@ class RunFolder:
         write_atomically(self.path / "config.yaml", config.to_yaml())
 
     def discard(self) -> None:
-        """Undo `create`, so that the next attempt can use the folder. The engine's log stays, to show what failed."""
+        """Undo `create`, so that the next attempt can use the folder. The engine's log stays, to show the failure."""
         for path in list(self.path.iterdir()):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -129,7 +130,7 @@ class RunFolder:
             self.path.rmdir()
 
     def write_skipped(self, rows: Iterable[str]) -> None:
-        """Keep why rows of chat were not learned from, one a line."""
+        """Store the reasons for skipped rows of chat, one a line."""
         write_atomically(self.path / "skipped_rows.txt", "".join(f"{row}\n" for row in rows))
 
     def append_metrics(self, metrics: Mapping[str, JSON]) -> None:
@@ -155,7 +156,7 @@ class RunFolder:
         write_atomically(self.trajectories / f"{name}.jsonl", "".join(lines))
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Let `write` write a checkpoint, which gets its name only when it is complete. Then remove the oldest.
+        """Let `write` write a checkpoint, which gets its name only when complete. Then remove the oldest checkpoint.
 
         Raises OSError (ENOSPC) if the disk is full; the earlier checkpoints stay.
         """
@@ -171,15 +172,16 @@ class RunFolder:
         return target
 
     def save_model(self, target: Path, step: int, write: Callable[[Path], None]) -> None:
-        """Let `write` write the weights after a step to `target`, a folder in this one, completely or not at all."""
+        """Let `write` write the weights after a step to `target`, a folder in this folder, completely or not at all."""
         write_folder(target, write, step=step)
 
     def latest_checkpoint(self, warn: Callable[[str], None] = log.warning) -> Path | None:
-        """The newest intact checkpoint. `warn` is called for damaged ones. Raises ConfigError if none is intact."""
+        """The newest intact checkpoint. `warn` is called for damaged checkpoints. Raises ConfigError if none is
+        intact."""
         return self._first_intact([self.checkpoints / step_name(step) for step in self._steps()[::-1]], warn)
 
     def newest_weights(self) -> Path | None:
-        """The final weights, or those of a newer checkpoint. Raises ConfigError if they are damaged."""
+        """The final weights, or the weights of a newer checkpoint. Raises ConfigError for damaged weights."""
         folders = [(step, self.checkpoints / step_name(step)) for step in self._steps()]
         if self.model.exists():
             folders.append((about_folder(self.model).get("step", -1), self.model))
@@ -187,7 +189,7 @@ class RunFolder:
         return self._first_intact([folder for _, folder in folders[::-1]], log.warning)
 
     def rewind(self, step: int) -> None:
-        """Remove the files of everything after `step`, which will be played again."""
+        """Remove the files after `step`. These steps will be played again."""
         lines = [json.dumps(metrics) + "\n" for metrics in self.read_metrics() if metrics["step"] <= step]
         write_atomically(self.metrics, "".join(lines))
         for file in self.trajectories.glob("step_*.jsonl"):

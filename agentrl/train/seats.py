@@ -16,7 +16,7 @@ from agentrl.train.engine_choice import device_of
 def run_opponents(
     config: TrainConfig, env: type[Env], tokenizer: Any, stack: AsyncExitStack
 ) -> tuple[Opponents, Opponents]:
-    """Those of training and those of evaluations. `stack` closes their engines. Raises ConfigError."""
+    """The opponents of training and of evaluations. `stack` closes the engines. Raises ConfigError."""
     fixed = [name for name in config.opponents if name != POLICY]
     evaluated = config.eval_opponents or fixed or [POLICY]
     if not env.seats:

@@ -1,4 +1,4 @@
-"""Supervised training alone: a run that learns from recorded chat or episodes, and plays none."""
+"""Supervised training alone: a run that learns from recorded chat or episodes, without playing."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class NoEnv(Env):
 
 
 def sft_config(demonstrations: Path, epochs: float | None, values: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of a run that is a warm start and nothing else. An epoch is as many rows as the file has.
+    """The configuration of a run with only a warm start. An epoch is as many rows as the file has.
 
-    `epochs` is 3 where neither it nor `warm_start.steps` is given. Raises ConfigError, also where both are.
+    `epochs` defaults to 3 without `warm_start.steps`. Raises ConfigError, also if both are set.
     """
     rows = count_rows(demonstrations, 'give chat as JSONL: {"messages": [...]}')
     taught = values.get("warm_start") or {}

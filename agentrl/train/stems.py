@@ -1,10 +1,10 @@
-"""Which rows go into one pass; and stems, beginnings that are read once although their ends need several passes.
+"""The rows of each pass; and stems, beginnings that are read once although the ends need several passes.
 
-Rows are a tree: those that begin alike share a path. A pack computes a path once, but its size is bounded, and a long
-beginning with many ends does not fit. So its states are computed first, as a stem, and kept. Each pack after it reads
-the stem's keys and values, and leaves their gradients there. The last one hands their sum to the stem's own backward
-pass. So each token of a tree is computed once, whatever the bound. (A prompt's last token is computed in each pass,
-since it predicts.)
+Rows are a tree: rows that begin alike share a path. A pack computes a path once, but the size of a pack is bounded, and
+a long beginning with many ends does not fit. So the states of the beginning are computed first, as a stem, and stored.
+Each later pack reads the stem's keys and values, and leaves gradients there. The last pack hands the sum to the stem's
+backward pass. So each token of a tree is computed once, whatever the bound. (A prompt's last token is computed in each
+pass, since it predicts.)
 
     stem  prompt of 3,000 tokens ──▶ keys and values of each layer
             ├─ pack  ends of 8 rows ──▶ loss, backward
@@ -33,25 +33,25 @@ from agentrl.train.packing import MOST_MASKED, MOST_READ, Pack, Packing, reading
 log = logging.getLogger("agentrl")
 
 LEAST_STEM = 64
-"""Tokens of a beginning from which on it is worth a pass of its own."""
+"""The number of tokens from which a beginning is worth a separate pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _States:
-    """Keys and values of a stem's own tokens in one layer, [1, heads, tokens, channels] each."""
+    """Keys and values of a stem's tokens in a layer, [1, heads, tokens, channels] each."""
 
     computed: tuple[Tensor, Tensor]
-    """As the stem's pass computed them."""
+    """As computed in the stem's pass."""
     detached: tuple[Tensor, Tensor]
-    """As packs read them: what is behind them is cut off, so that gradients gather here."""
+    """As packs read the states: detached from the graph, so that gradients gather here."""
 
 
 @dataclass(slots=True, eq=False)
 class Stem:
-    """A beginning that several packs read after. Its states are computed when the first of them is."""
+    """A beginning that several packs continue. The first of these packs computes the states."""
 
     row: tuple[int, ...]
-    """All its tokens, those of its parent included."""
+    """All tokens, including the parent's."""
     parent: Stem | None
     how: Packing
     _states: dict[bool, dict[Any, _States]] = field(default_factory=dict)
@@ -60,16 +60,16 @@ class Stem:
 
     @property
     def own_length(self) -> int:
-        """Its tokens without those of its parent."""
+        """The tokens without the parent's."""
         return len(self.row) - (0 if self.parent is None else len(self.parent.row))
 
     @property
     def chain(self) -> tuple[Stem, ...]:
-        """The stem and those before it, the deepest first."""
+        """The stem and its ancestors, the deepest first."""
         return (self, *(() if self.parent is None else self.parent.chain))
 
     def compute(self, model: Any) -> None:
-        """Compute the states if they are not there, with gradients if they are enabled."""
+        """Compute missing states, with gradients if they are enabled."""
         if self.parent is not None:
             self.parent.compute(model)
         states = self._states.setdefault(torch.is_grad_enabled(), {})
@@ -84,7 +84,7 @@ class Stem:
             self._filling = False
 
     def keep(self, layer: Any, key: Tensor, value: Tensor) -> None:
-        """Keep the states of a layer. A backward pass that computes them again keeps nothing."""
+        """Store the states of a layer. A backward pass that computes the states again stores nothing."""
         if self._filling:
             detached = (
                 key.detach().requires_grad_(key.requires_grad),
@@ -98,7 +98,7 @@ class Stem:
         return [*(() if self.parent is None else self.parent.before(layer)), states]
 
     def close(self) -> None:
-        """The backward pass, once all packs after it have had theirs. Without gradients, the states are forgotten."""
+        """The backward pass, after the backward passes of all packs. Without gradients, the states are dropped."""
         states = self._states.pop(torch.is_grad_enabled(), {})
         pairs = [
             pair
@@ -112,17 +112,17 @@ class Stem:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Rows that are read in one pass."""
+    """Rows that are read in a single pass."""
 
     numbers: list[int]
     stem: Stem | None = None
-    """What they are read after."""
+    """The stem that precedes the rows."""
     closes: tuple[Stem, ...] = ()
     """The stems that no later pass reads, the deepest first."""
 
 
 _Part: TypeAlias = tuple[int, int, Stem | None]
-"""From which to which of the sorted rows, and the stem before them."""
+"""(start, end) in the sorted rows, and the stem before these rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,9 @@ class _Planner:
     rows: Sequence[tuple[int, ...]]
     """In lexicographic order: neighbours have the longest beginnings in common."""
     shared: Sequence[int]
-    """For each, how many tokens it has in common with the one before it."""
+    """For each row, the number of tokens in common with the row before."""
     firsts: Sequence[int]
-    """For each, before which of its tokens nothing is predicted that is trained."""
+    """For each row, the index of the first trained prediction."""
     budget: int
     how: Packing
     with_stems: bool
@@ -156,7 +156,7 @@ class _Planner:
         return size <= self.budget and sum(lengths) <= MOST_READ * self.budget
 
     def _stem(self, first: int, stop: int, stem: Stem | None) -> Stem | None:
-        """What the rows have in common, if it is worth a pass."""
+        """The rows' common beginning, if it is worth a pass."""
         past = 0 if stem is None else len(stem.row)
         common = min(*self.shared[first + 1 : stop], *self.firsts[first:stop])
         most = max((len(row) - common) * len(row) for row in self.rows[first:stop])
@@ -165,7 +165,7 @@ class _Planner:
         return Stem(self.rows[first][:common], stem, self.how)
 
     def _split(self, first: int, stop: int, stem: Stem | None) -> Iterator[_Part]:
-        """Where the rows part, as few parts as fit. What begins alike stays together."""
+        """The cuts between the rows, in as few parts as fit. Rows that begin alike stay together."""
         common = min(self.shared[first + 1 : stop])
         forks = [first, *(i for i in range(first + 1, stop) if self.shared[i] == common), stop]
         part_start = first
@@ -206,7 +206,7 @@ def packs(
 
 
 def unique_tokens(rows: Sequence[tuple[int, ...]]) -> int:
-    """The tokens of the tree that the rows form: what they share counts once."""
+    """The number of tokens of the tree of rows: shared tokens count once."""
     ordered = sorted(rows)
     shared = shared_beginnings(ordered, "varlen", least=1)
     return sum(map(len, ordered)) - sum(shared)
@@ -216,8 +216,7 @@ _stems: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def reads_stems(model: Any, how: Packing) -> bool:
-    """Whether packs that are read after a stem compute the same, tried once. Models whose layers share keys and values
-    with others may not."""
+    """Whether packs after a stem compute the same, tried once. Models whose layers share keys and values may differ."""
     if model not in _stems:
         _stems[model] = _computes_the_same(model, how)
         if not _stems[model]:

@@ -33,29 +33,29 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason
 
 Place: TypeAlias = tuple[int, int]
-"""A token of an episode: the number of its segment, and its index there."""
+"""A token of an episode: (segment number, index in the segment)."""
 Scores: TypeAlias = Mapping[Place, float]
 """The teacher's log-probs of an episode's trained tokens."""
 
 _START_S = 10.0
-"""Seconds for which a server that does not answer is asked again at the start."""
+"""Seconds during which a silent server is asked again at the start."""
 _COMPARED = 200
-"""Tokens whose texts are compared with those of a server."""
+"""Tokens whose texts are compared with a server's."""
 _OTHERWISE = 0.05
-"""The share of these that may differ. transformers' own class for an architecture, which servers take, may name special
-tokens otherwise; another vocabulary differs nearly everywhere."""
+"""The share of these tokens that may differ. transformers' class for an architecture, which servers use, may name
+special tokens otherwise; a different vocabulary differs nearly everywhere."""
 
 
 class Teacher:
-    """Makes advantages of a teacher's log-probs. Subclasses get them, by `ask` or by `read`."""
+    """Makes advantages of a teacher's log-probs. Subclasses get the log-probs, by `ask` or by `read`."""
 
     def __init__(self, config: TeacherConfig) -> None:
         self._weight = config.weight
         self._scores: WeakKeyDictionary[Trajectory, Scores] = WeakKeyDictionary()
 
     async def ask(self, trajectories: Sequence[Trajectory]) -> None:
-        """After the rollout: get the log-probs from elsewhere. An episode without them counts as failed by its
-        environment."""
+        """After the rollout: get the log-probs from elsewhere. For an episode without log-probs, the environment counts
+        as failed."""
 
     def read(self, trajectories: Sequence[Trajectory]) -> None:
         """Before the update, while no engine needs the device: compute the log-probs here."""
@@ -74,7 +74,8 @@ class Teacher:
         return {"teacher_kl": -sum(apart) / max(len(apart), 1)}
 
     def _gaps(self, trajectory: Trajectory, rows: Sequence[Row]) -> list[list[float]]:
-        """For each row, log p_teacher - log p_student of its trained tokens. Fewer may be trained than were scored."""
+        """For each row, log p_teacher - log p_student of the trained tokens. Fewer tokens may be trained than were
+        scored."""
         scores = self._scores[trajectory] if rows else {}
         return [
             [scores[place] - student for place, student in zip(places, row.log_probs, strict=True)]
@@ -226,7 +227,8 @@ def _load(name: str, config: TrainConfig, tokenizer: Any, device: torch.device) 
 
 
 def _images_of(name: str, model: Any, vision: Vision) -> RowImages:
-    """What a teacher reads of the student's images. Raises ConfigError if it reads none, or in other tokens."""
+    """The teacher's reader of the student's images. Raises ConfigError if the teacher reads no images, or in other
+    tokens."""
     teacher_vision = vision_of(model, weights_of(name))
     if teacher_vision is None:
         raise ConfigError(f"teacher {name} reads text only, and the student reads images: take one of its family")
@@ -239,7 +241,7 @@ def _images_of(name: str, model: Any, vision: Vision) -> RowImages:
 
 
 def _some_tokens(tokenizer: Any) -> list[int]:
-    """Tokens of all parts of a vocabulary, the special ones and the last one among them."""
+    """Tokens of all parts of a vocabulary, including the special tokens and the last token."""
     ids = sorted(tokenizer.get_vocab().values())
     return sorted({*ids[:: max(1, len(ids) // _COMPARED)], *tokenizer.all_special_ids, ids[-1]})
 

@@ -17,7 +17,7 @@ from agentrl.train.files import write_atomically
 from agentrl.train.report import BOARD
 
 _WANDB_ID = "wandb_id"
-"""A file in the run's folder. A resumed run has the same id, so W&B draws one curve."""
+"""A file in the run's folder. A resumed run has the same id, so W&B draws a single curve."""
 _CONNECT_S = 30
 
 Warn: TypeAlias = Callable[[str], None]
@@ -36,10 +36,10 @@ def check_wandb(config: TrainConfig) -> None:
 
 
 class Trackers:
-    """Gets the figures of every step. If W&B is out of reach, that is a warning, and the run continues."""
+    """Gets the figures of every step. An unreachable W&B leads to a warning, and the run continues."""
 
     def __init__(self, config: TrainConfig, folder: Path, step: int, warn: Warn) -> None:
-        """`step` is the last one that is done. Figures of later ones, from before a kill, are replaced."""
+        """`step` is the last finished step. Figures of later steps, from before a kill, are replaced."""
         self._warn = warn
         self._board = EventFile(folder / BOARD, step + 1)
         self._wandb: Any = None
@@ -64,7 +64,7 @@ class Trackers:
 
     @contextmanager
     def _or_without_wandb(self) -> Iterator[None]:
-        """The boundary of W&B: network, service process and disk. What it raises turns W&B off, with one warning."""
+        """The boundary of W&B: network, service process and disk. Any error turns W&B off, with a single warning."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

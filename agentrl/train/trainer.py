@@ -81,7 +81,7 @@ from agentrl.types import JSON
 
 
 class Trainer:
-    """One run: `async with Trainer(config) as trainer: await trainer.run()`. Subclasses may override every method."""
+    """A run: `async with Trainer(config) as trainer: await trainer.run()`. Subclasses may override every method."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Trainer:
         """The position in the last checkpoint: steps of RL, steps of the warm start, and whether RL has begun."""
         self.teacher: Teacher | None = None
         self._drawn: dict[int, Drawn] = {}
-        """What is to be reported of steps that are played and not yet learned."""
+        """The reports of steps that are played and not yet learned."""
         self._stack = AsyncExitStack()
         self.bill = Bill(config.usd_per_hour)
 
@@ -120,7 +120,7 @@ class Trainer:
         await self._close(exc)
 
     async def _close(self, exc: BaseException | None) -> None:
-        """Close everything. If nothing was learned yet, empty the folder, so that the next attempt can use it."""
+        """Close everything. If no step was learned, empty the folder, so that the next attempt can use it."""
         await self._stack.aclose()
         nothing_learned = self.position.step == self.position.warm_steps == 0
         if isinstance(exc, ConfigError | BugError) and self._created and nothing_learned:
@@ -197,7 +197,7 @@ class Trainer:
         self._stack.push_async_callback(self.order.stop)
 
     def _make_folder(self, checkpoint: Path | None) -> None:
-        """Make the run folder and begin its records, or remove the records of steps that are played again."""
+        """Make the run folder and begin the records, or remove the records of steps that are played again."""
         config = self.config
         self.folder.create(config)
         self._created = not self._resume
@@ -214,8 +214,8 @@ class Trainer:
             self._say(f"resuming {self._where()}" if checkpoint else "no checkpoint yet: beginning anew")
 
     async def run(self) -> Summary:
-        """Run from the present position to the end. A run that is interrupted, or loses its engine, writes a checkpoint
-        first."""
+        """Run from the present position to the end. A run that is interrupted, or loses the engine, first writes a
+        checkpoint."""
         try:
             return await self._run()
         except (asyncio.CancelledError, EngineError):
@@ -274,7 +274,7 @@ class Trainer:
         self.warm_optimizers = []
 
     async def step(self, step: int) -> StepReport:
-        """One step of RL: play, and learn. With `staleness`, rollouts of later steps are played meanwhile."""
+        """A step of RL: play, and learn. With `staleness`, rollouts of later steps are played meanwhile."""
         rollout = await self.order.rollout(step)
         if self.numerics is not None:
             self.handover.compare(rollout.trajectories, self.numerics, step, self._warn)
@@ -294,7 +294,7 @@ class Trainer:
 
     @billed("rollout")
     async def collect(self, step: int) -> Groups:
-        """Play the episodes of one step, and mask those that must not be trained."""
+        """Play the episodes of a step, and mask episodes that must not be trained."""
         await self.handover.give()
         self._drawn[step] = drawn = await self.drawer.draw(step)
         for trajectory in (trajectory for group in drawn.groups for trajectory in group):
@@ -326,7 +326,7 @@ class Trainer:
         return rows_to_learn(groups, self.config, self.teacher)
 
     def normaliser(self, trajectories: Sequence[Trajectory]) -> float:
-        """The divisor that turns the sum of a step's losses into the mean that `reduction` names."""
+        """The divisor from the sum of a step's losses to the mean that `reduction` names."""
         return normaliser(trajectories, self.config, self.length)
 
     @billed("evaluation")
@@ -378,7 +378,7 @@ class Trainer:
     # Coming back
 
     def checkpoint(self) -> None:
-        """Save everything that an exact continuation needs, completely or not at all."""
+        """Save the state for an exact continuation, completely or not at all."""
 
         def write(path: Path) -> None:
             self._save_model(path)
@@ -395,7 +395,7 @@ class Trainer:
         self._progress_saved = self._progress_made()
 
     def _note_step_end(self) -> None:
-        """Note which groups are not trained yet, and the random states, with `staleness` those of the rollout's end."""
+        """Record the untrained groups and the random states, with `staleness` as of the rollout's end."""
         now, end = self._present_state(), self._step_end
         self._step_state, self._step_end = StepEnd(now.data, (end or now).random_states), None
 
@@ -408,7 +408,7 @@ class Trainer:
         return journal
 
     def _checkpoint_if_new(self) -> None:
-        """Write a checkpoint if anything was learned since the last one."""
+        """Write a checkpoint if a step was learned since the last checkpoint."""
         if self._progress_made() not in (self._progress_saved, (0, 0, False)):
             self.checkpoint()
             self._say(f"checkpoint written {self._where()}")

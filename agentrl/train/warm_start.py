@@ -36,16 +36,16 @@ _WARMUP_STEPS = 30
 _FINAL_SHARE = 0.05
 _MUON_FACTOR = 5.0
 _ROUTER = re.compile(r"(^|\.)((\w+_)?router|router_gate|gate|shared_expert_gate|wg)$")
-"""Names that transformers gives to modules that choose experts. `gate_proj` is not one."""
+"""transformers' names of modules that choose experts. `gate_proj` is not such a name."""
 _SHOWN = 20
-"""Skipped rows that are shown; a file in the run folder has all."""
+"""The most skipped rows to print; a file in the run folder has all."""
 _PAUSE = 100
 _SAY_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """An episode to imitate: its tokens, and a mask that is 1 at those to learn."""
+    """An episode to imitate: the tokens, and a mask that is 1 at the tokens to learn."""
 
     tokens: Sequence[int]
     mask: Sequence[int]
@@ -56,31 +56,31 @@ class Demonstration:
 
 @dataclass(slots=True)
 class Demonstrations:
-    """What was read from a file."""
+    """The content of a file of demonstrations."""
 
     rows: list[Demonstration] = field(default_factory=list)
     apart: list[Demonstration] = field(default_factory=list)
-    """Those that are not learned, to find out whether the others are learned by heart."""
+    """Held-out demonstrations, to find out whether the rest are memorised."""
     skipped: list[str] = field(default_factory=list)
-    """Each row of chat that is not learned from: `file:line: reason: detail`."""
+    """A line for each skipped row of chat: `file:line: reason: detail`."""
     reasons: Counter[str] = field(default_factory=Counter)
     """How many rows were skipped, by reason."""
     chats: int = 0
-    """Rows of chat that are learned from."""
+    """The number of learned rows of chat."""
     episodes: int = 0
-    """Recorded episodes that are learned from."""
+    """The number of learned recorded episodes."""
     unrewarded: int = 0
-    """Those of them whose reward is 0 or less."""
+    """The number of learned episodes whose reward is 0 or less."""
     turns: list[int] = field(default_factory=list)
     """How many turns each episode and each chat has."""
     shortened: list[str] = field(default_factory=list)
     """Rows whose last turns do not fit into the context and are left out: `file:line: how many turns`."""
     remarks: dict[str, list[str]] = field(default_factory=dict)
-    """Possible mistakes in rows that are learned -> `file:line` of each row."""
+    """Possible mistakes in learned rows -> `file:line` of each row."""
     seconds: float = 0.0
 
     def report(self) -> list[str]:
-        """What the user should know about the file: what is left out, and what is imitated although it may be wrong."""
+        """Lines for the user about the file: skipped rows, and rows that are imitated although they may be wrong."""
         lines = []
         if self.unrewarded:
             lines.append(
@@ -104,13 +104,13 @@ class Demonstrations:
         return lines
 
     def listed(self) -> list[str]:
-        """Each row that is left out, cut or odd: `file:line: why`."""
+        """A line for each row that is skipped, cut or odd: `file:line: why`."""
         odd = [f"{place}: learned, though it has {why}" for why, places in self.remarks.items() for place in places]
         return [*self.skipped, *self.shortened, *odd]
 
 
 async def read_demonstrations(config: TrainConfig, model: Any, renderer: Renderer, console: Console) -> Demonstrations:
-    """The demonstrations of a run, and a report of what was left out. `model` is the model's configuration.
+    """The demonstrations of a run, and a report of skipped rows. `model` is the model's configuration.
 
     Raises ConfigError (`file:line: what and remedy`).
     """
@@ -148,7 +148,7 @@ async def load_demonstrations(
 ) -> Demonstrations:
     """Read trajectories and rows of chat, one a line, or the rows of a Parquet file.
 
-    `say` gets the progress now and then. Raises ConfigError (`file:line: what and remedy`) for a file that is
+    `say` gets the progress from time to time. Raises ConfigError (`file:line: what and remedy`) for a file that is
     malformed, or holds nothing to learn.
     """
     check_file(path, "record some with agentrl play --out", "file of demonstrations")
@@ -167,7 +167,7 @@ async def load_demonstrations(
 
 
 def _add(demonstrations: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabulary: int) -> None:
-    """Add what one line holds. Raises ConfigError if it is neither a trajectory nor chat."""
+    """Add the content of a line. Raises ConfigError unless the line is a trajectory or chat."""
     if not is_chat(row):
         episode = _trajectory(row, where)
         demonstrations.rows += _learned(episode, where, vocabulary, chats.renderer)
@@ -205,8 +205,8 @@ def _trajectory(row: JSON, where: str) -> Trajectory:
 
 
 def _learned(trajectory: Trajectory, where: str, vocabulary: int, renderer: Renderer) -> Iterator[Demonstration]:
-    """The segments with tokens to learn. Raises ConfigError for a token that the model does not have, for images that
-    it does not read, and for a turn with a token that stands for media."""
+    """The segments with tokens to learn. Raises ConfigError for a token or an image that the model does not support,
+    and for a turn with a token that stands for media."""
     forbidden = frozenset(renderer.vision.forbidden if renderer.vision else ())
     highest = max((token for segment in trajectory.segments for token in segment.ids), default=0)
     if highest >= vocabulary:
@@ -236,7 +236,7 @@ def _nothing(path: Path, demonstrations: Demonstrations) -> str:
 def demonstration_batches(
     demonstrations: Sequence[Demonstration], config: WarmStartConfig, seed: int
 ) -> Iterator[list[Row]]:
-    """`config.steps` batches. Each epoch has another order."""
+    """`config.steps` batches. The order differs in each epoch."""
     shuffler = random.Random(f"{seed}/warm_start")
     order: list[int] = []
     for _ in range(config.steps):
@@ -249,7 +249,8 @@ def demonstration_batches(
 
 
 def weighted_rows(batch: Sequence[Demonstration], context_weight: float) -> list[Row]:
-    """Rows whose loss is the mean over the player's tokens, plus `context_weight` times the mean over all others."""
+    """Rows whose loss is the mean over the player's tokens, plus `context_weight` times the mean over all other
+    tokens."""
     player = sum(sum(d.mask) for d in batch)
     others = sum(len(d.tokens) - 1 - len(d.unpredicted) for d in batch) - player
     rows = []

@@ -13,7 +13,7 @@ from agentrl.train.run_folder import RunFolder
 
 
 def load_weights(config: TrainConfig, source: str) -> Any:
-    """The model in a folder, on the run's device and in its type."""
+    """The model in a folder, on the run's device and in the run's type."""
     model = load_model(source, device=device_of(config.device), dtype=config.dtype, seed=config.seed)
     for parameter in model.parameters():
         # Weights mapped from a file are not aligned in memory, and BLAS then sums in another order. A resumed run
@@ -23,7 +23,7 @@ def load_weights(config: TrainConfig, source: str) -> Any:
 
 
 def load_reference(config: TrainConfig, learner: Learner, folder: RunFolder) -> None:
-    """Give the learner the reference of KL that the run folder holds."""
+    """Give the learner the reference of KL from the run folder."""
     if config.lora is None:
         learner.reference = load_weights(config, str(folder.reference))
     else:

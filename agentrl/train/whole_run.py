@@ -1,4 +1,4 @@
-"""A whole run of the embedded trainer, from its configuration to its summary."""
+"""A whole run of the embedded trainer, from the configuration to the summary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def train(
     Raises ConfigError before anything is written, BugError for a bug in the Env, and DivergedError for a loss that is
     not finite. Raises CanaryError if nothing can be learned, or if engine and trainer disagree. After such an error, or
     after a kill, `resume` continues from the last checkpoint. After Ctrl-C and SIGTERM it continues where the run was.
-    A run that fails before its first step leaves no folder, or only the engine's log. `accept_changed_data`: continue
+    A run that fails before the first step leaves no folder, or only the engine's log. `accept_changed_data`: continue
     even if tasks have changed.
     """
 

@@ -1,4 +1,4 @@
-"""The answers to the page's questions, as JSON. All of it runs in one thread, but for `warm`."""
+"""The answers to the page's questions, as JSON. All code runs in a single thread, except `warm`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from agentrl.view.texts import TokenTexts, load_texts
 
 _PAGE = 400
 _SECONDS = 1.0
-"""So long a list reads on, before it answers with what it has; asked again, it reads further."""
+"""Seconds that a list reads on before it answers; the next request reads further."""
 _MOST = 50_000
-"""Episodes of a file without an index that a list looks at."""
+"""The most episodes of a file without an index that a list looks at."""
 _WORST_OF = 24
-"""Episodes whose tokens are compared, those with the largest differences first."""
+"""The most episodes whose tokens are compared, the largest differences first."""
 _MEMBERS = 16
 _SEARCHES = 4
-"""Searches that are kept, with what they found."""
+"""The number of stored searches, with their matches."""
 
 Parameters = Mapping[str, str]
 
 
 class PageAnswers:
-    """What the page asks, answered from the sources. PageAnswers raise ConfigError."""
+    """Answers the page's questions from the sources. PageAnswers raise ConfigError."""
 
     def __init__(self, sources: Sequence[Source], model: str | None) -> None:
         self.sources = sources
@@ -84,7 +84,7 @@ class PageAnswers:
     # Questions
 
     def state(self, parameters: Parameters) -> JSON:
-        """All sources. `seen`: the state that the page has; then only whether it changed."""
+        """All sources. `seen`: the state that the page has; then only whether the state changed."""
         states = [source.state() for source in self.sources]
         mark = "/".join(f"{state.get('wrote', 0)}:{len(state['files'])}" for state in states)
         if parameters.get("seen") == mark:
@@ -92,7 +92,7 @@ class PageAnswers:
         return {"mark": mark, "now": time.time(), "sources": states}
 
     def listed(self, parameters: Parameters) -> JSON:
-        """Episodes of a file, or of all (`f` is missing), newest file first: those that the query asks for."""
+        """The episodes of a query: of a file, or of all (`f` is missing), newest file first."""
         source, query = self._source(parameters), Query.of(parameters)
         offset, limit = _whole(parameters, "offset", 0), min(_whole(parameters, "limit", _PAGE), 5_000)
         names = [parameters["f"]] if "f" in parameters else source.listing()[::-1]
@@ -128,7 +128,7 @@ class PageAnswers:
         return {"number": number, "file": parameters.get("f"), **episode_payload(record, self._texts_of(source))}
 
     def group(self, parameters: Parameters) -> JSON:
-        """The episodes of one group: `g`, or those whose numbers are in `n`."""
+        """The episodes of a group `g`, or with the numbers in `n`."""
         file, source = self._file(parameters), self._source(parameters)
         if "n" in parameters:
             numbers = [int(n) for n in parameters["n"].split(",") if n.isdecimal()]
@@ -159,7 +159,7 @@ class PageAnswers:
         return {"places": find_text(record, self._texts_of(self._source(parameters)), parameters.get("q", ""))}
 
     def search(self, parameters: Parameters) -> JSON:
-        """Episodes with a text, from the row `from` on. Each request reads on where the last one ended."""
+        """Episodes with a text, from the row `from` on. Each request continues after the last request."""
         source, sought = self._source(parameters), parameters.get("q", "")
         if not sought:
             raise ConfigError("give the text: q")
@@ -196,7 +196,7 @@ class PageAnswers:
         }
 
     def _shared(self, runs: Sequence[Run]) -> JSON:
-        """The held-out tasks that several runs have played last, with each run's reward and where it is."""
+        """The held-out tasks that several runs played last, with each run's reward and place."""
         tasks: dict[str, list[JSON]] = {}
         for number_of_run, run in enumerate(runs):
             names = [name for name in run.listing() if name.startswith("eval_")]
@@ -207,7 +207,7 @@ class PageAnswers:
         return [[task, *places] for task, places in tasks.items() if all(places)][:_PAGE]
 
     def image(self, parameters: Parameters) -> tuple[bytes, str]:
-        """The file and the media type of an episode's image, by its digest: `d`."""
+        """The file and the media type of an episode's image, by the digest `d`."""
         record = self._read(self._file(parameters), _whole(parameters, "n", 0))
         for placed_image in (placed_image for sequence in record.sequences for placed_image in sequence.images):
             if placed_image.image.digest == parameters.get("d"):
@@ -215,7 +215,7 @@ class PageAnswers:
         raise ConfigError("the episode has no such image")
 
     def export(self, parameters: Parameters, static: Mapping[str, tuple[bytes, str]]) -> tuple[str, str]:
-        """The file's name and the page of one episode."""
+        """The file's name and the page of an episode."""
         record = self._read(self._file(parameters), _whole(parameters, "n", 0))
         pictures = {
             placed_image.image.digest: placed_image.image.uri
@@ -255,7 +255,7 @@ _ENDS = ("reward_mean", "response_length_mean", "turns_mean", "zero_advantage_gr
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without the garbage collector, which walks all outlines again and again while a long list grows."""
+    """Without the garbage collector, which would walk all outlines repeatedly while a long list grows."""
     before = gc.isenabled()
     gc.disable()
     try:

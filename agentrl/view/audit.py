@@ -1,6 +1,6 @@
-"""Are sampled tokens lost on their way into training? A count of every one, for the records of any framework.
+"""Are sampled tokens lost on their way into training? A count of every token, for the records of any framework.
 
-What a record does not tell is "not told", and never counts as fine.
+Facts that a record leaves out are "not told", and never count as fine.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(slots=True)
 class AuditFinding:
-    """Problems of one kind."""
+    """Problems of the same kind."""
 
     kind: str
     severity: Severity
     first: str
-    """Where the first one is."""
+    """The place of the first problem."""
     detail: str
     count: int = 0
     tokens: int = 0
@@ -31,7 +31,7 @@ class AuditFinding:
 
 @dataclass(slots=True)
 class AuditReport:
-    """The account of one file."""
+    """The account of a file."""
 
     name: str
     formats: list[str] = field(default_factory=list)
@@ -42,16 +42,16 @@ class AuditReport:
     trained: int = 0
     masked: dict[str, int] = field(default_factory=dict)
     untold: int = 0
-    """Sampled tokens of which the file does not say whether they are trained."""
+    """Sampled tokens, if the file does not say whether they are trained."""
     conversations: int = 0
-    """Linear ones, which could be one sample each."""
+    """Linear conversations, which could be a single sample each."""
     split: int = 0
-    """Those that are more than one sample."""
+    """Linear conversations with more than one sample."""
     findings: list[AuditFinding] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
-        """1: something is lost. 3: nothing is, as far as the file tells, but it does not tell all. Else 0."""
+        """1: tokens were lost. 3: no tokens were lost, but the file is incomplete. Else 0."""
         severities = {finding.severity for finding in self.findings}
         return 1 if "lost" in severities else 3 if "not told" in severities else 0
 
@@ -70,7 +70,7 @@ class AuditReport:
 
 
 def audit(name: str, episodes: Iterable[tuple[str, EpisodeRecord]], decode: Decode | None = None) -> AuditReport:
-    """Audit the episodes of one file; each comes with its place. `decode` tells re-encoded text from other text."""
+    """Audit the episodes of a file, each with its place. `decode` tells re-encoded text from other text."""
     report = AuditReport(name)
     siblings: dict[str, list[tuple[str, EpisodeRecord]]] = {}
     for where, episode in episodes:
@@ -143,7 +143,7 @@ def _untold(sequence: TokenSequence) -> Iterator[TokenProblem]:
 
 
 def _missing(episode: EpisodeRecord) -> Iterator[TokenProblem]:
-    """Tokens that the engine returned, by the record's own count, and no sequence holds."""
+    """Tokens that the engine returned, by the record's count, and no sequence holds."""
     if episode.format != "agentrl":
         return
     recorded: dict[int, int] = {}
@@ -158,7 +158,7 @@ def _missing(episode: EpisodeRecord) -> Iterator[TokenProblem]:
 
 
 def _break(before: TokenSequence, after: TokenSequence, decode: Decode | None) -> Iterator[TokenProblem]:
-    """Why a conversation did not stay one sequence."""
+    """Why a conversation did not stay a single sequence."""
     shared = common(before.ids, after.ids)
     lost = sum(max(0, run.stop - max(run.start, shared)) for run in before.runs if run.author == "model")
     if not lost:
@@ -173,7 +173,7 @@ def _break(before: TokenSequence, after: TokenSequence, decode: Decode | None) -
 
 
 def _of_siblings(samples: Sequence[EpisodeRecord], decode: Decode | None) -> Iterator[TokenProblem]:
-    """Samples of one rollout: none may be missing, no token may be trained twice or come back encoded again."""
+    """Samples of a rollout: none may be missing, no token may be trained twice or come back re-encoded."""
     about = [(episode.facts.get("metadata") or {}).get("agentrl") or {} for episode in samples]
     expected = max((metadata.get("segments", 0) for metadata in about), default=0)
     if expected > len(samples):

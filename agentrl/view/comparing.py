@@ -1,4 +1,4 @@
-"""What differs between runs: figures, held-out rewards with intervals, and keys of their configurations."""
+"""Differences of runs: figures, held-out rewards with intervals, and configuration keys."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agentrl.view.files import outlines
 from agentrl.view.sources import Run
 
 ENDS = 5
-"""Steps at either end of a run that its first and last figures are the mean of."""
+"""The steps at either end of a run for the mean of the first and last figures."""
 _ALWAYS = ("out",)
 
 
 def held_out(run: Run) -> dict[str, Score]:
-    """The held-out reward of each evaluation, from its episodes."""
+    """The held-out reward of each evaluation, from the episodes."""
     scores: dict[str, Score] = {}
     for name in run.listing():
         if not name.startswith("eval_"):
@@ -37,7 +37,7 @@ def ends(metrics: Sequence[Mapping[str, JSON]], name: str) -> tuple[float, float
 
 
 def differing(configs: Sequence[Mapping[str, JSON]]) -> dict[str, list[JSON]]:
-    """Keys whose values are not the same in all configurations -> the values, in order."""
+    """Keys with different values in the configurations -> the values, in order."""
     flat = [dict(_flat(config)) for config in configs]
     keys = dict.fromkeys(key for config in flat for key in config if key not in _ALWAYS)
     values_by_key = {key: [config.get(key) for config in flat] for key in keys}

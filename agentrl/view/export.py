@@ -1,4 +1,4 @@
-"""One episode as one HTML file: the same page, with script, style and data inside. It loads nothing."""
+"""An episode as a single HTML file: the same page, with script, style and data inside, without any download."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from agentrl.types import JSON
 
 CSP = "default-src 'none'; sandbox"
-"""Of the response that carries the file: as an attachment nothing in it runs."""
+"""The policy of the response that carries the file: a browser runs no part of an attachment."""
 _IMPORT = re.compile(r"^import (\{[^}]*\}|\* as \w+) from \"\./([\w.]+)\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const|class|let) )", re.MULTILINE)
 ENTRY = "exported.js"
 
 
 def export_page(data: JSON, static: Mapping[str, tuple[bytes, str]]) -> str:
-    """The page. The policy inside it allows this script and this style, by their hashes, the
-    images inside it, and nothing else."""
+    """The page. The policy inside allows only this script and this style, by hashes, and the images inside."""
     script = bundle(ENTRY, static)
     style = static["style.css"][0].decode()
     allowed = f"script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:"
@@ -38,7 +37,7 @@ def export_page(data: JSON, static: Mapping[str, tuple[bytes, str]]) -> str:
 
 
 def bundle(entry: str, static: Mapping[str, tuple[bytes, str]]) -> str:
-    """The modules that `entry` imports as one script. Names of exports are unique among the page's modules."""
+    """The modules that `entry` imports as a single script. Names of exports are unique among the page's modules."""
     parts, added = list[str](), set[str]()
 
     def add(name: str) -> None:

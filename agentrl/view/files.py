@@ -1,6 +1,6 @@
-"""Files of episodes, read piece by piece: offsets of lines stay in memory, and the last few episodes.
+"""Files of episodes, read piece by piece: memory holds the offsets of lines, and the last few episodes.
 
-Files grow while they are shown. A line that is not complete yet waits; a file that became smaller is read anew.
+Files grow while the page shows them. An incomplete line waits; a file that shrank is read anew.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REMEDY = "give a run's folder, or a file of trajectories, chat, traces, ATIF or 
 
 
 class NotKeptError(ConfigError):
-    """The outline of this episode was kept, but not its tokens."""
+    """The file has the outline of this episode, but not the tokens."""
 
 
 class EpisodeFile(Protocol):
@@ -58,7 +58,7 @@ class Lines:
         self._identity: tuple[int, int] | None = None
 
     def refresh(self) -> int:
-        """Find the lines that were added; return how many there are. Raises ConfigError."""
+        """Index the added lines; return their number. Raises ConfigError."""
         try:
             stat = self.path.stat()
             if (stat.st_dev, stat.st_ino) != self._identity or stat.st_size < self._end:
@@ -92,7 +92,7 @@ class Lines:
             self.stops.append(stop)
 
     def _whole(self, start: int, stop: int) -> bool:
-        """Whether a last line without its end is a complete value: a file need not end with a line break."""
+        """Whether a last line without a line break is a complete value: a file need not end with a line break."""
         if stop - start > 1 << 26:
             return False
         try:
@@ -107,7 +107,7 @@ class Lines:
             return file.read(stop - start).removeprefix(b"\xef\xbb\xbf")
 
     def value(self, number: int) -> JSON:
-        """One line, parsed. Raises ConfigError."""
+        """A parsed line. Raises ConfigError."""
         try:
             return from_json(self.read(self.starts[number], self.stops[number]))
         except ValueError as exc:
@@ -156,8 +156,8 @@ class JsonLines:
 
 
 class Indexed:
-    """Episodes of a run's file, with the index that the trainer wrote: it also has those whose tokens are not kept.
-    Their outlines have `unkept`."""
+    """Episodes of a run's file, with the trainer's index, which also has episodes without tokens. Their outlines have
+    `unkept`."""
 
     def __init__(self, path: Path, index: Path) -> None:
         self.path = path
@@ -171,7 +171,7 @@ class Indexed:
         return _marked(self.index.value(number))
 
     def outlines(self) -> Iterator[Mapping[str, JSON]]:
-        """All of them, in one pass."""
+        """All outlines, in a single pass."""
         with self.index.path.open("rb") as file:
             for _ in range(0, len(self.index.starts), _LINES):
                 lines = [line for line in islice(file, _LINES) if line.endswith(b"}\n")]
@@ -198,7 +198,7 @@ def _marked(about: dict[str, JSON]) -> dict[str, JSON]:
 
 
 class Dump:
-    """The samples of one dump of slime."""
+    """The samples of a dump of slime."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -223,7 +223,7 @@ class Dump:
 
 
 class JsonDocument:
-    """One episode in a whole file, as Harbor writes trajectory.json; or a list of them."""
+    """An episode in a whole file, as Harbor writes trajectory.json; or a list of episodes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -251,7 +251,7 @@ class JsonDocument:
 
 
 class Recent:
-    """The episodes that were read last."""
+    """The latest episodes."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[int, EpisodeRecord] = OrderedDict()
@@ -269,7 +269,7 @@ class Recent:
 
 
 def open_file(path: Path, index: Path | None = None) -> EpisodeFile:
-    """The reader for a file. Nothing is read yet but the first bytes. Raises ConfigError."""
+    """The reader for a file. Only the first bytes are read yet. Raises ConfigError."""
     if index is not None and index.is_file():
         return Indexed(path, index)
     check_file(path, REMEDY)
@@ -284,7 +284,8 @@ def open_file(path: Path, index: Path | None = None) -> EpisodeFile:
 
 
 def outlines(file: EpisodeFile, *, seconds: float | None = None) -> Iterator[tuple[int, Mapping[str, JSON]]]:
-    """Number and outline of the episodes. With `seconds`, it ends after that time, at the next one not read before."""
+    """(number, outline) of the episodes. With `seconds`, the iteration ends after that time, at the next unread
+    episode."""
     episodes = file.refresh()
     if isinstance(file, Indexed):
         yield from enumerate(file.outlines())

@@ -1,7 +1,7 @@
-"""The images of an episode: where they are among its tokens, and their files.
+"""The images of an episode: the places among the tokens, and the files.
 
-A file of trajectories is foreign: nothing of it is sent as an image that has not the bytes of a PNG or JPEG file, so no
-image can hold a script.
+A file of trajectories is foreign: only the bytes of a PNG or JPEG file are sent as an image, so no image can hold a
+script.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from agentrl.image import Image, images_in
 from agentrl.types import JSON, RenderedImage
 
 _PIXELS = 100_000_000
-"""A larger image is not sent: a browser would need gigabytes to show it."""
+"""The most pixels of an image: a browser would need gigabytes for more."""
 
 
 def images_of(messages: Sequence[Mapping[str, JSON]]) -> dict[str, Image]:
-    """The images of messages by their digests. What is none is skipped."""
+    """Digest -> image of the messages. Items that are no image are skipped."""
     return {image.digest: image for message in messages for image in _readable(message)}
 
 
@@ -29,8 +29,7 @@ def _readable(message: Mapping[str, JSON]) -> Iterator[Image]:
 
 
 def placed(media: Sequence[JSON], images: Mapping[str, Image], length: int) -> list[RenderedImage]:
-    """The images among `length` tokens, in order. Places that cannot be, and images that are in no message, are left
-    out."""
+    """The images among `length` tokens, in order. Impossible places, and images without a message, are left out."""
     places = list[RenderedImage]()
     for start, stop, digest in media:
         last = places[-1].stop if places else 0

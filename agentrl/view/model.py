@@ -1,6 +1,6 @@
-"""What every input is read into: an episode, its token sequences, and who wrote which token.
+"""The target of every reader: an episode, the token sequences, and the author of each token.
 
-A format that does not say something leaves it None: "not told" is never shown as "fine".
+Facts that a format leaves out are None: "not told" is never shown as "fine".
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Author: TypeAlias = Literal["model", "env", "template", "prompt", "unknown"]
 """
 
 NOT_TOLD = "not told"
-"""The reason of sampled tokens that are not trained, in a format that gives none."""
+"""The reason of sampled tokens that are not trained, in a format without reasons."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRun:
-    """`ids[start:stop]` of a sequence: neighbours with one author and one fate."""
+    """`ids[start:stop]` of a sequence: neighbours with the same author and the same fate."""
 
     start: int
     stop: int
@@ -35,7 +35,7 @@ class TokenRun:
     reason: str | None = None
     """Why sampled tokens are not trained."""
     version: str | None = None
-    """The weights that sampled them."""
+    """The weights that sampled the tokens."""
 
     @property
     def length(self) -> int:
@@ -44,7 +44,7 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of an episode whose format holds no tokens."""
+    """A piece of an episode in a format without tokens."""
 
     author: Author
     text: str
@@ -58,7 +58,7 @@ Severity: TypeAlias = Literal["lost", "not told", "note"]
 
 @dataclass(frozen=True, slots=True)
 class TokenProblem:
-    """Something that an audit reports."""
+    """A problem that an audit reports."""
 
     kind: str
     detail: str
@@ -68,7 +68,8 @@ class TokenProblem:
 
 @dataclass(slots=True)
 class TokenSequence:
-    """One sequence that is trained as a unit. The runs partition it. Columns have one value a token, NaN for none."""
+    """A sequence that is trained as a unit. The runs partition the sequence. Columns have a value for each token, NaN
+    for none."""
 
     ids: array[int] = field(default_factory=lambda: array("i"))
     runs: list[TokenRun] = field(default_factory=list)
@@ -82,7 +83,7 @@ class TokenSequence:
     images: list[RenderedImage] = field(default_factory=list)
     """The images among the tokens, in order."""
     problems: list[TokenProblem] = field(default_factory=list)
-    """What the reader found wrong."""
+    """The problems that the reader saw."""
 
     def counted(self, author: Author) -> int:
         return sum(run.length for run in self.runs if run.author == author)
@@ -97,7 +98,7 @@ class TokenSequence:
 
     @property
     def untold(self) -> int:
-        """Sampled tokens of which the format does not say whether they are trained."""
+        """Sampled tokens, if the format does not say whether they are trained."""
         return sum(run.length for run in self.runs if run.author == "model" and run.trained is None)
 
     @property
@@ -120,7 +121,7 @@ class TokenSequence:
 
 @dataclass(slots=True)
 class TurnFacts:
-    """What is known of a turn besides its tokens."""
+    """The facts about a turn besides the tokens."""
 
     finish: str | None = None
     calls: Sequence[str] = ()
@@ -133,23 +134,23 @@ class TurnFacts:
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """One episode, whatever program recorded it."""
+    """An episode, whatever program recorded it."""
 
     outline: Outline
     format: str
     sequences: list[TokenSequence] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
-    """In place of tokens, for a format without them."""
+    """In place of tokens, for a format without tokens."""
     turns: list[TurnFacts] = field(default_factory=list)
     messages: Sequence[Mapping[str, JSON]] = ()
     facts: Mapping[str, JSON] = field(default_factory=dict)
-    """Other things that the format holds, such as the label, `info` and the failure's traceback."""
+    """Other fields of the format, such as the label, `info` and the failure's traceback."""
     session: Mapping[str, JSON] | None = None
     linear: bool | None = None
-    """Whether it is one conversation that only grows, so that it should be one sequence. None: not told."""
+    """Whether the episode is a conversation that only grows, so that it should be a single sequence. None: not told."""
     problems: list[TokenProblem] = field(default_factory=list)
     linked: str | None = None
-    """Names what episodes are parts of: slime writes a sample for each segment."""
+    """The whole to which several episodes belong: slime writes a sample for each segment."""
 
 
 def count(outline: Outline, sequences: Sequence[TokenSequence]) -> Outline:
@@ -187,7 +188,7 @@ def fill(target: array[float], runs: Iterable[TokenRun], values: Sequence[float]
 
 
 def merged(runs: Iterable[TokenRun]) -> list[TokenRun]:
-    """The runs with equal neighbours joined, and empty ones left out."""
+    """The runs with equal neighbours joined, without empty runs."""
     joined: list[TokenRun] = []
     for run in runs:
         if run.start == run.stop:

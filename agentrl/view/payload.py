@@ -87,7 +87,7 @@ def _session(session: Mapping[str, JSON] | None) -> JSON:
 
 
 def group_payload(episodes: Sequence[tuple[int, EpisodeRecord]], texts: TokenTexts | None) -> dict[str, JSON]:
-    """Episodes beside each other by turn, and the first turn at which they part."""
+    """Episodes side by side by turn, and the first turn at which they differ."""
     columns = [_turns(episode, texts) for _, episode in episodes]
     replies = [[turn["said"] for turn in column] for column in columns]
     parted = next((i for i, turns in enumerate(zip_longest(*replies)) if len(set(turns)) > 1), None)
@@ -101,7 +101,7 @@ def group_payload(episodes: Sequence[tuple[int, EpisodeRecord]], texts: TokenTex
 
 
 def _turns(episode: EpisodeRecord, texts: TokenTexts | None) -> list[dict[str, JSON]]:
-    """What the model said in each turn, and what it read after it."""
+    """The model's text of each turn, and the observation after the turn."""
     entries: dict[int, dict[str, JSON]] = {}
     for author, turn, text, reason in _pieces(episode, texts):
         if turn < 0:
@@ -171,7 +171,7 @@ def _around(sequence: TokenSequence, token: int, run: TokenRun, texts: TokenText
 
 
 def find_text(episode: EpisodeRecord, texts: TokenTexts | None, sought: str) -> list[list[int]]:
-    """Where a text is: sequence, first token and the one after the last. Case makes no difference."""
+    """The place of a text: sequence, first token and end. Case makes no difference."""
     places, sought = list[list[int]](), sought.casefold()
     for number, sequence in enumerate(episode.sequences if sought else ()):
         ids = sequence.ids.tolist()

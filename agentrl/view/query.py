@@ -1,4 +1,4 @@
-"""Which episodes of a list, and in which order: for `agentrl show --list` and for the page."""
+"""The choice and the order of a list's episodes, for `agentrl show --list` and for the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.trajectory.outline import Outline
 from agentrl.types import JSON
 
 Listed: TypeAlias = tuple[str, int, Mapping[str, JSON]]
-"""The name of the file, the episode's number in it, and its outline."""
+"""The name of the file, the episode's number in the file, and the outline."""
 
 _COMPARED: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -41,24 +41,24 @@ SORTED_BY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """All of it must hold. An empty value asks for nothing."""
+    """All fields must hold. An empty value is no condition."""
 
     stop: str = ""
     reason: str = ""
-    """A reason of masked tokens; `any` for every masked one."""
+    """A reason of masked tokens; `any` for every masked token."""
     reward: str = ""
-    """A number, with <, <=, > or >= before it; or `none`."""
+    """A number after <, <=, > or >=; or `none`."""
     tool: str = ""
     """A tool that was called, or that failed: as `tool:Type`."""
     text: str = ""
     """Part of the task's name, the episode's name or the answer."""
     group: str = ""
     sort: str = ""
-    """A figure; with a minus before it, the largest first."""
+    """A figure to sort by; with a minus before the figure, the largest first."""
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> Self:
-        """From the parameters of a request; others are left out. Raises ConfigError."""
+        """From the parameters of a request; other parameters are left out. Raises ConfigError."""
         query = cls(
             **{
                 condition.name: parameters[condition.name]
@@ -84,7 +84,7 @@ class Query:
         return self.matching()(outline)
 
     def matching(self) -> Callable[[Mapping[str, JSON]], bool]:
-        """`matches`, for many outlines: only what is asked for is looked at."""
+        """`matches`, for many outlines: only the fields of the query are read."""
         conditions = [holds for name, holds in _CONDITIONS if getattr(self, name)]
         return lambda outline: all(holds(self, outline) for holds in conditions)
 
@@ -103,7 +103,7 @@ _REWARD = re.compile(r"(<=|>=|<|>|=|)\s*(-?\d+(?:\.\d+)?)")
 
 
 def figure(outline: Mapping[str, JSON], name: str) -> float | None:
-    """A figure that lists are sorted by."""
+    """A figure for sorting lists."""
     if name == "seconds":
         return float(outline.get("generate_s", 0.0) + outline.get("env_s", 0.0))
     if name == "errors":

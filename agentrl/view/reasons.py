@@ -1,4 +1,4 @@
-"""Why sampled tokens are not trained, in words, and the option that decides it."""
+"""Why sampled tokens are not trained, in words, and the responsible option."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentrl.view.model import NOT_TOLD
 
 
 class Reason(NamedTuple):
-    """One reason to mask: what happened, and what decides it."""
+    """A reason to mask: the event, and the responsible option."""
 
     meaning: str
     option: str

@@ -1,4 +1,5 @@
-"""Search through the text of all episodes, piece by piece: no request reads for long, and nothing runs between them."""
+"""Search through the text of all episodes, piece by piece: no request reads for long, and no work runs between
+requests."""
 
 from __future__ import annotations
 
@@ -15,28 +16,29 @@ from agentrl.view.sources import Source
 from agentrl.view.texts import TokenTexts
 
 SECONDS = 0.25
-"""So long one request reads; at least one episode."""
+"""Seconds that a request reads; at least a single episode."""
 MOST = 500
-"""Episodes that are found, then the search ends."""
+"""The number of matching episodes that ends the search."""
 _AROUND = 60
 """Characters shown before and after the text."""
 
 
 @dataclass(slots=True)
 class TextSearch:
-    """One search in a source, as far as it has come. Files that grow, and new ones, are read when it goes on."""
+    """A search in a source, with the progress so far. Growing and new files are read when the search continues."""
 
     sought: str
     only: str | None = None
     """The name of a file; None for all."""
     rows: list[JSON] = field(default_factory=list)
-    """File, number, outline, the text before, the text found, the text after, and how often it is there."""
+    """File, number, outline, the text before the match, the match, the text after the match, and the number of
+    matches."""
     read: int = 0
     total: int = 0
     unkept: int = 0
-    """Episodes whose tokens are not kept: they cannot be searched."""
+    """Episodes without tokens, which cannot be searched."""
     failed: str = ""
-    """The first file that could not be read, and why."""
+    """The first unreadable file, and why."""
     _next: dict[str, int] = field(default_factory=dict)
 
     def advance(self, source: Source, texts: TokenTexts | None, seconds: float = SECONDS) -> None:
@@ -54,7 +56,7 @@ class TextSearch:
                     return
 
     def answer(self, begin: int) -> JSON:
-        """The rows from `begin` on, and how far it has come."""
+        """The rows from `begin` on, and the progress."""
         return {
             "rows": self.rows[begin:],
             "read": self.read,
@@ -92,7 +94,7 @@ class TextSearch:
 
 
 def text_of(episode: EpisodeRecord, texts: TokenTexts | None) -> str:
-    """The whole text of an episode: its tokens as text, or its messages if their tokenizer is not here."""
+    """The whole text of an episode: the tokens as text, or the messages if the tokenizer is missing here."""
     if texts is not None and episode.sequences:
         return "\n".join(texts.decode(sequence.ids.tolist()) for sequence in episode.sequences)
     texts_of_episode = [text.text for text in episode.texts]
@@ -100,7 +102,7 @@ def text_of(episode: EpisodeRecord, texts: TokenTexts | None) -> str:
 
 
 def _found(text: str, sought: str) -> list[JSON] | None:
-    """The first place of a text, with what is around it, and the number of places. Case makes no difference."""
+    """The first place of a text, with the surrounding text, and the number of places. Case makes no difference."""
     folded, folded_sought = text.casefold(), sought.casefold()
     start = folded.find(folded_sought)
     if start < 0:

@@ -1,6 +1,6 @@
-"""The server of the page: read-only, on this machine only, for who has the printed link.
+"""The server of the page: read-only, on this machine only, for holders of the printed link.
 
-Text of models and tools is hostile: no response holds it as HTML, and the page may load nothing from elsewhere.
+Text of models and tools is hostile: no response holds such text as HTML, and the page may load nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class ViewServer:
-    """One server over its sources. `start` binds it, `close` ends it."""
+    """A server over its sources. `start` binds, `close` ends."""
 
     def __init__(self, sources: Sequence[Source], *, model: str | None = None, host: str = "127.0.0.1") -> None:
         self.host, self.port = host, 0
@@ -89,7 +89,7 @@ class ViewServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse another Host (a page that rebinds its name to this machine) and who has no cookie."""
+        """Refuse a different Host (a page that rebinds its name to this machine) and requests without a cookie."""
         response: web.StreamResponse | None = self._refusal(request)
         if response is None:
             try:
@@ -152,7 +152,7 @@ class ViewServer:
         return web.Response(text=page, content_type="text/html", headers=headers)
 
     async def _image(self, request: web.Request) -> web.Response:
-        """A PNG or JPEG file, with that type. Nothing in it can run."""
+        """A PNG or JPEG file, with that type. A browser cannot run any part."""
         query = dict(request.query)
         try:
             data, kind = await self._work(lambda: self._answers.image(query))
@@ -161,7 +161,7 @@ class ViewServer:
         return web.Response(body=data, content_type=kind, headers={"Content-Security-Policy": EXPORT_CSP})
 
     async def _work(self, call: Callable[[], T]) -> T:
-        """In the one worker thread: readers and tokenizers are not made for several."""
+        """Run in the single worker thread: readers and tokenizers are not made for several threads."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
 
@@ -180,7 +180,7 @@ _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
 def _static() -> dict[str, tuple[bytes, str]]:
-    """The page's files by name, with their types; they come with the wheel."""
+    """The page's files by name, with their types; the wheel contains them."""
     files_by_name: dict[str, tuple[bytes, str]] = {}
     for file in files("agentrl.view").joinpath("static").iterdir():
         if (kind := _KINDS.get(Path(file.name).suffix)) is not None:

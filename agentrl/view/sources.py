@@ -1,4 +1,4 @@
-"""Inputs: a run's folder, a folder of files, or one file. A file is opened by its name in a listing."""
+"""Inputs: a run's folder, a folder of files, or a single file. A file is opened by the name in a listing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from agentrl.types import JSON
 from agentrl.view.files import REMEDY, EpisodeFile, Lines, open_file
 
 _LIVE_S = 120.0
-"""A run without a summary that wrote something so recently goes on."""
+"""A run without a summary that wrote a file in the last so many seconds is still running."""
 _SUFFIXES = (".jsonl", ".pt", ".json")
 INDEX = "index"
-"""The folder of a run with an outline of each episode; one file beside each of `trajectories`."""
+"""The folder of a run with an outline of each episode; a file for each file of `trajectories`."""
 
 
 class Source:
@@ -36,11 +36,11 @@ class Source:
         return self.path.name or str(self.path)
 
     def listing(self) -> list[str]:
-        """The names of its files, in order. Raises ConfigError."""
+        """The names of the files, in order. Raises ConfigError."""
         return [self.path.name]
 
     def file(self, name: str) -> EpisodeFile:
-        """One of the listing. Raises ConfigError for any other name."""
+        """A listed file. Raises ConfigError for any other name."""
         if name not in self._open:
             if name not in self.listing():
                 raise ConfigError(f"{self.name} holds no file {name!r}")
@@ -51,12 +51,12 @@ class Source:
         return open_file(self.path)
 
     def state(self) -> dict[str, JSON]:
-        """Everything about it besides the episodes."""
+        """Everything about the source besides the episodes."""
         return {"kind": self.kind, "name": self.name, "files": self.listing(), "live": False}
 
     @property
     def model(self) -> str | None:
-        """The model whose tokenizer reads its tokens, if it is known."""
+        """The model whose tokenizer reads the tokens, if known."""
         return None
 
 
@@ -76,7 +76,7 @@ class Folder(Source):
 
 
 class Run(Source):
-    """The folder of a run. Only its small files are read when it is opened."""
+    """The folder of a run. On opening, only the small files are read."""
 
     kind = "run"
 
@@ -108,7 +108,7 @@ class Run(Source):
 
     @property
     def model(self) -> str | None:
-        """The newest folder of the run with a tokenizer, or the name in its configuration."""
+        """The newest folder of the run with a tokenizer, or the name in the run's configuration."""
         folders = [self.path / "model", *sorted((self.path / "checkpoints").glob("step_*"), reverse=True)]
         newest = next((str(folder) for folder in folders if (folder / "tokenizer.json").is_file()), None)
         name = self.config.get("model")

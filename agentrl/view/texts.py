@@ -1,4 +1,4 @@
-"""The text of each token, and its columns as the page reads them."""
+"""The text of each token, and the columns for the page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 
 _BROKEN = "\ufffd"
 _LONGEST = 8
-"""Tokens that one character may take."""
+"""The most tokens of a character."""
 
 
 class TokenTexts:
-    """Decodes tokens one by one, so that the pieces joined are the whole text."""
+    """Decodes tokens one by one, so that the joined pieces are the whole text."""
 
     def __init__(self, decode: Decode) -> None:
         self.decode = decode
@@ -23,7 +23,8 @@ class TokenTexts:
         self._characters: dict[tuple[int, ...], str] = {}
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """A text for each token. Where a character takes several tokens, the first one has it, the others ""."""
+        """A text for each token. If a character takes several tokens, the first token has the character, the rest
+        ""."""
         texts = self._joined(ids, self._table, self._alone)
         if "".join(texts) == self.decode(list(ids)):
             return texts
@@ -33,7 +34,7 @@ class TokenTexts:
         return self.decode(list(ids))
 
     def _behind(self, ids: Sequence[int]) -> str:
-        """The text behind another token."""
+        """The text after the previous token."""
         first = self.decode([ids[0]])
         return self.decode([ids[0], *ids])[len(first) :]
 
@@ -50,7 +51,7 @@ class TokenTexts:
         return texts
 
     def _join(self, ids: Sequence[int], texts: list[str], index: int, decode: Callable[[Sequence[int]], str]) -> int:
-        """Join the tokens of one character from `at` on; return where the next one begins."""
+        """Join the tokens of a character from `at` on; return the beginning of the next character."""
         for stop in range(index + 2, min(index + _LONGEST, len(ids)) + 1):
             if (text := self._characters.get(several := tuple(ids[index:stop]))) is None:
                 text = self._characters[several] = decode(several)
@@ -61,7 +62,7 @@ class TokenTexts:
 
 
 def load_texts(model: str) -> TokenTexts:
-    """The texts of a model's tokens. Raises ConfigError if it has no tokenizer."""
+    """The texts of a model's tokens. Raises ConfigError for a model without a tokenizer."""
     file = Path(model) / "tokenizer.json"
     if file.is_file():
         from tokenizers import Tokenizer

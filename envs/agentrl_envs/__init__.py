@@ -1,1 +1,1 @@
-"""Environments for agentrl, one package each."""
+"""Environments for agentrl, a package each."""

@@ -1,9 +1,9 @@
 """Whether two mathematical answers are the same.
 
-A text is read whole, into a tree, or not at all. Values are compared exactly, or with many digits, and expressions with
-variables at many points. A text that cannot be read equals only the same text, sign by sign.
+A text is read whole, into a tree, or not at all. Values are compared exactly, or with many digits. Expressions with
+variables are compared at many points. An unreadable text equals only the same text, sign by sign.
 
-The package runs in a grader's process and is loaded there as a folder, so it imports nothing of agentrl.
+A grader's process loads this package as a folder, so this package imports nothing of agentrl.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["same"]
 
 
 def same(answer: str, labels: list[str]) -> bool:
-    """Whether the answer equals one of the labels."""
+    """Whether the answer equals a label."""
     return any(_same(answer, label) for label in labels)
 
 

@@ -10,7 +10,7 @@ from .values import constant, fraction, same_near, same_ratio, same_value
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 _PLACES = 6
-"""A decimal number with so many places may be a rounded one."""
+"""A decimal number with so many places may be rounded."""
 _STRUCTURES = {"list", "relation", "matrix", "row", "union", "minus", "ratio", "based", "words", "inf"}
 _MOST_ITEMS = 60
 
@@ -51,7 +51,7 @@ def _same_each(labels: tuple[MathNode, ...], answers: tuple[MathNode, ...]) -> b
 
 
 def _same_about(label: MathNode, answer: MathNode) -> bool:
-    r"""Whether "exact \\approx decimal" is right in one of both. They must be near each other."""
+    r"""Whether either side of "exact \\approx decimal" is right. Both sides must be near each other."""
     *exact, decimal = answer.parts
     shorter = exact[0] if len(exact) == 1 else MathNode("relation", tuple(exact), answer.text.rpartition(" ")[0])
     value = _stated(shorter) if shorter.kind == "relation" else shorter
@@ -66,20 +66,21 @@ def _same_about(label: MathNode, answer: MathNode) -> bool:
 
 
 def same_number(label: MathNode, answer: MathNode) -> bool:
-    """Whether the values are equal. A label that is a number wants a number, and no expression to compute."""
+    """Whether the values are equal. For a label that is a number, the answer must be a number, not an expression to
+    compute."""
     if _written(label) and not _is_computed(answer, whole=fraction(_written(label)).denominator == 1):
         return False
     return label == answer or _equal(label, answer) or _rounds_to(label, answer) or _rounds_to(answer, label)
 
 
 def _written(node: MathNode) -> str:
-    """The digits of a number, without its sign."""
+    """The digits of a number, without the sign."""
     node = node.parts[0] if node.kind == "neg" else node
     return node.text if node.kind == "number" else ""
 
 
 def _is_computed(node: MathNode, *, whole: bool) -> bool:
-    """Whether nothing is left to compute: a number, a number with a power of ten, or, unless `whole`, a fraction."""
+    """Whether the node is computed: a number, a number with a power of ten or, unless `whole`, a fraction."""
     if node.kind == "neg":
         return node.parts[0].kind != "neg" and _is_computed(node.parts[0], whole=whole)
     if node.kind == "*":
@@ -100,7 +101,7 @@ def _is_scientific(node: MathNode) -> bool:
 
 
 def _rounds_to(decimal: MathNode, exact: MathNode) -> bool:
-    """Whether a decimal number with many places is the exact one, rounded to them."""
+    """Whether a decimal number with many places is the exact value, rounded to so many places."""
     digits = _written(decimal)
     places = len(digits.partition(".")[2])
     if places < _PLACES or len(digits.replace(".", "").lstrip("0")) < _PLACES or "r" in digits or free_names(exact):
@@ -140,7 +141,8 @@ def _as_list(node: MathNode) -> MathNode:
 
 
 def _same_measure(label: MathNode, unit: str, answer: MathNode, other: str) -> bool:
-    """A unit may be absent on one side. Percent may be absent from a number above 1; else they are hundredths."""
+    """Either side may lack the unit. A number above 1 may lack percent; smaller numbers without percent are
+    hundredths."""
     if unit == other or not {unit, other} & {"%"}:
         absent = "" in (unit, other) and unit not in ("am", "pm")
         return (unit == other or absent) and same_number(label, answer)
@@ -190,7 +192,7 @@ def _says_which(node: MathNode) -> bool:
 
 
 def _names_differ(label: MathNode, answer: MathNode) -> bool:
-    """Whether one side names its values, with different names, and the other has only values. Then order counts."""
+    """Whether a side names values, with different names, and the other side has only values. Then order counts."""
     sides = [[part.parts[0] for part in node.parts if part.kind == "relation"] for node in (label, answer)]
     return bool(sides[0]) != bool(sides[1]) and len(set(sides[0] or sides[1])) > 1
 
@@ -223,16 +225,16 @@ def _stated(relation: MathNode) -> MathNode | None:
     return last if all(part == last or _equal(part, last) or _rounds_to(last, part) for part in between) else None
 
 
-def _equal(left: MathNode, right: MathNode) -> bool:
+def _equal(a: MathNode, b: MathNode) -> bool:
     """Whether both have values, and the same."""
     try:
-        return same_value(left, right)
+        return same_value(a, b)
     except UnreadableError:
         return False
 
 
 def _is_quantity(node: MathNode) -> bool:
-    """Whether the node is a name: x, f(3), AB, a+b, |v|, a word. With numbers it would be an equation to solve."""
+    """Whether the node is a name: x, f(3), AB, a+b, |v|, a word. A node with numbers would be an equation to solve."""
     if node.kind in ("words", "call"):
         return True
     if node.kind == "name":
@@ -264,7 +266,7 @@ def _same_difference(label: MathNode, answer: MathNode) -> bool:
 
 
 def _shortened(relation: MathNode) -> MathNode:
-    """The first and the last side of a chain of equations that states a value."""
+    """The first and the last side of a chain of equations with a value."""
     if len(relation.parts) > 2 and _is_quantity(relation.parts[0]) and _stated(relation):
         return MathNode("relation", (relation.parts[0], relation.parts[-1]), "=")
     return relation
@@ -276,7 +278,7 @@ def _turned(relation: MathNode) -> MathNode:
 
 
 def _same_range(label: MathNode, answer: MathNode) -> bool:
-    """Whether both are the same intervals, of the same variable if both name one."""
+    """Whether both nodes are the same intervals, of the same variable if both name a variable."""
     if label.kind == answer.kind == "union" and _same_in_any_order(label.parts, answer.parts):
         return True
     labels, answers = _range(label), _range(answer)
@@ -286,7 +288,7 @@ def _same_range(label: MathNode, answer: MathNode) -> bool:
 
 
 def _range(node: MathNode) -> tuple[tuple[MathNode, ...], set[MathNode]] | None:
-    """The intervals that a node describes, and their variable."""
+    """The intervals of a node, and their variables."""
     if node.kind == "list" and node.text[:1] in ("(", "["):
         return ((node,), set()) if len(node.parts) == 2 else None
     if node.kind == "relation":
@@ -303,22 +305,28 @@ def _interval(relation: MathNode) -> tuple[tuple[MathNode, ...], set[MathNode]] 
     relation = _turned(relation) if ">" in relation.text else relation
     signs, parts = relation.text.split(), relation.parts
     variables = {part for part in parts if _is_quantity(part)}
-    if len(variables) == 1 and signs == ["in"]:
+    if len(variables) != 1:
+        return None
+    if signs == ["in"]:
         inside = _range(parts[1])
         return inside and (inside[0], variables)
-    if len(variables) == 1 and signs == ["!="]:
+    if signs == ["!="]:
         value = parts[1] if _is_quantity(parts[0]) else parts[0]
         below, above = (_MINUS_INFINITY, value), (value, _INFINITY)
         return (MathNode("list", below, "()"), MathNode("list", above, "()")), variables
-    if len(variables) != 1 or not set(signs) <= {"<", "<="}:
-        return None
+    span = _between(signs, parts) if set(signs) <= {"<", "<="} else None
+    return None if span is None else ((span,), variables)
+
+
+def _between(signs: list[str], parts: tuple[MathNode, ...]) -> MathNode | None:
+    """The interval of `a < x <= b`, or of `x < b` or `a <= x` with an infinite end."""
     if len(parts) == 2:
         parts = (_MINUS_INFINITY, *parts) if _is_quantity(parts[0]) else (*parts, _INFINITY)
         signs = ["<", *signs] if parts[0] is _MINUS_INFINITY else [*signs, "<"]
     if len(parts) != 3 or not _is_quantity(parts[1]):
         return None
     brackets = ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]")
-    return (MathNode("list", (parts[0], parts[2]), brackets),), variables
+    return MathNode("list", (parts[0], parts[2]), brackets)
 
 
 _INFINITY = MathNode("inf")

@@ -39,7 +39,7 @@ class ExpressionReader:
 
     @property
     def second(self) -> Token:
-        """The token after the next one."""
+        """The token after the next token."""
         return self.tokens[self.position + 1] if self.position + 1 < len(self.tokens) else _END
 
     def take(self) -> Token:
@@ -48,7 +48,7 @@ class ExpressionReader:
         return token
 
     def skip(self, *texts: str) -> str:
-        """The next token's text, if it is one of these, which is taken; or ""."""
+        """Take the next token if its text is among `texts`; the text, or ""."""
         return self.take().text if self.next.sign in texts and self.next is not _END else ""
 
     def expect(self, text: str) -> None:
@@ -61,7 +61,7 @@ class ExpressionReader:
         raise NotImplementedError
 
     def relation(self) -> MathNode:
-        """An equation, an inequality or one side of it."""
+        """An equation, an inequality or a side."""
         raise NotImplementedError
 
     def ratio(self) -> MathNode:
@@ -101,7 +101,7 @@ class ExpressionReader:
         return token.sign in ("(", "[", r"\{", "{", *_CURRENCIES) or (token.sign == "|" and not self.bars)
 
     def factor(self) -> MathNode:
-        """An atom with its suffixes: powers, factorials, percent, degrees."""
+        """An atom with suffixes: powers, factorials, percent, degrees."""
         node = self.atom()
         while True:
             if self.next.sign == "^":
@@ -176,9 +176,9 @@ class ExpressionReader:
         return ()
 
     def inside(self, opening: str) -> tuple[MathNode, str]:
-        """What is in the brackets that begin here, and the closing one.
+        """The content of the brackets that begin here, and the closing bracket.
 
-        It is remembered: brackets after a name are read as arguments first, and then perhaps as a factor.
+        The result is cached: brackets after a name are read first as arguments, and then perhaps as a factor.
         """
         start = self.position
         if start not in self.brackets:
@@ -221,7 +221,7 @@ class ExpressionReader:
         return self.enclosed(token.text)
 
     def enclosed(self, opening: str) -> MathNode:
-        """A list in brackets, or a value in round or square ones."""
+        """A list in brackets, or a value in round or square brackets."""
         if opening not in _CLOSING:
             raise UnreadableError(f"{opening} is no value")
         if opening == r"\{" and (variable := self.such_that()):
@@ -236,7 +236,8 @@ class ExpressionReader:
         return replace(inside, text=brackets) if inside.text == "," else _refuse("a joint in brackets")
 
     def such_that(self) -> str:
-        r"""The variable of a described set, as in "\{x | x > 1\}". It is taken, with the sign after it."""
+        r"""The variable of a described set, as in "\{x | x > 1\}". The variable and the sign after the variable are
+        taken."""
         start = self.position
         variable = self.skip(self.next.sign if self.next.kind == "name" else "")
         if self.skip("in"):
@@ -260,7 +261,8 @@ class ExpressionReader:
         return node
 
     def argument(self, *, whole: bool = False) -> MathNode:
-        """An argument as TeX reads it: braces, or one sign. `whole`: also a longer number, and a minus before it."""
+        """An argument as TeX reads it: braces, or a single sign. `whole`: also a longer number, and a minus before the
+        number."""
         if self.next.sign == "{":
             return self.braced()
         if whole and (sign := self.skip("-", "+")):
@@ -393,14 +395,14 @@ def _ends_in_number(node: MathNode) -> bool:
     )
 
 
-def _next_to(left: MathNode, right: MathNode) -> MathNode:
+def _next_to(first: MathNode, second: MathNode) -> MathNode:
     """Two factors without a sign between them: a mixed number, or a product."""
-    whole = left.kind == "number" and left.text.isdigit()
-    if whole and right.kind == "/" and right.text == "frac" and all(_is_integer(part) for part in right.parts):
-        if int(right.parts[0].text) >= int(right.parts[1].text):
+    whole = first.kind == "number" and first.text.isdigit()
+    if whole and second.kind == "/" and second.text == "frac" and all(_is_integer(part) for part in second.parts):
+        if int(second.parts[0].text) >= int(second.parts[1].text):
             raise UnreadableError("a mixed number, or a product")
-        return MathNode("+", (left, right), "mixed")
-    return MathNode("*", (left, right))
+        return MathNode("+", (first, second), "mixed")
+    return MathNode("*", (first, second))
 
 
 def _is_integer(node: MathNode) -> bool:

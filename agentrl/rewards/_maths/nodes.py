@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 
 class UnreadableError(Exception):
-    """A text that cannot be read whole, or has no value. Such texts are only compared sign by sign."""
+    """A text cannot be read whole, or has no value. Such texts are only compared sign by sign."""
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class MathNode:
     `kind` is one of:
         number (text: digits), name (text), words (text), inf
         + * / ^ neg ± ∓ and the functions of `values.py`
-        percent, degree, currency (text): one part with a unit, until `reading.py` makes a quantity of it
-        quantity: values, and in `text` the unit of each, one a line
-        list (text: brackets, or the word that joins its parts), relation (text: signs, separated by spaces)
-        sum, prod: from, to and of what (text: the index)
+        percent, degree, currency (text): a part with a unit, until `reading.py` makes a quantity of the node
+        quantity: values, and in `text` the unit of each value, one a line
+        list (text: brackets, or the word between the parts), relation (text: signs, separated by spaces)
+        sum, prod: start, end and term (text: the index)
         matrix of row, union, minus, ratio, based (text: digits_base), call (text: the function's name)
     """
 
@@ -29,7 +29,7 @@ class MathNode:
     text: str = ""
 
     def walk(self) -> Iterator[MathNode]:
-        """This node and all below it."""
+        """This node and all nodes below."""
         yield self
         for part in self.parts:
             yield from part.walk()
@@ -64,7 +64,7 @@ def free_names(*nodes: MathNode) -> set[str]:
 
 
 def branches(node: MathNode) -> list[MathNode]:
-    """The one value of a node, or the two of a node with a plus-minus sign."""
+    """The value of a node, or both values of a node with a plus-minus sign."""
     if not node.has("±", "∓"):
         return [node]
 

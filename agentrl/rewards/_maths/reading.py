@@ -1,4 +1,4 @@
-r"""A text of mathematics as a tree. It is read whole, to its last sign, or not at all."""
+r"""A mathematical text as a tree. The text is read whole, to the last sign, or not at all."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spelling(text: str) -> tuple[str, ...]:
 
 
 def _without_needless_braces(tokens: list[Token]) -> list[Token]:
-    """The tokens without braces around a single one."""
+    """The tokens without braces around a single token."""
     bare: list[Token] = []
     for token in tokens:
         bare.append(token)
@@ -65,7 +65,8 @@ class _AnswerReader(ExpressionReader):
         self.depth = 0
 
     def items(self, closing: str) -> MathNode:
-        """The items up to the closing bracket, which is left. A single one is no list, but a set of one is."""
+        """The items before the closing bracket, which is not taken. A single item is no list, but a set of a single
+        item is."""
         rows, joints = [[self.relation()]], []
         while self.next.word in _JOINTS or self.next.sign in (",", ";"):
             joint = self.take().text.lower()
@@ -103,7 +104,7 @@ class _AnswerReader(ExpressionReader):
         return MathNode("minus", (node, self.quantity())) if self.skip("setminus") else node
 
     def quantity(self) -> MathNode:
-        """A value, with its unit if it has one; or words; or several values with units."""
+        """A value with or without a unit; or words; or several values with units."""
         if self.next.kind == "word" and (len(self.next.text) > 1 or self._words_follow()):
             return self.words()
         parts = [self.value()]
@@ -127,7 +128,7 @@ class _AnswerReader(ExpressionReader):
         return MathNode("words", text=" ".join(words))
 
     def value(self) -> tuple[MathNode, str]:
-        """A value and its unit, which is "" if it has none."""
+        """A value and the unit; "" for a value without a unit."""
         node = self.ratio()
         while self.next.word in SCALES:
             node = _scaled(node, SCALES[self.take().word])
@@ -139,8 +140,8 @@ class _AnswerReader(ExpressionReader):
             units += self.unit()
         if len(units) > 1 and units[0] == units[1]:
             units = units[1:]  # "$5 dollars"
-        written = " ".join(units)
-        return bare, SPEEDS.get(written, written)
+        unit = " ".join(units)
+        return bare, SPEEDS.get(unit, unit)
 
     def unit(self) -> list[str]:
         """The words of a unit, with their powers and signs of division."""
@@ -174,7 +175,7 @@ def _scaled(node: MathNode, digits: int) -> MathNode:
 
 
 def _without_mark(node: MathNode) -> tuple[MathNode, str]:
-    """The value, and the unit that a mark gives it: percent, degrees, a currency."""
+    """The value, and the unit that a mark adds: percent, degrees, a currency."""
     if node.kind in ("percent", "degree", "currency"):
         return node.parts[0], {"percent": "%", "degree": "degree"}.get(node.kind, node.text)
     if node.kind == "neg" and node.parts[0].kind in ("percent", "degree", "currency"):

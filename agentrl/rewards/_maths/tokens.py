@@ -51,7 +51,7 @@ _REWRITES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"(?<![\d./])(\d+) +(\d+)/(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
     (r"^\s*(-?\d+(?:\.\d+)?)[eE]([+-]?\d+)\s*$", r"\1 \\times 10^{\2}"),
 )
-"""What is replaced in turn, and by what."""
+"""(pattern, replacement), in the order of use."""
 _TEXT = re.compile(
     r"\\(text|mbox|hbox|textbf|textit|textrm|textnormal|texttt|textsf|operatorname\*?|mathrm|mathbf|mathit|mathsf|mathbb|"
     r"mathcal|boldsymbol|bm)\s*\{"
@@ -74,9 +74,9 @@ class Token:
     """number, name, word, command, sign, begin or end."""
     text: str
     spaced: bool = False
-    """Whether space stands before it."""
+    """Whether a space precedes the token."""
     roman: bool = False
-    r"""Whether it stood in \text or \mathrm."""
+    r"""Whether the token stood in \text or \mathrm."""
 
     @property
     def word(self) -> str:
@@ -90,7 +90,7 @@ class Token:
 
 
 def clean(text: str) -> str:
-    """The text with ASCII digits, one spelling of each sign, and without marks of formatting."""
+    """The text with ASCII digits and a single spelling of each sign, and without marks of formatting."""
     text = "".join(str(unicodedata.decimal(sign)) if sign.isdecimal() else _SIGNS.get(sign, sign) for sign in text)
     if "matrix" not in text and "array" not in text:
         text = re.sub(r"\\\\(?=[a-zA-Z{}])", r"\\", text)  # escaped twice, as in JSON
@@ -178,7 +178,7 @@ class _Lexer:
             yield from (Token("name", letter) for letter in run)
 
     def _is_word(self, run: str) -> bool:
-        """Whether the letters are a word, and not variables that are multiplied."""
+        """Whether the letters are a word, rather than a product of variables."""
         if run.lower() in _WORDS and not run.isupper():
             return True
         if self.after_number:

@@ -1,4 +1,4 @@
-"""Units and nouns behind a number: which are the same, and which words are none."""
+"""Units and nouns behind a number: synonyms, and words that are neither."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ vertex vertices way win woman women word worker
 _NOUNS = set(_NOUN_TEXT.split())
 _SHORT_TEXT = "mm cm dm km mg kg ml ft yd lb lbs oz hr yr am pm mph min sec sq cu"
 _SHORT = set(_SHORT_TEXT.split())
-"""Abbreviations that are read as units outside of text commands, too."""
+"""Abbreviations that are units outside of text commands, too."""
 _SYMBOLS = set("mgshlLKNJWV")
-"""Units of one letter. Other upright letters are variables."""
+"""Units of a single letter. Other upright letters are variables."""
 _MARKS = {"$", "%", "€", "£", "¥", "₹"}
 SPEEDS = {"mi / h": "mph", "km / h": "kph"}
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -106,7 +106,7 @@ def is_plain_unit(word: str) -> bool:
 
 
 def unit(word: str) -> str:
-    """The unit's one name. Raises UnreadableError for words that are no units."""
+    """The unit's canonical name. Raises UnreadableError for words that are no units."""
     lower = word.lower()
     if word in _MARKS:
         return word

@@ -1,4 +1,4 @@
-"""The value of a tree, exact where it is rational, and whether two trees have equal values."""
+"""The value of a tree, exact for rational values, and whether two trees have equal values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Value: TypeAlias = Any
 """A Fraction, or a number of mpmath."""
 
 _BITS, _BITS_AT_A_POINT = 200_000, 20_000
-"""The bits of a rational power that is still computed exactly: of a constant, and at one point of many."""
+"""The most bits of a rational power that is computed exactly: of a constant, and at each of many points."""
 _DIGITS, _MOST_DIGITS = 50, 4_000
 _LARGEST = 10**9
 """Exponents, and arguments of functions, beyond which mpmath would take too long."""
@@ -25,7 +25,7 @@ _LARGEST_FACTORIAL = 5_000
 _LARGEST_CHOICE = 100
 _MOST_TERMS = 1_000
 _ENOUGH = 3
-"""Two expressions are equal if they have equal values at so many points, and different ones at none."""
+"""Two expressions are equal if their values are equal at so many points, and differ at none."""
 _SIMPLE: dict[str, Any] = {
     "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc, "sinh": mp.sinh,
     "cosh": mp.cosh, "tanh": mp.tanh, "exp": mp.exp, "arctan": mp.atan,
@@ -34,14 +34,14 @@ _BOUNDED: dict[str, Any] = {"arcsin": mp.asin, "arccos": mp.acos}
 
 
 class NoValueError(Exception):
-    """The expression has no value at a point, or no certain one. The point is left out."""
+    """The expression has no value at a point, or an uncertain value. The point is left out."""
 
 
 class _Evaluation:
-    """One expression at one point.
+    """The evaluation of an expression at a point.
 
     `real`: a root or a logarithm of a negative number has no value. `peak` is the largest number of digits, before or
-    after the point, of the values so far. A computation needs more digits than that to see every term.
+    after the point, of the values so far. A computation needs more digits than `peak` to see every term.
     """
 
     def __init__(self, point: Mapping[str, Fraction], *, real: bool) -> None:
@@ -92,7 +92,8 @@ class _Evaluation:
         return _unknown(f"{text} {self.point[text]}", running) if running else self.point[text]
 
     def _series(self, node: MathNode) -> Value:
-        """A sum or product of a few terms; of more, or of infinitely many, a value that only the same series has."""
+        """A sum or product of a few terms. A series of more or infinitely many terms has a value that only the same
+        series has."""
         first, last = (None if part.has("inf") else self.value(part) for part in node.parts[:2])
         body = partial(self._term, node.parts[2], node.text)
         if first is None or last is None:
@@ -141,7 +142,7 @@ class _Evaluation:
 
 
 def fraction(text: str) -> Fraction:
-    """The number that the digits write. `r` stands before digits that repeat."""
+    """The number of a text of digits. `r` stands before digits that repeat."""
     fixed, _, repeated = text.partition("r")
     value = Fraction(fixed.removesuffix(".") if fixed.endswith(".") else fixed)
     if not repeated:
@@ -151,7 +152,7 @@ def fraction(text: str) -> Fraction:
 
 
 def constant(node: MathNode) -> Fraction | None:
-    """The exact value of an expression without variables, if it is rational and is computed so."""
+    """The exact value of an expression without variables; None if the value is not rational or not exact."""
     try:
         value = None if free_names(node) else _Evaluation({}, real=False).value(node)
     except (NoValueError, UnreadableError):
@@ -159,18 +160,18 @@ def constant(node: MathNode) -> Fraction | None:
     return value if isinstance(value, Fraction) else None
 
 
-def same_value(left: MathNode, right: MathNode) -> bool:
+def same_value(a: MathNode, b: MathNode) -> bool:
     """Whether two expressions are equal at every point where both have a value."""
-    return _agree((left, right), lambda values, peak: _close(*values, peak=peak))
+    return _agree((a, b), lambda values, peak: _close(*values, peak=peak))
 
 
-def same_near(left: MathNode, right: MathNode) -> bool:
-    """Whether two values differ by less than a hundredth of one of them."""
-    return _agree((left, right), lambda values, peak: _near(*values))
+def same_near(a: MathNode, b: MathNode) -> bool:
+    """Whether two values differ by less than a hundredth of the first value."""
+    return _agree((a, b), lambda values, peak: _near(*values))
 
 
-def same_ratio(left: MathNode, right: MathNode, *, positive: bool = False) -> bool:
-    """Whether one expression is the other, times a constant that is not 0. `positive`: times a positive one."""
+def same_ratio(a: MathNode, b: MathNode, *, positive: bool = False) -> bool:
+    """Whether the expressions differ only by a constant factor other than 0; if `positive`, by a positive factor."""
     first: list[Value] = []
 
     def agree(values: list[Value], peak: int) -> bool:
@@ -183,11 +184,11 @@ def same_ratio(left: MathNode, right: MathNode, *, positive: bool = False) -> bo
             return False
         return _close(ratio, Fraction(0), peak=2 * peak)
 
-    return _agree((left, right), agree) and bool(first)
+    return _agree((a, b), agree) and bool(first)
 
 
 def _agree(nodes: tuple[MathNode, ...], agree: Callable[[list[Value], int], bool]) -> bool:
-    """Whether the values agree at every point where all have one, and at enough points."""
+    """Whether the values agree at every point where all values exist, and at enough points."""
     names = sorted(free_names(*nodes))
     real = bool(names) and not any(node.text == "i" for top in nodes for node in top.walk())
     seen = 0
@@ -218,14 +219,14 @@ def _values(nodes: tuple[MathNode, ...], point: Mapping[str, Fraction], *, real:
     return values, peak
 
 
-def _close(left: Value, right: Value, *, peak: int) -> bool:
-    if isinstance(left, Fraction) and isinstance(right, Fraction):
-        return left == right
-    return bool(abs(_float(left) - _float(right)) < mp.mpf(10) ** (-peak - 30))
+def _close(a: Value, b: Value, *, peak: int) -> bool:
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return a == b
+    return bool(abs(_float(a) - _float(b)) < mp.mpf(10) ** (-peak - 30))
 
 
-def _near(left: Value, right: Value) -> bool:
-    return bool(abs(_float(left) - _float(right)) * 100 < abs(_float(left)))
+def _near(a: Value, b: Value) -> bool:
+    return bool(abs(_float(a) - _float(b)) * 100 < abs(_float(a)))
 
 
 def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
@@ -237,9 +238,9 @@ def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
 
 
 def _unknown(text: str, values: list[Value]) -> Fraction:
-    """The value of an unknown function: a different one for each argument."""
-    written = [str(value) if isinstance(value, Fraction) else mp.nstr(value, 25) for value in values]
-    return Fraction(Random(f"{text} {written}").randint(98, 970), 97)
+    """The value of an unknown function: a different number for each argument."""
+    arguments = [str(value) if isinstance(value, Fraction) else mp.nstr(value, 25) for value in values]
+    return Fraction(Random(f"{text} {arguments}").randint(98, 970), 97)
 
 
 def _bounded(value: Value, most: int) -> Value:
@@ -249,18 +250,18 @@ def _bounded(value: Value, most: int) -> Value:
 
 
 def _plus(values: list[Value]) -> Value:
-    left, right = _alike(*values)
-    return left + right
+    a, b = _alike(*values)
+    return a + b
 
 
 def _times(values: list[Value]) -> Value:
-    left, right = _alike(*values)
-    return left * right
+    a, b = _alike(*values)
+    return a * b
 
 
 def _over(values: list[Value]) -> Value:
-    left, right = _alike(*values)
-    return left / right
+    a, b = _alike(*values)
+    return a / b
 
 
 def _factorial(values: list[Value]) -> Value:
@@ -304,10 +305,10 @@ _OPERATIONS: dict[str, Callable[[list[Value]], Value]] = {
 }
 
 
-def _alike(left: Value, right: Value) -> tuple[Value, Value]:
-    if isinstance(left, Fraction) and isinstance(right, Fraction):
-        return left, right
-    return _float(left), _float(right)
+def _alike(a: Value, b: Value) -> tuple[Value, Value]:
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return a, b
+    return _float(a), _float(b)
 
 
 def _float(value: Value) -> Value:
@@ -323,7 +324,7 @@ def _is_whole(value: Value) -> bool:
 
 
 def _digits(value: Value) -> int:
-    """Decimal digits before the point of a large value, or after it of a small one."""
+    """Decimal digits before the point of a large value, or after the point of a small value."""
     bits = _bits(value) if isinstance(value, Fraction) else abs(mp.mag(value))
     return int(bits * 0.30103) + 1
 

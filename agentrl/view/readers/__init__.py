@@ -1,4 +1,4 @@
-"""Reads one record of any input into an EpisodeRecord."""
+"""Reads a record of any input into an EpisodeRecord."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KNOWN = "agentrl's trajectories, slime's dumps, traces of verifiers, ATIF, chat
 
 
 def read_record(data: JSON, where: str) -> EpisodeRecord:
-    """The episode in one JSON value. Raises ConfigError (`where: what and remedy`)."""
+    """The episode in a JSON value. Raises ConfigError (`where: what and remedy`)."""
     reader = next((read for fits, read in _READERS if fits(data)), None)
     if reader is None:
         raise ConfigError(f"{where}: in no known format ({_KNOWN})")
@@ -37,7 +37,7 @@ _READERS = (
 
 
 def read_log(lines: Sequence[str], where: str) -> EpisodeRecord:
-    """The log of an agent's session, one event a line. Raises ConfigError."""
+    """The log of an agent's session, an event on each line. Raises ConfigError."""
     from agentrl.gateway.session.session import Session
     from agentrl.trajectory.trajectory import Trajectory
 

@@ -1,4 +1,5 @@
-"""Reads formats of messages: rows of chat, and trajectories in ATIF (Harbor), with tokens where a step has them."""
+"""Reads formats of messages: rows of chat, and trajectories in ATIF (Harbor), with tokens for steps that have
+tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def is_atif(data: JSON) -> bool:
 
 
 def read_row(row: Mapping[str, JSON]) -> EpisodeRecord:
-    """A row of `messages`, or of `prompt` and `completion`. It tells no tokens and no mask."""
+    """A row of `messages`, or of `prompt` and `completion`, without tokens and mask."""
     prompt, completion = _listed(row.get("prompt"), "user"), _listed(row.get("completion"), "assistant")
     messages = row["messages"] if isinstance(row.get("messages"), list) else [*prompt, *completion]
     outline = Outline(
@@ -68,7 +69,7 @@ def _texts_of(messages: Sequence[Mapping[str, JSON]]) -> Iterator[Text]:
 
 
 def _turns(agents: Sequence[Mapping[str, JSON]]) -> list[TurnFacts]:
-    """Facts about the agent's steps. A step's time is that since the step before it."""
+    """Facts about the agent's steps. A step's time counts from the step before."""
     times = [_unix(step.get("timestamp")) for step in agents]
     return [
         TurnFacts(
@@ -97,7 +98,7 @@ def _said(calls: JSON) -> str:
 
 
 def read_atif(data: Mapping[str, JSON]) -> EpisodeRecord:
-    """A trajectory in ATIF. It does not say what is trained. Raises KeyError, TypeError or ValueError."""
+    """A trajectory in ATIF, which does not tell trained tokens. Raises KeyError, TypeError or ValueError."""
     steps: Sequence[Mapping[str, JSON]] = data["steps"]
     agents = [step for step in steps if step["source"] == "agent" and step.get("llm_call_count") != 0]
     sequences = list(_sequences(agents))
@@ -127,7 +128,7 @@ def read_atif(data: Mapping[str, JSON]) -> EpisodeRecord:
 
 
 def _sequences(agents: Sequence[Mapping[str, JSON]]) -> Iterator[TokenSequence]:
-    """Steps whose prompt begins with all tokens before continue a sequence; another prompt begins a new one."""
+    """Steps whose prompt begins with all tokens before continue a sequence; any other prompt begins a new sequence."""
     now: _GrowingSequence | None = None
     for turn, step in enumerate(agents):
         metrics = step.get("metrics") or {}
@@ -145,7 +146,7 @@ def _sequences(agents: Sequence[Mapping[str, JSON]]) -> Iterator[TokenSequence]:
 
 
 class _GrowingSequence:
-    """A sequence while steps continue it."""
+    """A sequence during the steps that continue it."""
 
     def __init__(self) -> None:
         self.sequence = TokenSequence()

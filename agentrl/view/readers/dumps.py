@@ -1,6 +1,6 @@
 """Reads slime's dumps: `--save-debug-rollout-data` writes `{"rollout_id", "samples"}` with `torch.save`.
 
-A pickle can run any code when it is read. So torch reads it with `weights_only`, which takes plain values and tensors.
+A pickle can run any code. So torch reads the file with `weights_only`, which takes plain values and tensors.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def load(path: Path) -> list[dict[str, JSON]]:
 
 
 def read(sample: Mapping[str, JSON]) -> EpisodeRecord:
-    """One sample. Raises KeyError, TypeError or ValueError for other data."""
+    """A sample. Raises KeyError, TypeError or ValueError for other data."""
     about = (sample.get("metadata") or {}).get("agentrl") or {}
     sequence = _sequence(sample, about)
     prompt = sample.get("prompt")
@@ -113,7 +113,7 @@ def _sequence(sample: Mapping[str, JSON], about: Mapping[str, JSON]) -> TokenSeq
 
 
 def _column(sample: Mapping[str, JSON], name: str, length: int, sequence: TokenSequence) -> list[JSON]:
-    """The values of the response's tokens; empty, with a problem, if there is another number of values."""
+    """The values of the response's tokens; empty, with a problem, if the number of values differs."""
     values = _plain(sample.get(name))
     if values and len(values) != length:
         detail = f"{len(values)} values of {name} for {length} tokens"
@@ -130,7 +130,7 @@ def _engine_column(sequence: TokenSequence, log_probs: array[float]) -> array[fl
 
 
 def _told(spans: Sequence[Sequence[JSON]], mask: Sequence[int], sequence: TokenSequence) -> Iterator[TokenRun]:
-    """What agentrl wrote beside the sample: [start, stop, kind, reason, turn]. The mask must agree with it."""
+    """agentrl's notes in the sample: [start, stop, kind, reason, turn]. The mask must agree with the notes."""
     end = 0
     for start, stop, kind, reason, turn in spans:
         author = _AUTHORS[kind]
@@ -189,7 +189,7 @@ def _plain(values: JSON) -> list[JSON]:
 
 
 def _reward(value: JSON) -> float | None:
-    """slime's reward models may return a mapping; then its only number, or none."""
+    """slime's reward models may return a mapping; then the mapping's only number, or none."""
     if isinstance(value, Mapping):
         numbers = [number for number in value.values() if isinstance(number, int | float)]
         return float(numbers[0]) if len(numbers) == 1 else None

@@ -25,7 +25,7 @@ def is_own(data: JSON) -> bool:
 
 
 def read(data: Mapping[str, JSON]) -> EpisodeRecord:
-    """Raises KeyError, TypeError or ValueError if it is not a trajectory's JSON."""
+    """Raises KeyError, TypeError or ValueError for a value that is not a trajectory's JSON."""
     outline = Outline.of(data)
     earlier: Sequence[Mapping[str, JSON]] = data.get("earlier", ())
     training = data.get("training") or {}
@@ -117,7 +117,7 @@ def _broken(sequence: TokenSequence, loss_mask: Sequence[int]) -> list[TokenProb
 
 
 def _add_training(sequence: TokenSequence, training: Mapping[str, JSON], number: int, first_turn: int) -> None:
-    """What the trainer has written: advantages by turn, and its own log-probs of sampled tokens."""
+    """The trainer's data: advantages by turn, and the trainer's log-probs of sampled tokens."""
     advantages = training.get("advantages") or ()
     if number < len(advantages) and advantages[number]:
         of_turn = advantages[number]

@@ -1,6 +1,6 @@
-"""Reads traces of verifiers (`traces.jsonl`, one episode a line): a graph of messages, each with its tokens.
+"""Reads traces of verifiers (`traces.jsonl`, an episode on each line): a graph of messages with tokens.
 
-A branch, from a root to a leaf, is one sequence. `mask` is 1 at sampled tokens.
+A branch, from a root to a leaf, is a sequence. `mask` is 1 at sampled tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def is_trace(data: JSON) -> bool:
 
 
 def read(data: Mapping[str, JSON]) -> EpisodeRecord:
-    """An Episode of verifiers, or one of its traces. Raises KeyError, TypeError or ValueError for other data."""
+    """An Episode of verifiers, or a trace of an Episode. Raises KeyError, TypeError or ValueError for other data."""
     traces: Sequence[Mapping[str, JSON]] = data.get("traces", [data])
     sequences = _joined(map(_sequences, traces))
     calls, nodes = (_joined(trace.get(key, ()) for trace in traces) for key in ("calls", "nodes"))
@@ -143,7 +143,7 @@ def _branch(
 
 
 def _values(node: Node, key: str, sampled: int) -> Sequence[float]:
-    """The values of the node's sampled tokens; NaN for each where the trace has another number of values."""
+    """The values of the node's sampled tokens; NaN for each if the trace has a different number of values."""
     values: Sequence[float] = node.get(key) or ()
     return values if len(values) == sampled else [math.nan] * sampled
 
@@ -179,7 +179,7 @@ def _authors(node: Node) -> list[Author]:
 
 
 def _node_problems(node: Node, authors: Sequence[Author], index: int) -> Iterator[TokenProblem]:
-    """Problems of one message: sampled tokens outside of replies, and replies with other tokens inside."""
+    """Problems of a message: sampled tokens outside of replies, and replies with other tokens inside."""
     trained = authors.count("model")
     if not node.get("sampled"):
         if trained:
@@ -210,7 +210,7 @@ def _as_prompt(runs: Sequence[TokenRun]) -> Iterator[TokenRun]:
 
 
 def _encoded_again(trace: Mapping[str, JSON]) -> Iterator[TokenProblem]:
-    """Replies that came back with other tokens: a message beside a sampled one, with the same words."""
+    """Replies that came back with other tokens: a sibling of a sampled message, with the same words."""
     nodes: Sequence[Node] = trace["nodes"]
     sampled = {(node.get("parent"), _words(node)): i for i, node in enumerate(nodes) if node.get("sampled")}
     for i, node in enumerate(nodes):

@@ -1,6 +1,6 @@
-"""Environments of other projects, played as Envs: one module a suite, imported only where it is used.
+"""Environments of other projects, played as Envs: a module for each suite, imported only on use.
 
 agentrl train agentrl_envs.adapters.reasoning_gym:ReasoningGym --set env_config.dataset=chain_sum
 
-The suites are not dependencies of agentrl. If one is missing, its adapter's error names what to install.
+The suites are not dependencies of agentrl. The adapter of a missing suite raises an error with the package to install.
 """

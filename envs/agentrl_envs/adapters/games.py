@@ -1,4 +1,4 @@
-"""TextGame, the Env of a game that speaks text and keeps its own rules: gymnasium's, gem's and TextArena's."""
+"""TextGame, the Env of a game of text with rules: gymnasium's, gem's and TextArena's."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class GameConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     name: str | list[str] = Field(min_length=1)
-    """The suite's name of the game. With several, tasks use them in turn, or choose one by `metadata.name`."""
+    """The suite's name of the game. With several names, tasks use them in turn, or choose by `metadata.name`."""
     options: dict[str, Any] = {}
-    """Passed to the suite when it makes the game."""
+    """The suite's arguments for the game."""
 
 
 @dataclass(frozen=True, slots=True)
 class GameTurn:
-    """A game's response to one turn of the model."""
+    """A game's response to a turn of the model."""
 
     text: str
     reward: float = 0.0
@@ -37,14 +37,14 @@ class GameTurn:
 
 
 class Game(Protocol):
-    """One game of a suite. Its methods block, and run in one thread."""
+    """A game of a suite. The methods block, and run in a single thread."""
 
     def begin(self, seed: int) -> str:
-        """Start it. Returns what the player reads first."""
+        """Start the game. Returns the player's first observation."""
         ...
 
     def answer(self, text: str) -> GameTurn:
-        """Take what the player wrote as its move."""
+        """Take the player's text as a move."""
         ...
 
     def close(self) -> None: ...
@@ -64,12 +64,12 @@ class TextGame(Env):
 
     @classmethod
     def open(cls, config: Any, name: str, /) -> Game:
-        """Make the game. It may block. Raises ConfigError if it can never be played."""
+        """Make the game. May block. Raises ConfigError if the game can never be played."""
         raise NotImplementedError
 
     @classmethod
     async def share(cls, config: GameConfig) -> None:
-        """Begin each game once, so that one that cannot be played is reported before the first token."""
+        """Begin each game once, so that a broken game is reported before the first token."""
         for name in names_of(config.name):
             await asyncio.to_thread(cls._prove, config, name)
 

@@ -1,9 +1,9 @@
-"""gem's environments: games, and questions with their graders.
+r"""gem's environments: games, and questions with graders.
 
     pip install gem-llm        # in a separate environment: it pins old versions of other packages
     agentrl train agentrl_envs.adapters.gem:Gem --set env_config.name=game:GuessTheNumber-v0-easy
 
-A turn is what the model writes, with its move in \\boxed{}, as the first observation explains.
+A turn is the model's text, with the move in \boxed{}, as the first observation explains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOTHING_MORE = "<｜TERMINAL_STATE｜>"
 
 
 class Gem(TextGame):
-    """An environment of gem. The reward is the sum of its steps' rewards."""
+    """An environment of gem. The reward is the sum of the steps' rewards."""
 
     config: GameConfig
 
@@ -51,7 +51,7 @@ class _GemGame:
         getattr(self._env, "close", lambda: None)()
 
     def _shown(self, observed: object, info: Mapping[str, Any]) -> str:
-        """The observation between the prefix and suffix that gem's own wrapper puts around it."""
+        """The observation without the prefix and suffix of gem's wrapper."""
         if not isinstance(observed, str):
             kind = type(observed).__name__
             raise ConfigError(f"gem's {self._name} shows {kind}, not text; an adapter for text cannot play it")

@@ -24,9 +24,9 @@ from agentrl_envs.adapters.games import Game, GameConfig, GameTurn, TextGame
 from agentrl_envs.adapters.suites import refuse_unknown, suite
 
 IN_A_ROW = 3
-"""Turns in a row without an action that end an episode."""
+"""The number of turns in a row without an action that ends an episode."""
 _MOST_NUMBERS = 256
-"""The most numbers that an observation may have to be written as text. An image has more."""
+"""The most numbers of an observation that is written as text. An image has more."""
 _SECTIONS = re.compile(r"^[ \t]*## (.+?)\n(.*?)(?=^[ \t]*## |\Z)", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"(?:^|[-;|])\s*(\d+)\s*(?::|\|)\s*([^|;\n]+)", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z])")
@@ -40,19 +40,19 @@ Names: TypeAlias = Sequence[tuple[int, str]]
 
 class GymnasiumConfig(GameConfig):
     prompt: str | None = None
-    """What the model reads first. None: some sentences of the environment's documentation, seldom good ones."""
+    """The first message. None: some sentences of the environment's documentation, seldom good sentences."""
     actions: list[str] | dict[str, int] = Field(default=[])
-    """Names of a discrete space's actions, all in order, or some: `{left: 0}`. Default: those documented."""
+    """Names of a discrete space's actions, all in order, or some: `{left: 0}`. Default: the documented names."""
     read_action: str | None = None
-    """A function at `file.py:name` or `package.module:name`: `(text, env)` gives the action, None if there is none."""
+    """A function at `file.py:name` or `package.module:name`: `(text, env)` gives the action, or None."""
     show: str | None = None
-    """A function at such a path: `(observation, env)` gives the text that the model reads."""
+    """A function at such a path: `(observation, env)` gives the text for the model."""
 
 
 class Gymnasium(TextGame):
-    """An environment of gymnasium, as text. The reward is the sum of its steps' rewards.
+    """An environment of gymnasium, as text. The reward is the sum of the steps' rewards.
 
-    A turn without an action is answered with a hint, and costs nothing; three in a row end the episode.
+    A turn without an action is answered with a hint, and costs no reward; three in a row end the episode.
     """
 
     config: GymnasiumConfig
@@ -66,7 +66,7 @@ class Gymnasium(TextGame):
 
 
 def _made(gym: ModuleType, config: GymnasiumConfig, name: str) -> Any:
-    """The environment, drawn as text if it can do that."""
+    """The environment, drawn as text if possible."""
     try:
         env = gym.make(name, **config.options)
         if "ansi" in env.metadata.get("render_modes", ()) and "render_mode" not in config.options:
@@ -115,7 +115,7 @@ class _GymnasiumGame:
 
 
 def read_action(space: Any, text: str, names: Names) -> Any:
-    """The action of a space in a text, the last one of several. None if there is none."""
+    """The last action of a space in a text, or None."""
     kind = type(space).__name__
     if kind == "Text":
         return text if space.contains(text) else None
@@ -129,7 +129,7 @@ def read_action(space: Any, text: str, names: Names) -> Any:
 
 
 def _from_json(space: Any, value: Any) -> Any:
-    """The action that a JSON value means in a space. Raises one of many errors if it means nothing there."""
+    """The action of a JSON value in a space. Raises any of many errors for a value without a meaning."""
     kind = type(space).__name__
     if kind == "Tuple":
         return tuple(_from_json(subspace, item) for subspace, item in zip(space.spaces, value, strict=True))
@@ -154,7 +154,7 @@ def _discrete(space: Any, text: str, names: Names) -> int | None:
 
 
 def _last_json(text: str) -> Any:
-    """The last JSON value in a text: the whole text, or a list, an object or a number at its end."""
+    """The last JSON value in a text: the whole text, or a list, an object or a number at the end."""
     decoder, value = json.JSONDecoder(), None
     end = 0
     for match in re.finditer(r"[\[{]|-?\d", text):
@@ -206,7 +206,7 @@ def _described(space: Any, names: Names) -> str:
 
 
 def _documentation(env: Any) -> str:
-    """The plain sentences of a few paragraphs: what the task is, and what is seen and done."""
+    """The plain sentences of a few paragraphs: the task, the observations and the actions."""
     doc = _doc(env)
     sections = _sections(doc)
     parts = [_plain_sentences(doc.partition("## ")[0]), _plain_sentences(sections.get("description", ""))]
@@ -219,7 +219,7 @@ def _documentation(env: Any) -> str:
 
 
 def _plain_sentences(text: str) -> str:
-    """The plain sentences of the first paragraph, without those about programs, pages or other sections."""
+    """The plain sentences of the first paragraph, without sentences about programs, pages or other sections."""
     first = " ".join(re.split(r"\n\s*\n", text.strip())[0].split())
     return " ".join(sentence for sentence in _SENTENCE.split(first) if not _OF_PROGRAMS.search(sentence))
 
@@ -229,7 +229,7 @@ def _sections(doc: str) -> dict[str, str]:
 
 
 def _named(actions: Sequence[str] | Mapping[str, int], space: Any, name: str) -> Names:
-    """The names that the configuration gives. Raises ConfigError where they do not fit the space."""
+    """The configured names. Raises ConfigError if the names do not fit the space."""
     if not actions:
         return []
     if type(space).__name__ != "Discrete":
@@ -248,7 +248,7 @@ def _named(actions: Sequence[str] | Mapping[str, int], space: Any, name: str) ->
 
 
 def _documented_names(env: Any) -> Names:
-    """The names of a discrete space's actions, where the documentation lists all of them."""
+    """The names of a discrete space's actions, if the documentation lists all of them."""
     text = next((text for title, text in _sections(_doc(env)).items() if title.startswith("action")), "")
     named = {int(number): name.strip(" .").lower() for number, name in _NAMED.findall(text)}
     space = env.action_space

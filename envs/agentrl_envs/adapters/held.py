@@ -1,4 +1,4 @@
-"""HeldResource: a resource that all episodes of one event loop share. It is opened again after it broke."""
+"""HeldResource: a resource that all episodes of an event loop share. A broken resource is opened again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class HeldResource(Generic[T]):
-    """Opened at the first `get`, in a separate task: a task group must be exited by the task that entered it."""
+    """Opened at the first `get`, in a separate task: a task group must be exited by the task that entered the group."""
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         self._make = make
@@ -21,7 +21,7 @@ class HeldResource(Generic[T]):
         self._leave = asyncio.Event()
 
     async def get(self) -> T:
-        """The resource. Raises what opening it raises; the next call tries again."""
+        """The resource. Raises the errors of opening; the next call tries again."""
         async with self._lock:
             if self._value is None:
                 entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -31,7 +31,7 @@ class HeldResource(Generic[T]):
             return self._value
 
     async def drop(self, value: T) -> None:
-        """Close it because it broke, unless another one is open already."""
+        """Close a broken resource, unless a new resource is open already."""
         async with self._lock:
             if self._value is value:
                 await self._close()

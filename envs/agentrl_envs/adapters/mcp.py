@@ -1,10 +1,10 @@
-"""Any MCP server as an Env: its tools are the model's.
+r"""Any MCP server as an Env: the model gets the server's tools.
 
     pip install mcp
-    agentrl train agentrl_envs.adapters.mcp:MCP --data tasks.jsonl \\
+    agentrl train agentrl_envs.adapters.mcp:MCP --data tasks.jsonl \
         --set env_config.command=uvx --set 'env_config.args=[mcp-server-sqlite, --db-path, "{folder}/shop.db"]'
 
-Each episode has its own server, over stdin and stdout, or its own session with one at a URL.
+Each episode has a server, over stdin and stdout, or a session with a server at a URL.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from agentrl_envs.adapters.suites import refuse_unknown, suite
 
 _FOLDER = "{folder}"
 _SAID = 600
-"""Characters of a server's last words on stderr that an error repeats."""
+"""The most characters of a server's last words on stderr in an error."""
 
 _rubbish: ContextVar[list[str] | None] = ContextVar("_rubbish", default=None)
 """The first line on stdout of this context's server that is not a message."""
@@ -46,11 +46,11 @@ class McpServerConfig(BaseModel):
     env: dict[str, str] = {}
     """Variables of the server's environment, beside PATH, HOME and the like."""
     cwd: str | None = None
-    """The server's working folder. None: that of the run."""
+    """The server's working folder. None: the run's folder."""
     url: str | None = None
     """A server that speaks streamable HTTP, instead of a command."""
     key: str | None = None
-    """Name of the environment variable that holds the bearer token for `url`."""
+    """The name of the environment variable that holds the bearer token for `url`."""
 
     @property
     def name(self) -> str:
@@ -59,11 +59,12 @@ class McpServerConfig(BaseModel):
 
 class MCPConfig(McpServerConfig):
     servers: dict[str, McpServerConfig] = {}
-    """Servers by name. A task chooses one by `metadata.server`."""
+    """Servers by name. A task chooses a server by `metadata.server`."""
     only: list[str] = []
-    """The tools that are offered, by name. Empty: all."""
+    """The names of the offered tools. Empty: all tools."""
     shared: bool = Field(False, validate_default=True)
-    """One server for all episodes, instead of one for each. It must keep no state that episodes could mix up."""
+    """A single server for all episodes, instead of a server each. Such a server must hold no state that episodes could
+    mix up."""
 
     @model_validator(mode="after")
     def _one(self) -> MCPConfig:
@@ -87,12 +88,12 @@ class MCP(Env):
     config: MCPConfig
     shared: dict[str, SharedResource[_McpSession]]
     folder: Path
-    """The episode's folder. It is removed when the episode ends."""
+    """The episode's folder, removed when the episode ends."""
 
     @classmethod
     @asynccontextmanager
     async def share(cls, config: MCPConfig) -> AsyncIterator[dict[str, SharedResource[_McpSession]]]:
-        """Start each server once, so that one that does not work is reported before the first token."""
+        """Start each server once, so that a broken server is reported before the first token."""
         sessions = {}
         for name, server in _servers(config).items():
             sessions[name] = SharedResource(lambda server=server: _session(server, {}))  # type: ignore[misc]
@@ -146,14 +147,14 @@ class MCP(Env):
 
 
 class _McpSession:
-    """One connection to a server."""
+    """A connection to a server."""
 
     def __init__(self, name: str, client: Any, folder: Path, last_words: Callable[[], str]) -> None:
         self.name, self.folder, self.last_words = name, folder, last_words
         self._client = client
 
     async def tools(self, only: Sequence[str]) -> dict[str, ToolSpec]:
-        """What the server offers now, by name. Raises ConfigError if it lacks one of `only`."""
+        """The server's present tools, by name. Raises ConfigError if a tool of `only` is missing."""
         listed, cursor = dict[str, ToolSpec](), None
         while True:
             page = await self._asked(self._client.list_tools(cursor=cursor))
@@ -166,7 +167,7 @@ class _McpSession:
         return {name: listed[name] for name in only or listed}
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> str:
-        """The tool's result as text. Raises ToolError for its errors, InfraError if the server is gone."""
+        """The tool's result as text. Raises ToolError for the tool's errors, InfraError if the server is gone."""
         return _text(await self._asked(self._client.call_tool(name, arguments)))
 
     async def _asked(self, asking: Any) -> Any:
@@ -189,7 +190,7 @@ class _McpSession:
 
 @asynccontextmanager
 async def _session(server: McpServerConfig, files: Mapping[str, str]) -> AsyncIterator[_McpSession]:
-    """A server, or a session with one, and its folder. Raises InfraError if it does not answer."""
+    """A server, or a session with a server, and the folder. Raises InfraError if the server does not answer."""
     suite("mcp", "mcp")
     from mcp import Client
 
@@ -217,7 +218,8 @@ async def _session(server: McpServerConfig, files: Mapping[str, str]) -> AsyncIt
 
 
 def _keep_rubbish(record: logging.LogRecord) -> bool:
-    """Keep the line that the client cannot read, and hide its log: it would print a traceback for each line."""
+    """Store the line that the client cannot read, and hide the client's log, which would print a traceback for each
+    line."""
     lines, error = _rubbish.get(), record.exc_info[1] if record.exc_info else None
     if lines is None or not isinstance(error, ValidationError):
         return True
@@ -272,9 +274,8 @@ def _servers(config: MCPConfig) -> dict[str, McpServerConfig]:
 
 
 def _spec(tool: Any) -> ToolSpec:
-    """The tool in the form that chat templates take. Its schema is always that of an object, even if the server left
-    parts out.
-    """
+    """The tool in the form that chat templates take. The schema is always an object's, even if the server left parts
+    out."""
     parameters = {key: value for key, value in (tool.input_schema or {}).items() if key != "$schema"}
     properties = parameters.get("properties")
     schema = {**parameters, "type": "object", "properties": properties if isinstance(properties, Mapping) else {}}
@@ -321,7 +322,7 @@ def _written(root: str, files: Mapping[str, str]) -> Path:
 
 
 def _last_words(errors: IO[str], rubbish: Sequence[str]) -> str:
-    """A server's last words on stderr, and its first line on stdout that is not a message, in one line."""
+    """A server's last words on stderr, and the first line on stdout that is not a message, in a single line."""
     errors.seek(0)
     stderr = " ".join(errors.read().split())
     wrote = f"; it wrote to stdout something that is not JSON-RPC: {rubbish[0]!r:.80}" if rubbish else ""

@@ -2,11 +2,11 @@
 
     agentrl train agentrl_envs.adapters.openenv:OpenEnv --set env_config.url=http://127.0.0.1:8000
 
-OpenEnv itself is not needed here, only its server somewhere. The server's schema of actions decides what a turn is:
+Only a server of OpenEnv is needed, not the package. The server's schema of actions decides the form of a turn:
 
 - tools, if the environment has MCP tools: the model calls them;
-- text, if an action has one text to fill in: the model's turn is that text;
-- else one tool, `act`, whose arguments are the action's fields.
+- text, if an action has a single text to fill in: the model's turn is the text;
+- else a tool, `act`, whose arguments are the action's fields.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from agentrl.types import JSON, Observation
 from agentrl_envs.adapters.suites import seeded
 
 _BASE = {"metadata", "type"}
-"""Fields that OpenEnv itself gives to actions; the model is not asked for them."""
+"""Fields that OpenEnv adds to actions; the model is not asked for these fields."""
 _PAUSE_S = 0.2
 _LARGEST = 100 << 20
-"""Bytes of one message; OpenEnv's own client takes as many."""
+"""The most bytes of a message, as in OpenEnv's client."""
 
 
 class OpenEnvConfig(BaseModel):
@@ -56,18 +56,18 @@ class OpenEnvConfig(BaseModel):
     reset: dict[str, Any] = {}
     """Sent with each reset, beside the seed and the task's `metadata.reset`."""
     field: str | None = None
-    """The action's field that the model's text fills in. None: its only text, if nothing else is required."""
+    """The action's field that the model's text fills in. None: the only text, if no other field is required."""
     message_s: float = Field(60.0, gt=0)
-    """Seconds for the answer to one message."""
+    """The time limit of an answer to a message, in seconds."""
     wait_s: float = Field(600.0, gt=0)
-    """Seconds to wait for a session if the server has none left. Its `max_concurrent_envs` is the limit."""
+    """Seconds to wait for a session if the server has none left. The server's `max_concurrent_envs` is the limit."""
 
 
 class OpenEnv(Env):
-    """An environment of an OpenEnv server. The reward is the sum of its steps' rewards.
+    """An environment of an OpenEnv server. The reward is the sum of the steps' rewards.
 
-    Tasks differ by their seeds, and need no data file. An action that the server refuses is answered with its reason;
-    any other error of the server is a failure of the environment.
+    Tasks differ by their seeds, and need no data file. A refused action is answered with the reason; any other error of
+    the server is a failure of the environment.
     """
 
     config: OpenEnvConfig
@@ -147,14 +147,14 @@ class OpenEnv(Env):
 
 
 class _OpenEnvSession:
-    """One WebSocket, and the environment that the server made for it. It answers one message at a time."""
+    """A WebSocket, and the environment that the server made for it. Messages are answered one at a time."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, config: OpenEnvConfig) -> None:
         self._socket, self._config = socket, config
         self._lock = asyncio.Lock()
 
     async def tools(self) -> dict[str, ToolSpec]:
-        """The environment's MCP tools, by name; none if it has no MCP server."""
+        """The environment's MCP tools, by name; empty without an MCP server."""
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         try:
             answer = await self.ask("mcp", request)
@@ -164,8 +164,7 @@ class _OpenEnvSession:
         return {tool["name"]: _tool(tool) for tool in listed}
 
     async def ask(self, kind: str, data: Mapping[str, JSON] | None = None) -> dict[str, Any]:
-        """The data of the server's answer. Raises ToolError for an action that it refuses, InfraError for any other
-        error."""
+        """The data of the server's answer. Raises ToolError for a refused action, InfraError for any other error."""
         try:
             async with self._lock, asyncio.timeout(self._config.message_s):
                 await self._socket.send_json({"type": kind} | ({} if data is None else {"data": data}))
@@ -191,7 +190,7 @@ class _FullError(InfraError):
 
 @asynccontextmanager
 async def _opened(config: OpenEnvConfig) -> AsyncIterator[_OpenEnvSession]:
-    """A session. If the server has none left, it waits, and that time is not counted."""
+    """A session. If the server has none left, the call waits, and the wait is not counted."""
     url = _over("ws", config.url) + "/ws"
     async with aiohttp.ClientSession() as client:
         with uncounted():
@@ -238,7 +237,7 @@ def _over(scheme: str, url: str) -> str:
 
 
 def _text_field(schema: Mapping[str, Any]) -> str | None:
-    """The one field that is text, if no other is required."""
+    """The only text field, if no other field is required."""
     fields = {name: field for name, field in schema.get("properties", {}).items() if name not in _BASE}
     texts = [name for name, field in fields.items() if field.get("type") == "string" and "enum" not in field]
     required = set(schema.get("required", ())) - _BASE
@@ -266,7 +265,7 @@ def _tool(tool: Mapping[str, Any]) -> ToolSpec:
 
 
 def _shown(answer: Mapping[str, Any]) -> str:
-    """The observation as text: its only text if it has no other field, a tool's result, else JSON."""
+    """The observation as text: the only text if there is no other field, a tool's result, else JSON."""
     observed = {key: value for key, value in dict(answer.get("observation") or {}).items() if value is not None}
     if "result" in observed and "tool_name" in observed:
         return _result(observed["result"])
@@ -277,7 +276,7 @@ def _shown(answer: Mapping[str, Any]) -> str:
 
 
 def _result(result: Any) -> str:
-    """What an MCP tool gave: its text blocks, else its data."""
+    """The result of an MCP tool: the text blocks, else the data."""
     if not isinstance(result, Mapping):
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
     texts = [str(block["text"]) for block in result.get("content") or () if block.get("type") == "text"]

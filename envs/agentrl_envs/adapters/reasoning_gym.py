@@ -22,25 +22,25 @@ from agentrl_envs.adapters.reasoning_gym_score import packed
 from agentrl_envs.adapters.suites import EVAL_SEEDS, names_of, refuse_unknown, suite
 
 SCORE_S = 20.0
-"""Seconds that `score_answer` may take. Some look for a solution, and sympy may never end."""
+"""The time limit of `score_answer`, in seconds. Some scorers look for a solution, and sympy may never end."""
 EVALUATES = frozenset(
     {
         *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),
         *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
     }
 )
-"""Data sets whose `score_answer` evaluates what the model wrote, as Python or by sympy's parser."""
+"""Data sets whose `score_answer` evaluates the model's text, as Python or by sympy's parser."""
 
 
 class ReasoningGymConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     dataset: str | list[str] = Field(min_length=1)
-    """Name of the data set. With several, tasks use them in turn."""
+    """The name of the data set. With several names, tasks use them in turn."""
     options: dict[str, Any] = {}
-    """Passed to `create_dataset`, such as the difficulty."""
+    """The arguments of `create_dataset`, such as the difficulty."""
     seed: int = Field(0, ge=0, lt=EVAL_SEEDS)
-    """The seed of the training data set. The held-out one has `seed` + 2**31."""
+    """The seed of the training data set. The held-out data set has `seed` + 2**31."""
     size: int = Field(1000, ge=1)
     """Questions of each data set, of each split."""
     instruction: str = "Give your final answer between <answer> and </answer>."
@@ -48,10 +48,10 @@ class ReasoningGymConfig(BaseModel):
 
 
 class ReasoningGym(Env):
-    """Answer a question that a program made. The reward is the data set's own score of the last <answer>, 0 to 1.
+    """Answer a generated question. The reward is the data set's score of the last <answer>, 0 to 1.
 
-    Scoring runs in a separate process with a deadline, because it may execute what the model wrote, or never end. A
-    scorer that breaks on an answer, or finds no end, gives 0.
+    Scoring runs in a separate process with a deadline, because it may execute the model's text, or never end. A scorer
+    that breaks on an answer, or does not end, gives 0.
     """
 
     config: ReasoningGymConfig
@@ -98,7 +98,7 @@ class ReasoningGym(Env):
 
 
 def _entry(metadata: Any) -> dict[str, Any]:
-    """The question with all that its scorer needs, made again from a task's metadata."""
+    """The question with all data for the scorer, made again from a task's metadata."""
     try:
         return _item(
             metadata["dataset"], json.dumps(metadata["options"]), metadata["seed"], metadata["size"], metadata["index"]
@@ -112,7 +112,7 @@ def _entry(metadata: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _made(name: str, options: str, seed: int, size: int) -> Any:
-    """The data set. Raises ConfigError for an unknown name, and for options that it refuses."""
+    """The data set. Raises ConfigError for an unknown name, and for refused options."""
     gym = suite("reasoning_gym", "reasoning-gym")
     refuse_unknown("data set of reasoning-gym", name, gym.factory.DATASETS)
     try:

@@ -1,4 +1,5 @@
-"""The suite's own score of an answer, in a separate process. It imports nothing of agentrl, so it starts at once."""
+"""The suite's score of an answer, in a separate process. The script imports nothing of agentrl, so it starts at
+once."""
 
 from __future__ import annotations
 
@@ -11,9 +12,8 @@ from typing import Any
 
 
 def packed(metadata: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    """A question as data for that process. The process does not generate it anew: some questions depend on the order of
-    a set.
-    """
+    """A question as data for the process, which does not generate the question anew: some questions depend on the order
+    of a set."""
     return base64.b64encode(pickle.dumps((dict(metadata), dict(entry)))).decode()
 
 

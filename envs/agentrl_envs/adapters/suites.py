@@ -1,4 +1,4 @@
-"""Shared by the adapters of suites: import a suite, look up its names, isolate its side effects."""
+"""Shared by the adapters of suites: import a suite, look up names, isolate side effects."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from agentrl import ConfigError, Task
 from agentrl.errors import did_you_mean
 
 EVAL_SEEDS = 1 << 31
-"""Seeds to train on count from 1, held-out ones from here. The suites take seeds below 2**32."""
+"""Training seeds count from 1, held-out seeds from here. The suites take seeds below 2**32."""
 _GLOBALS = threading.RLock()
-"""Held while changing what the whole process shares: random states, stdout, logging."""
+"""Guards the state of the whole process: random states, stdout, logging."""
 
 
 def suite(module: str, package: str) -> ModuleType:
-    """A suite's module. Raises ConfigError with the pip command if it is not installed.
+    """A suite's module. Raises ConfigError with the pip command if the suite is not installed.
 
-    Some suites configure logging for the whole program when they are imported; that is undone.
+    Some suites configure logging for the whole program on import; the change is undone.
     """
     root = logging.getLogger()
     with _GLOBALS, _print_to_stderr():
@@ -39,7 +39,7 @@ def suite(module: str, package: str) -> ModuleType:
 
 
 def refuse_unknown(kind: str, name: str, names: Iterable[str]) -> None:
-    """Raises ConfigError, with the names that are close, unless `name` is known."""
+    """Raises ConfigError, with similar names, unless `name` is known."""
     names = list(names)
     if name in names:
         return
@@ -48,7 +48,7 @@ def refuse_unknown(kind: str, name: str, names: Iterable[str]) -> None:
 
 
 def names_of(value: str | Sequence[str]) -> list[str]:
-    """One name, or several, as a list. Raises ConfigError if there is none."""
+    """A name, or several, as a list. Raises ConfigError without a name."""
     names = [value] if isinstance(value, str) else list(value)
     if not names:
         raise ConfigError("env_config names nothing to play; give one name, or a list of names")
@@ -63,10 +63,10 @@ def seeded(names: Sequence[str], split: Literal["train", "eval"]) -> Iterator[Ta
 
 
 class OwnRandom:
-    """The global random states of one episode: `random`, and numpy's if it is imported.
+    """The global random states of an episode: `random`, and numpy's if numpy is imported.
 
-    Inside `with`, they are as this episode left them, and stdout is stderr for this thread. Only one episode at a time
-    can be inside. So episodes that take turns draw the same numbers as each would alone.
+    Inside `with`, the states are as this episode left them, and stdout is stderr for this thread. Episodes enter one at
+    a time. So episodes that take turns draw the same numbers as each would alone.
     """
 
     def __init__(self, seed: int) -> None:
@@ -109,9 +109,8 @@ def _numpy_do(name: str, *args: Any) -> Any:
 
 
 class _Printed:
-    """Replaces stdout while a suite runs. What the suite's thread prints goes to stderr, so it cannot spoil a table or
-    JSON.
-    """
+    """Replaces stdout while a suite runs. Output of the suite's thread goes to stderr, so it cannot spoil a table or
+    JSON."""
 
     def __init__(self, stdout: Any) -> None:
         self._stdout, self._thread = stdout, threading.get_ident()

@@ -3,8 +3,8 @@
     pip install textarena
     agentrl train agentrl_envs.adapters.textarena:TextArena --set env_config.name=GuessTheNumber-v0
 
-A turn is what the model writes; the game explains the form of a move, such as [5]. The model reads what is new since
-its last turn, while TextArena by default repeats the whole history in each observation.
+A turn is the model's text; the game explains the form of a move, such as [5]. The model reads the events since its last
+turn, while TextArena by default repeats the whole history in each observation.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from agentrl_envs.adapters.suites import refuse_unknown, suite
 
 
 class TextArena(TextGame):
-    """A single-player game of TextArena, played against the game's rules. The reward is the game's, given at its end.
+    """A single-player game of TextArena, played against the game's rules. The reward is the game's, given at the end.
 
-    A game that a limit ends before its own end scores 0: set `limits.turns` to what the game allows.
+    A game that a limit ends too early scores 0: set `limits.turns` to the game's number of turns.
     """
 
     config: GameConfig

@@ -1,6 +1,6 @@
 """Existing agents as Envs, by name: `from agentrl_envs.agents import LangGraph`. See docs/harnesses.md.
 
-A name's module is imported when it is asked for: each needs only its own library.
+A name's module is imported on first use, so only the library of that agent is needed.
 """
 
 from __future__ import annotations

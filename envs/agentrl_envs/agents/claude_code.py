@@ -9,7 +9,7 @@ from agentrl_envs.agents.versions import CLIENTS
 
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "claude") -> Start:
-    """Claude Code on one instruction. It asks for no input, and sends data only to its model."""
+    """Claude Code on an instruction. The program asks for no input, and sends data only to the model."""
     patience = str(1000 * PATIENCE_S)
     return Start(
         [program, "-p", instruction, "--model", endpoint.model, "--dangerously-skip-permissions", *options],
@@ -25,7 +25,8 @@ def command(endpoint: Endpoint, instruction: str, *options: str, program: str = 
 
 
 class ClaudeCode(CodingAgent):
-    """A coding task, solved by Claude Code. The image has `claude` on its PATH: its npm package holds one binary."""
+    """A coding task, solved by Claude Code. The image has `claude` on its PATH: the npm package holds a single
+    binary."""
 
     program = "claude"
     tested = (CLIENTS["claude-code"].version, CLIENTS["claude-code-2.1.197"].version)

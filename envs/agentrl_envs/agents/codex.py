@@ -11,7 +11,7 @@ _KEY = "AGENTRL_KEY"
 
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "codex") -> Start:
-    """Codex on one instruction, with the endpoint as its model provider. `options` follow `exec`."""
+    """Codex on an instruction, with the endpoint as the model provider. `options` follow `exec`."""
     provider: dict[str, str | int] = {
         "name": "agentrl",
         "base_url": endpoint.openai,
@@ -35,7 +35,7 @@ def _toml(value: str | int) -> str:
 
 
 class Codex(CodingAgent):
-    """A coding task, solved by Codex. The image has `codex` on its PATH: its npm package holds one binary."""
+    """A coding task, solved by Codex. The image has `codex` on its PATH: the npm package holds a single binary."""
 
     program = "codex"
     tested = (CLIENTS["codex"].version,)

@@ -1,4 +1,4 @@
-"""Shared by the harnesses of coding agents: a task's sandbox, the agent in it, and the grade of its work."""
+"""Shared by the harnesses of coding agents: a task's sandbox, the agent in the sandbox, and the grade of the work."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from agentrl_envs.coding.work import prepare
 from agentrl_sandbox.spec import SandboxSpec
 
 _SAID = 2000
-"""Characters of the agent's own output that the trajectory keeps."""
+"""The most characters of the agent's output in the trajectory."""
 
 
 class CodingAgentConfig(GradedConfig):
     spec: SandboxSpec = SandboxSpec(memory_mb=2048)
-    """What a sandbox is and may use. Its image holds the agent's program, and python3. A task may change it."""
+    """The contents and limits of a sandbox. The image holds the agent's program, and python3. A task may change
+    them."""
     program: str | None = None
-    """The agent's program; null: by its usual name."""
+    """The agent's program; null: the usual name."""
     agent_s: float = Field(3000.0, gt=0)
-    """Seconds that the agent may take."""
+    """The time limit of the agent, in seconds."""
 
 
 class CodingAgent(GradedWork, AgentEnv):
-    """A program that solves a programming task in a sandbox. From there it reaches only its model.
+    """A program that solves a programming task in a sandbox. The sandbox reaches only the model.
 
-    A subclass defines how its program is started. Tasks are those of `agentrl_envs.coding`, graded in the same way.
-    `self.result` is the program's exit code and the end of its output.
+    A subclass defines the command line. Tasks and grades are as in `agentrl_envs.coding`. `self.result` is the
+    program's exit code and the end of the output.
     """
 
     config: CodingAgentConfig
     session = SessionOptions(images="omit", unreadable="call", replies=400)
     program: ClassVar[str]
     tested: ClassVar[tuple[str, ...]]
-    """Versions of the program with which this harness was tested."""
+    """The versions of the program with which this harness was tested."""
 
     def start(self, endpoint: Endpoint, instruction: str) -> Start:
-        """The program's command line. `endpoint` is as the sandbox sees it."""
+        """The program's command line. `endpoint` holds the URL as the sandbox reaches it."""
         raise NotImplementedError(f"{type(self).__name__} has no start")
 
     @property
     def path(self) -> str:
-        """The program as the sandbox finds it."""
+        """The program's path in the sandbox."""
         return self.config.program or self.program
 
     async def run(self, task: Task, endpoint: Endpoint) -> JSON:

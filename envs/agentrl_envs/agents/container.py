@@ -1,4 +1,4 @@
-"""An agent in a container image, by its command line alone."""
+"""An agent in a container image, started by a command line."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
 
 _OUTPUT = 40_000
-"""Bytes of the program's output that are kept."""
+"""The most bytes of the program's output."""
 
 
 class ContainerAgentConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     command: str = Field(min_length=1)
-    """A command line of the shell that starts the agent. The task is in the file `task.txt` of its work folder."""
+    """A shell command that starts the agent. The task is in the file `task.txt` of the work folder."""
     spec: SandboxSpec = SandboxSpec(memory_mb=2048)
-    """What a sandbox is and may use. Its image holds the agent, and python3, which connects it with its model."""
+    """The contents and limits of a sandbox. The image holds the agent, and python3 for the connection to the model."""
     backend: str = "auto"
-    """What runs the sandboxes: docker, bubblewrap, local (trusted code only), auto, or a dotted path."""
+    """The back end of the sandboxes: docker, bubblewrap, local (trusted code only), auto, or a dotted path."""
     size: int | None = Field(None, gt=0)
     """Sandboxes at a time; null: as many as the machine holds."""
     agent_s: float = Field(1800.0, gt=0)
-    """Seconds that the agent may take."""
+    """The time limit of the agent, in seconds."""
 
 
 class ContainerAgent(AgentEnv):
-    """A task, given to the program of an image, which reaches only its model. It needs no code but a reward.
+    """A task for the program of an image, which reaches only the model. The only code to write is a reward.
 
-    `self.result` has the program's `exit_code`, the end of its `stdout` and `stderr`, and whether it `timed_out`; or
-    `killed`, the reason why its sandbox ended. A subclass may score the files that are left in `self.box`.
+    `self.result` has the program's `exit_code`, the end of `stdout` and `stderr`, and `timed_out`; or `killed`, the
+    reason why the sandbox ended. A subclass may score the files in `self.box`.
     """
 
     config: ContainerAgentConfig

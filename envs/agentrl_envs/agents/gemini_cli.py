@@ -1,4 +1,4 @@
-"""gemini-cli, on one prompt."""
+"""gemini-cli on a prompt."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SETTINGS = {
     "telemetry": {"enabled": False},
 }
 _FLAGS = {"flags": [{"flagId": 45773134, "intValue": str(PATIENCE_S)}]}
-"""Seconds until the headers of an answer. Without Google's servers to set this flag they are 60, and no setting says
-otherwise."""
+"""Seconds until the headers of an answer. Without Google's servers to set this flag the limit is 60, and no setting
+changes the limit."""
 _WITH_FILES = (
     'mkdir -p "$HOME/.gemini" && printf %s "$0" > "$HOME/.gemini/settings.json" && '
     'export GEMINI_EXP="$HOME/.gemini/flags.json" && printf %s "$1" > "$GEMINI_EXP" && shift && exec "$@"'
@@ -25,7 +25,7 @@ _WITH_FILES = (
 
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "gemini") -> Start:
-    """gemini-cli on one instruction. It asks for no input, and sends data only to its model."""
+    """gemini-cli on an instruction. The program asks for no input, and sends data only to the model."""
     argv = [program, "-p", instruction, "-m", endpoint.model, "--yolo", *options]
     return Start(
         ["sh", "-c", _WITH_FILES, json.dumps(_SETTINGS), json.dumps(_FLAGS), *argv],
@@ -37,7 +37,7 @@ def command(endpoint: Endpoint, instruction: str, *options: str, program: str = 
 
 
 class GeminiCli(CodingAgent):
-    """A coding task, solved by gemini-cli. The image has Node, 20 or newer, and `gemini` of its package on its PATH."""
+    """A coding task, solved by gemini-cli. The image has Node, 20 or newer, and the package's `gemini` on its PATH."""
 
     program = "gemini"
     tested = (CLIENTS["gemini-cli"].version,)

@@ -14,25 +14,25 @@ from agentrl_envs.agents.versions import CLIENTS
 class LangGraph(AgentEnv):
     """A task, played by a graph of LangGraph. Write `graph` and `score`.
 
-    class Search(LangGraph):
-        def graph(self, task, model):
-            return create_agent(model, [search], system_prompt="Search, then answer.")
+        class Search(LangGraph):
+            def graph(self, task, model):
+                return create_agent(model, [search], system_prompt="Search, then answer.")
 
-    `graph` may also return a graph that makes its model by itself with `init_chat_model(...,
-    configurable_fields=("base_url", "api_key", "timeout"))`: the graph is called with these in its configuration.
+    `graph` may also return a graph that makes its model with `init_chat_model(..., configurable_fields=("base_url",
+    "api_key", "timeout"))`: the graph is called with these fields in the configuration.
     """
 
     session = SessionOptions(images="omit", replies=100)
     recursion_limit: ClassVar[int] = 100
-    """Steps of the graph, of which a turn with a tool takes two."""
+    """The most steps of the graph. A turn with a tool takes two steps."""
     tested: ClassVar[tuple[str, ...]] = (CLIENTS["langgraph"].version,)
 
     def graph(self, task: Task, model: Any, /) -> Any:
-        """The compiled graph, with `model` as its model: the one that is trained."""
+        """The compiled graph with `model`, which is trained."""
         raise NotImplementedError(f"{type(self).__name__} has no graph")
 
     def state(self, task: Task, /) -> Any:
-        """What the graph is called with: the task's prompt as the first message."""
+        """The input of the graph: the task's prompt as the first message."""
         return {"messages": [{"role": "user", "content": asked(task)}]}
 
     def context(self, task: Task, /) -> Any:
@@ -40,7 +40,7 @@ class LangGraph(AgentEnv):
         return None
 
     def answer(self, state: Any, /) -> JSON:
-        """`self.result`, from the graph's last state: the text of its last message."""
+        """`self.result`, from the graph's last state: the text of the last message."""
         return str(state["messages"][-1].text)
 
     async def run(self, task: Task, endpoint: Endpoint) -> JSON:

@@ -1,4 +1,4 @@
-"""mini-swe-agent, as its command `mini`."""
+"""mini-swe-agent, as the command `mini`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from agentrl_envs.agents.versions import CLIENTS
 
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "mini") -> Start:
-    """mini-swe-agent on one instruction; it runs bash where it is, and stops when the model asks for it."""
+    """mini-swe-agent on an instruction. The program runs bash in its own container, and stops when the model asks to
+    stop."""
     patience = ["-c", "mini.yaml", "-c", f"model.model_kwargs.timeout={PATIENCE_S}"]
     return Start(
         [program, "-y", "--exit-immediately", *patience, "-m", f"openai/{endpoint.model}", "-t", instruction, *options],

@@ -23,7 +23,7 @@ class OpenAIAgents(AgentEnv):
     tested: ClassVar[tuple[str, ...]] = (CLIENTS["openai-agents"].version,)
 
     def agent(self, task: Task, model: Any, /) -> Any:
-        """The agent, with `model` as its model: the one that is trained."""
+        """The agent with `model`, which is trained."""
         raise NotImplementedError(f"{type(self).__name__} has no agent")
 
     async def run(self, task: Task, endpoint: Endpoint) -> JSON:

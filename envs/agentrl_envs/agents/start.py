@@ -1,4 +1,4 @@
-"""How a program that is an agent is started in a sandbox."""
+"""The start of an agent's program in a sandbox."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from shlex import join
 from agentrl.sandbox import ExecResult, Sandbox
 
 PATIENCE_S = 3600
-"""Seconds that a client waits for a reply. A trainer may stop all sampling for minutes; each harness sets this."""
+"""Seconds that a client waits for a reply. A trainer may stop all sampling for minutes; each harness sets this
+limit."""
 _OUTPUT = 40_000
-"""Bytes of a program's output that are kept."""
+"""The most bytes of a program's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A command line, and what it finds in its environment."""
+    """A command line and the environment variables."""
 
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
 
     async def run(self, box: Sandbox, *, timeout: float, activate: str = "") -> ExecResult:
-        """Run it in a sandbox's work folder, with a new home folder unless `env` names one.
+        """Run the program in a sandbox's work folder, with a new home folder unless `env` names a home folder.
 
-        `activate` are commands of bash that run first and may change its environment.
+        `activate` are bash commands that run first and may change the environment.
         """
         home = "" if "HOME" in self.env else 'export HOME="$(mktemp -d)"; '
         argv = list(self.argv)

@@ -1,6 +1,6 @@
-"""The clients that the harnesses and the tests of the gateway are tested with. This is the one place for versions.
+"""The clients that the harnesses and the tests of the gateway are tested with. No other file states versions.
 
-`.ci/clients.sh` installs them; an image for sandboxes takes them from here, too.
+`.ci/clients.sh` installs the clients; images for sandboxes read the versions here, too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Client:
     """A program or a library that asks a model."""
 
     packages: tuple[str, ...]
-    """What is installed: names with versions, as npm or pip takes them."""
+    """The packages to install, with versions, as npm or pip writes them."""
     registry: Literal["npm", "pypi"]
     quick: bool = False
-    """It is among the few that each run of `.ci/run` installs."""
+    """Whether each run of `.ci/run` installs the client."""
 
     @property
     def version(self) -> str:

@@ -1,4 +1,4 @@
-"""Coding tasks in sandboxes: an agent works in one, and its work is graded in another.
+"""Coding tasks in sandboxes: an agent works in a sandbox, and a second sandbox grades the work.
 
 python -m agentrl_envs.coding.formats.functions tasks.jsonl      # HumanEval
 agentrl play agentrl_envs.coding:CodingEnv --player agentrl_envs.coding:gold --data tasks.jsonl

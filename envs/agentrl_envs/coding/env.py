@@ -1,4 +1,4 @@
-"""The environment: an agent works in a sandbox by tools, and what it leaves there is graded."""
+"""The environment: an agent works in a sandbox by tools, and the work is graded."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _TOOL_S = 270.0
 """Deadline of a tool: the command's own deadline, plus time to end the command and to grade a step."""
 _LONGEST_COMMAND_S = 240.0
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""A command that writes this as its first line ends the work when `bash` is the only tool, as in mini-swe-agent."""
+"""The first line of output that ends the work when `bash` is the only tool, as in mini-swe-agent."""
 
 
 class CodingConfig(GradedConfig):
     tools: Literal["full", "bash"] = "full"
-    """full: bash, read, edit, search, submit. bash: only that."""
+    """full: bash, read, edit, search, submit. bash: only bash."""
     command_s: float = Field(60.0, gt=0, le=_LONGEST_COMMAND_S)
-    """Seconds that a command of the agent's may take."""
+    """The time limit of a command of the agent's, in seconds."""
     output: int = Field(10_000, ge=100)
-    """Characters of a tool's result; the middle of a longer one is cut."""
+    """The most characters of a tool's result; a longer result is cut in the middle."""
 
 
 class CodingEnv(GradedWork):
@@ -45,8 +45,8 @@ class CodingEnv(GradedWork):
     config: CodingConfig
 
     def tools(self) -> Sequence[ToolSpec]:
-        own = [made.spec for name, made in tools_of(self).items() if self.config.tools == "full" or name == "bash"]
-        return [*own, *self.task.tools]
+        specs = [tool.spec for name, tool in tools_of(self).items() if self.config.tools == "full" or name == "bash"]
+        return [*specs, *self.task.tools]
 
     async def reset(self, task: Task) -> str:
         await self.load([])
@@ -80,10 +80,10 @@ class CodingEnv(GradedWork):
         Args:
             command: The command; it gets no input.
         """
-        said = await self.at.bash(command)
-        if self.config.tools == "bash" and said.split("\n", 1)[0].strip() == _SUBMIT:
+        reply = await self.interface.bash(command)
+        if self.config.tools == "bash" and reply.split("\n", 1)[0].strip() == _SUBMIT:
             return await self.submit()
-        return said
+        return reply
 
     @tool(timeout=_TOOL_S, parallel=False)
     async def read(self, path: str, first: int = 1, last: int | None = None) -> str:
@@ -94,7 +94,7 @@ class CodingEnv(GradedWork):
             first: Number of the first line to show.
             last: Number of the last line to show; without it, as many as fit.
         """
-        return await self.at.read(path, first, last)
+        return await self.interface.read(path, first, last)
 
     @tool(timeout=_TOOL_S, parallel=False)
     async def edit(self, path: str, old: str, new: str) -> str:
@@ -105,7 +105,7 @@ class CodingEnv(GradedWork):
             old: The text to replace, without line numbers.
             new: The text to put there.
         """
-        return await self.at.edit(path, old, new)
+        return await self.interface.edit(path, old, new)
 
     @tool(timeout=_TOOL_S, parallel=False)
     async def search(self, pattern: str, path: str = ".", files: str = "*") -> str:
@@ -116,7 +116,7 @@ class CodingEnv(GradedWork):
             path: The file, or the folder with all that lies below it.
             files: Names of the files to look at, such as *.py.
         """
-        return await self.at.search(pattern, path, files)
+        return await self.interface.search(pattern, path, files)
 
     @tool(timeout=_TOOL_S, parallel=False)
     async def submit(self) -> ToolResult:
@@ -125,7 +125,8 @@ class CodingEnv(GradedWork):
         return ToolResult(result.observation or "Submitted.", done=result.done)
 
     async def snapshot(self) -> tuple[SandboxState, ShellState, list[Grade], float]:
-        """The running machine if the back end can keep it, else its files; working directory and environment."""
+        """The running machine if the back end can keep the machine, else the files; working directory and
+        environment."""
         return await self.shared.snapshot(self.box), self.shell.state, self.grades, time.monotonic() - self.began
 
     async def restore(self, state: tuple[SandboxState, ShellState, list[Grade], float]) -> None:
@@ -137,7 +138,7 @@ class CodingEnv(GradedWork):
 
     def _begin(self, state: ShellState) -> None:
         self.shell = Shell(self.box, state)
-        self.at = Tools(self.box, self.shell, self.config.command_s, self.config.output)
+        self.interface = Tools(self.box, self.shell, self.config.command_s, self.config.output)
         self.began = time.monotonic()
 
     async def _submitted(self) -> StepResult:
@@ -153,7 +154,7 @@ class CodingEnv(GradedWork):
 
     def _ended(self, exc: BaseException) -> StepResult:
         """The answer to commands that ended the sandbox. Any other error is raised."""
-        killed: Any = next((one for one in leaves(exc) if isinstance(one, SandboxKilledError)), None)
+        killed: Any = next((leaf for leaf in leaves(exc) if isinstance(leaf, SandboxKilledError)), None)
         if killed is None:
             raise exc
         return StepResult(done=True, info={"sandbox_killed": str(killed)})

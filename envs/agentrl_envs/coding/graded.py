@@ -1,4 +1,4 @@
-"""Shared by environments of coding tasks: a task's sandbox, and the grade of the work in it."""
+"""Shared by environments of coding tasks: a task's sandbox, and the grade of the work in the sandbox."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
 
 _LOG = 4000
-"""Characters of the tests' output that the trajectory keeps."""
+"""The most characters of the tests' output in the trajectory."""
 
 
 class GradedConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     backend: str = "auto"
-    """What runs the sandboxes: docker, bubblewrap, local (trusted code only), auto, or a dotted path."""
+    """The back end of the sandboxes: docker, bubblewrap, local (trusted code only), auto, or a dotted path."""
     spec: SandboxSpec = SandboxSpec()
-    """What a sandbox is and may use. A task may change it."""
+    """The contents and limits of a sandbox. A task may change them."""
     size: int | None = Field(None, gt=0)
-    """Sandboxes for episodes at a time; null: as many as the machine holds. Grading has its own beside them."""
+    """The number of concurrent sandboxes for episodes; null: as many as the machine holds. Grading has extra
+    sandboxes."""
     grading: Literal["task", "clean", "same"] = "task"
-    """Where the tests run. clean: in a second sandbox with only the agent's files. same: in the agent's own.
-    task: as the task's format decides, which is clean unless its tests look at more than files."""
+    """Where the tests run. clean: in a second sandbox with only the agent's files. same: in the agent's sandbox. task:
+    as the task's format decides, which is clean unless the tests look at more than files."""
     partial: bool = False
-    """Reward the share of tests that pass, not only all of them."""
+    """Reward the share of passed tests, instead of 1 for all and 0 otherwise."""
 
 
 class GradedWork(Env):
-    """Steps of a task that are worked on in `self.box` and graded one after the other; `self.grades` so far.
+    """Steps of a task in `self.box`, graded in order; `self.grades` so far.
 
-    If the work itself ends the sandbox (by using up its memory, for example), the reward is 0, and the trajectory's
-    `info["sandbox_killed"]` has the reason. Its `info["grading"]` has what the tests wrote, and `info["sandbox_s"]`
-    the seconds spent on sandboxes.
+    If the work ends the sandbox (by using up the memory, for example), the reward is 0, and the trajectory's
+    `info["sandbox_killed"]` has the reason. `info["grading"]` has the tests' output, and `info["sandbox_s"]` the
+    seconds spent on sandboxes.
     """
 
     config: GradedConfig
@@ -69,14 +70,14 @@ class GradedWork(Env):
             return thread.submit(asyncio.run, missing_lines(config.backend, images)).result()
 
     async def load(self, grades: list[Grade]) -> None:
-        """Read the task, and what its sandbox must be. `grades` are those of the steps done before."""
+        """Read the task and the settings of the sandbox. `grades` are the grades of earlier steps."""
         self.problem = await self.call(load_problem, self.task)
         changes = dict(self.problem.spec) | ({"image": self.problem.image} if self.problem.image else {})
         self.spec = SandboxSpec.model_validate({**self.config.spec.model_dump(), **changes})
         self.grades, self.sandbox_s, self.killed = grades, 0.0, ""
 
     async def score(self, trajectory: Trajectory) -> Reward:
-        """The total of the steps' scores, and the share of tests that passed."""
+        """The total of the steps' scores, and the passed share of tests."""
         killed = self.killed or trajectory.info.get("sandbox_killed")
         if not killed and not self.over:
             try:
@@ -88,25 +89,25 @@ class GradedWork(Env):
             trajectory.info["sandbox_killed"] = killed
             return Reward(0.0)
         trajectory.info["sandbox_s"] = round(self.sandbox_s, 3)
-        trajectory.info["grading"] = "\n".join(made.log for made in self.grades)[-_LOG:]
+        trajectory.info["grading"] = "\n".join(grade.log for grade in self.grades)[-_LOG:]
         return total(self.problem, self.grades, partial=self.config.partial)
 
     @property
     def over(self) -> bool:
         """Whether the task is over: a step was not good enough to continue, or all steps are graded."""
         graded = zip(self.problem.steps, self.grades, strict=False)
-        failed = any(step.min_score is not None and made.score < step.min_score for step, made in graded)
+        failed = any(step.min_score is not None and grade.score < step.min_score for step, grade in graded)
         return failed or len(self.grades) == len(self.problem.steps)
 
     async def grade_step(self) -> None:
-        """Grade the current step. Raises SandboxKilledError if its tests end the sandbox."""
+        """Grade the current step. Raises SandboxKilledError if the tests end the sandbox."""
         clean = {"task": None, "clean": True, "same": False}[self.config.grading]
         steps = self.problem.steps[: len(self.grades) + 1]
         self.grades.append(await grade(self.box, steps, pool=self.shared, spec=self.spec, clean=clean))
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the seconds that this episode spends on its sandboxes."""
+        """Count the seconds that this episode spends on sandboxes."""
         began = time.monotonic()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Grading a step: by default in a separate clean sandbox, with the agent's files and none of its processes."""
+"""Grading a step: by default in a separate clean sandbox, with the agent's files and without the agent's processes."""
 
 from __future__ import annotations
 
@@ -45,21 +45,22 @@ done
 kill -CONT $waiting
 [ -z "$found" ]
 """
-"""Stop all processes at once and kill them, until none is left. Processes that are stopped one after the other could
-live too short to be found. Spared are this command, those that wait for it, and what holds the sandbox open. If that is
-of the commands' user, it stays stopped: code of the agent's could hide in it.
+"""Stop all processes at once and kill them, until none is left. Processes that are stopped one by one could live too
+short to be seen. Spared are this command, processes that wait for it, and the process that holds the sandbox open. If
+that process belongs to the commands' user, it stays stopped: code of the agent's could hide in it.
 
-It works only in a separate process namespace, neither a machine's first one nor the one of this process: in a sandbox
-that isolates nothing, it must not kill everything."""
+The command works only in a separate process namespace, neither a machine's first namespace nor this process's: without
+isolation, the command must not kill the machine's processes.
+"""
 
 
 async def grade(
     box: Sandbox, steps: Sequence[Step], *, pool: SandboxPool, spec: SandboxSpec, clean: bool | None = None
 ) -> Grade:
-    """Grade the last of the steps so far, on the work in `box`. `clean` overrules the step's own choice.
+    """Grade the last of the steps so far, on the work in `box`. `clean` overrules the step's choice.
 
-    Work that ends the grading sandbox, or that is too large to carry, scores 0 and the log has the reason. Raises
-    InfraError if there is no result that can be believed.
+    Work that ends the grading sandbox, or is too large to carry, scores 0 and the log has the reason. Raises InfraError
+    without a credible result.
     """
     step = steps[-1]
     if step.own is not None:
@@ -81,28 +82,28 @@ async def grade(
         return await _result(step, second, pool, spec)
 
 
-async def _in_own(box: Sandbox, step: Step, own: OwnSandbox, pool: SandboxPool, spec: SandboxSpec) -> Grade:
+async def _in_own(box: Sandbox, step: Step, separate: OwnSandbox, pool: SandboxPool, spec: SandboxSpec) -> Grade:
     """Grade in the tests' own sandbox."""
-    changes = {**own.spec, **({"image": own.image} if own.image else {})}
+    changes = {**separate.spec, **({"image": separate.image} if separate.image else {})}
     other = SandboxSpec.model_validate({**spec.model_dump(), **changes})
-    if own.collect is not None:
-        await own.collect(box)
+    if separate.collect is not None:
+        await separate.collect(box)
     async with pool.acquire(other, lane="grade") as second:
         try:
-            await carry_paths(box, second, own.paths)
+            await carry_paths(box, second, separate.paths)
         except WorkError as exc:
             return Grade(0.0, log=str(exc))
         return await _result(step, second, pool, other)
 
 
 def total(problem: Problem, grades: Sequence[Grade], *, partial: bool = False) -> Reward:
-    """The reward of a problem, given the grades of its first steps. A step without a grade scores 0.
+    """The reward of a problem, given the grades of the first steps. A step without a grade scores 0.
 
-    `partial` uses the share of a step's tests that passed, if its grader returns it.
+    `partial` uses the passed share of a step's tests, if the grader returns the share.
     """
-    scores = [made.parts.get("tests", made.score) if partial else made.score for made in grades]
+    scores = [grade.parts.get("tests", grade.score) if partial else grade.score for grade in grades]
     scores += [0.0] * (len(problem.steps) - len(grades))
-    parts = [part for made in grades for part in made.parts.items()]
+    parts = [part for grade in grades for part in grade.parts.items()]
     names = dict.fromkeys(name for name, _ in parts)
     means = {name: fmean([value for other, value in parts if other == name]) for name in names}
     return Reward(scores[-1] if problem.total == "final" else fmean(scores), means)
@@ -130,10 +131,10 @@ async def _ended(step: Step, grading: Coroutine[Any, Any, Grade]) -> Grade:
 
 
 async def end_processes(box: Sandbox) -> None:
-    """Kill the processes that the agent left, so that they cannot tamper with the tests. Does nothing in a sandbox
+    """Kill the agent's remaining processes, so that they cannot tamper with the tests. Does nothing in a sandbox
     without isolation.
 
-    Raises WorkError if some of it resists.
+    Raises WorkError if a process survives.
     """
     try:
         ours = os.readlink("/proc/self/ns/pid")

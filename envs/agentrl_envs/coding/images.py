@@ -1,4 +1,4 @@
-"""The images that coding tasks need."""
+"""The images of coding tasks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ _SHOWN = 3
 
 
 def images_of(tasks: Iterable[Task], default: SandboxSpec) -> list[str]:
-    """The images of these tasks, each once, in order. It may block. A task that cannot be read is left out: it is
-    reported where it is played.
-    """
-    found: dict[str, None] = {}
+    """The images of the tasks, without repeats, in order. Blocks. An unreadable task is left out: the play reports the
+    task."""
+    images: dict[str, None] = {}
     for task in tasks:
         try:
             problem = load_problem(task)
         except (ConfigError, InfraError):
             continue
-        found |= dict.fromkeys(_images(problem, default))
-    return list(found)
+        images |= dict.fromkeys(_images(problem, default))
+    return list(images)
 
 
 async def missing_lines(backend: str, images: Sequence[str]) -> list[str]:
-    """A line for each host that lacks some of these images. None if the back end pulls none."""
+    """A line for each host that lacks images. None if the back end pulls no images."""
     if backend.partition(":")[0] not in ("docker", "auto") or not images:
         return []
     try:
@@ -47,14 +46,14 @@ async def missing_lines(backend: str, images: Sequence[str]) -> list[str]:
 
 
 def _images(problem: Problem, default: SandboxSpec) -> list[str]:
-    own = [step.own for step in problem.steps if step.own is not None]
+    sandboxes = [step.own for step in problem.steps if step.own is not None]
     groups = [
         ServiceGroup.model_validate(spec["services"])
-        for spec in (problem.spec, *(one.spec for one in own))
+        for spec in (problem.spec, *(sandbox.spec for sandbox in sandboxes))
         if spec.get("services")
     ]
     return [
         problem.image or str(problem.spec.get("image") or default.image),
-        *(one.image for one in own if one.image),
+        *(sandbox.image for sandbox in sandboxes if sandbox.image),
         *(image for group in groups for image in group.images),
     ]

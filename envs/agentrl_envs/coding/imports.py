@@ -1,4 +1,4 @@
-"""Which modules a text of Python imports. It is read and not run."""
+"""The modules that a Python text imports. The text is parsed, not run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def imported(node: ast.AST) -> set[str]:
 
 
 def imports_of(text: str) -> set[str]:
-    """The modules that any statement of a text imports, by their first names. Empty if it is not Python."""
+    """The modules that any statement of a text imports, by their first names. Empty for a text that is not Python."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,4 +1,4 @@
-"""Scripted players that validate a coding environment: gold scores 1, noop 0, and hostile 0, whatever it tries."""
+"""Scripted players that validate a coding environment: gold scores 1, noop 0, and hostile 0."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from agentrl_envs.coding.attacks import ATTACKS
 from agentrl_envs.coding.problem import Solution, load_problem
 
 _PIECE = 60_000
-"""Characters of a file in one command."""
+"""The most characters of a file in a single command."""
 
 
 def gold(task: Task) -> Generator[Turn, str, None]:
-    """Applies each step's own solution by `bash`, then submits. Raises ConfigError for a task without a solution."""
+    """Applies the solution of each step by `bash`, then submits. Raises ConfigError for a task without a solution."""
     for step in load_problem(task).steps:
         if step.gold is None:
             raise ConfigError(f"task {task.id!r} has no solution, so no player can show that it can be solved")
@@ -30,18 +30,18 @@ def gold(task: Task) -> Generator[Turn, str, None]:
 
 
 def noop(task: Task) -> Generator[Turn, str, None]:
-    """Does nothing, and hands that in."""
+    """Submits without any work."""
     for _ in load_problem(task).steps:
         yield call("submit")
 
 
 def hostile(task: Task) -> Generator[Turn, str, None]:
-    """Tries one of `ATTACKS` on a function task, chosen by the task's id."""
+    """Tries an attack from `ATTACKS` on a function task, chosen by the task's id."""
     yield from attack(Random(f"hostile-{task.id}").choice(sorted(ATTACKS)))
 
 
 def attack(name: str) -> Generator[Turn, str, None]:
-    """Runs the commands of an attack, then submits what it left."""
+    """Runs the commands of an attack, then submits."""
     for command in ATTACKS[name]:
         yield call("bash", command=command)
     yield call("submit")
@@ -64,7 +64,7 @@ def _written(path: str, content: FileContent) -> Iterator[str]:
     data = content.read_bytes() if isinstance(content, Path) else content
     coded = base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
     yield f'mkdir -p "$(dirname {quote(path)})" && : > {quote(path)}'
-    for at in range(0, len(coded), _PIECE):
-        yield f"base64 -d >> {quote(path)} <<< {coded[at : at + _PIECE]}"
+    for offset in range(0, len(coded), _PIECE):
+        yield f"base64 -d >> {quote(path)} <<< {coded[offset : offset + _PIECE]}"
     if isinstance(content, Path) and content.stat().st_mode & 0o100:
         yield f"chmod +x {quote(path)}"

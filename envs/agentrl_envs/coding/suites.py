@@ -1,4 +1,4 @@
-"""The tests in a task's label, as published data has them, and the code in an answer."""
+"""The tests in a task's label, in the forms of published data, and the code in an answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.types import JSON
 from agentrl_envs.coding.imports import imported
 
 MODULE = "solution"
-"""The module in which tests find the answer: `from solution import add`."""
+"""The module of the answer, for tests: `from solution import add`."""
 FILE = f"{MODULE}.py"
 
 _TESTS = ".agentrl_tests"
@@ -25,10 +25,10 @@ _BEFORE = ("test_imports", "test_setup_code")
 """The keys of MBPP's rows with code to run before their asserts."""
 _BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__"}
 _FENCE = re.compile(r"^([ \t]*)(?:(?:[-*+]|\d+[.)])([ \t]+))?(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
-"""Its indentation, the blanks after the mark of a list's item that begins with it, the fence, and what follows."""
+"""Indentation, the mark of a list item with its blanks, the fence, and the rest of the line."""
 _PYTHON = re.compile(r"\{?\.?py(?:thon)?[\d.]*(?:[:,}].*)?", re.IGNORECASE)
 _DEEPER = 3
-"""Blanks by which the end of a block may be indented more than its beginning."""
+"""The most blanks by which the end of a block may be indented more than the beginning."""
 
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -38,15 +38,15 @@ class Suite:
     """The tests to run on the code in FILE."""
 
     job: Mapping[str, Any]
-    """Tests in the form that the coding environment's function grader takes."""
+    """Tests in the form of the coding environment's function grader."""
     files: Mapping[str, str] = field(default_factory=dict)
 
 
 def code_block(text: str) -> str | None:
-    """The last fenced block of Python. None if there is none, or if the last fence stays open.
+    """The last fenced block of Python. None without a block, or if the last fence stays open.
 
-    A block of no named language counts if no block before it names Python, or if it defines a function or a class.
-    Otherwise it is sample output.
+    A block without a language counts if no block before it names Python, or if the block defines a function or a class.
+    Otherwise the block is sample output.
     """
     block, named = None, False
     opened: re.Match[str] | None = None
@@ -66,14 +66,14 @@ def code_block(text: str) -> str | None:
 
 
 def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
-    """Whether a fence ends the block. A deeper one is text of the block, in a docstring for example."""
+    """Whether a fence ends the block. A deeper fence is text of the block, in a docstring for example."""
     before = opened.string[opened.start() : opened.start(3)]
     near = len(fence[1].expandtabs()) <= len(before.expandtabs()) + _DEEPER
     return near and fence[2] is None and fence[3].startswith(opened[3]) and not fence[4].strip()
 
 
 def _dedented(code: str, indent: int) -> str:
-    """A block's code without the indentation of its fence, and then without what its lines share."""
+    """A block's code without the indentation of the fence, and then without the common indentation of the lines."""
     lines = (line.expandtabs() if indent else line for line in code.splitlines(keepends=True))
     return textwrap.dedent("".join(line[min(indent, len(line) - len(line.lstrip(" "))) :] for line in lines))
 
@@ -87,7 +87,7 @@ def _defines(code: str) -> bool:
 
 
 def suite(label: JSON) -> Suite:
-    """The tests of a label. Raises ConfigError, which names the label, for one without tests that can be run."""
+    """The tests of a label. Raises ConfigError, which names the label, for a label without runnable tests."""
     try:
         return _suite(_unwrapped(label))
     except _NoTestsError as exc:
@@ -134,29 +134,33 @@ def _of_mapping(label: Mapping[str, JSON]) -> Suite:
     return _of_text(text) if name is None else _of_function(text, name, label.get("prompt") or "")
 
 
-def _lines(given: JSON, what: str) -> str:
-    """A text, or a list of texts as one."""
-    lines = [given] if isinstance(given, str) else given
+def _lines(value: JSON, name: str) -> str:
+    """A text, or a list of texts as a single text."""
+    lines = [value] if isinstance(value, str) else value
     if not isinstance(lines, Sequence) or not all(isinstance(line, str) for line in lines):
-        raise _NoTestsError(f"{what} is neither a text nor a list of texts")
+        raise _NoTestsError(f"{name} is neither a text nor a list of texts")
     return "\n".join(lines)
 
 
 def _of_streams(inputs: JSON, outputs: JSON) -> Suite:
-    given, wanted = _streams(inputs, "inputs"), _streams(outputs, "outputs")
-    if not given or len(given) != len(wanted):
-        raise _NoTestsError(f"there are {len(given)} inputs and {len(wanted)} outputs; write one output for each input")
-    return Suite({"folder": ".", "program": FILE, "streams": [list(pair) for pair in zip(given, wanted, strict=True)]})
+    texts, expected = _streams(inputs, "inputs"), _streams(outputs, "outputs")
+    if not texts or len(texts) != len(expected):
+        raise _NoTestsError(
+            f"there are {len(texts)} inputs and {len(expected)} outputs; write one output for each input"
+        )
+    return Suite(
+        {"folder": ".", "program": FILE, "streams": [list(pair) for pair in zip(texts, expected, strict=True)]}
+    )
 
 
-def _streams(given: JSON, what: str) -> list[str]:
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise _NoTestsError(f"{what} is not a list of texts")
-    return [_lines(one, f"one of the {what}") for one in given]
+def _streams(value: JSON, name: str) -> list[str]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise _NoTestsError(f"{name} is not a list of texts")
+    return [_lines(text, f"one of the {name}") for text in value]
 
 
 def _of_function(text: str, name: str, prompt: JSON) -> Suite:
-    """HumanEval's tests. Helpers that they use must come from the task, not from the answer."""
+    """HumanEval's tests. Helpers of the tests must come from the task, not from the answer."""
     prompt, tests = str(prompt), _parsed(text)
     checks = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tests.body)
     defined = _defined(prompt) if checks and _parsed(prompt).body else set()
@@ -192,7 +196,9 @@ def _runs(node: ast.stmt) -> bool:
     """Whether a statement of the tests may reach an assert."""
     if isinstance(node, ast.FunctionDef):
         return node.name == "test" or node.name.startswith("test_")
-    return not isinstance(node, ast.ClassDef) and any(isinstance(one, ast.Assert | ast.Call) for one in ast.walk(node))
+    return not isinstance(node, ast.ClassDef) and any(
+        isinstance(child, ast.Assert | ast.Call) for child in ast.walk(node)
+    )
 
 
 def _of_pytest(tests: ast.Module, text: str, names: list[str]) -> Suite:
@@ -202,15 +208,15 @@ def _of_pytest(tests: ast.Module, text: str, names: list[str]) -> Suite:
         raise _NoTestsError("it has an async function, which pytest alone does not run")
     lines = text.splitlines()
     if names:
-        behind = [node.end_lineno or 0 for node in tests.body if "__future__" in imported(node)]
-        lines.insert(max(behind, default=0), f"from {MODULE} import {', '.join(names)}")
+        ends = [node.end_lineno or 0 for node in tests.body if "__future__" in imported(node)]
+        lines.insert(max(ends, default=0), f"from {MODULE} import {', '.join(names)}")
     return Suite({"folder": ".", "tests": _TESTS, "modules": [MODULE]}, {f"{_TESTS}/test_it.py": "\n".join(lines)})
 
 
 def _needs_pytest(node: ast.stmt) -> bool:
     """Whether a statement of the tests matters only to pytest."""
     if isinstance(node, ast.ClassDef):
-        return any(isinstance(one, _Function) and one.name.startswith("test") for one in node.body)
+        return any(isinstance(child, _Function) and child.name.startswith("test") for child in node.body)
     if isinstance(node, _Function) and node.name.startswith("test_"):
         arguments = node.args
         return bool(node.decorator_list or arguments.args or arguments.kwonlyargs) or not isinstance(

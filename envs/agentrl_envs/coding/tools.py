@@ -1,4 +1,4 @@
-"""What a coding agent's tools do to a sandbox. The model reads what they return, and what they raise as ToolError."""
+"""The tools of a coding agent in a sandbox. The model reads the results, and the errors that are a ToolError."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from agentrl.sandbox import Sandbox
 from agentrl_sandbox.shell import Shell
 
 _LARGEST_FILE = 4 << 20
-"""Bytes of a file that `read` and `edit` take."""
+"""The most bytes of a file for `read` and `edit`."""
 
 _LONGEST_LINE = 500
-"""Characters shown of one line."""
+"""The most characters of a line."""
 
 _MATCHES = 100
-"""Lines that a search shows."""
+"""The most lines of a search."""
 
 _MOST_COMPARED = 20_000
-"""Pairs of lines that are compared to find the closest lines. That takes a fraction of a second."""
+"""The most pairs of lines to compare for the closest lines. These take a fraction of a second."""
 
 _MODELS_OWN = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
 _MODELS_OWN |= {errno.EFBIG, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS, errno.EINVAL}
-"""Errors that a path or a full disk causes; any other OSError is the sandbox's."""
+"""Errors of a path or a full disk; any other OSError is the sandbox's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools over one sandbox. Every path is what a command in `shell` would take it for."""
+    """The tools over a sandbox. A path means the same as in a command in `shell`."""
 
     box: Sandbox
     shell: Shell
     command_s: float
-    """Seconds that a command may take."""
+    """The time limit of a command, in seconds."""
     output: int
     """Characters of a result."""
 
     async def bash(self, command: str) -> str:
-        """Run a command; its output, cut in the middle, and how it ended unless it succeeded."""
+        """Run a command. Returns the output, cut in the middle, and the ending of a failed command."""
         result = await self.shell.run(command, timeout=self.command_s, max_output=4 * self.output)
-        said = cut(result.stdout, self.output).rstrip("\n")
+        output = cut(result.stdout, self.output).rstrip("\n")
         if result.timed_out:
             how = f"killed after {self.command_s:g} s, with all it started; a command may take no longer"
-            return f"{said}\n[{how}]".lstrip("\n")
+            return f"{output}\n[{how}]".lstrip("\n")
         if result.exit_code:
-            return f"{said}\n[exit code {result.exit_code}]".lstrip("\n")
-        return said or "[no output]"
+            return f"{output}\n[exit code {result.exit_code}]".lstrip("\n")
+        return output or "[no output]"
 
     async def read(self, path: str, first: int, last: int | None) -> str:
         """Lines of a file with their numbers, as many as fit."""
@@ -60,16 +60,16 @@ class Tools:
         lines = _lines(text)
         if not 1 <= first <= len(lines) or (last is not None and last < first):
             raise ToolError(f"{path} has lines 1 to {len(lines)}, and you asked for {first} to {last or 'the end'}")
-        shown, room = list[str](), self.output
+        parts, room = list[str](), self.output
         for number, line in enumerate(lines[first - 1 : last], first):
             text = _numbered(number, line)
-            if (room := room - len(text) - 1) < 0 and shown:
-                return "\n".join([*shown, f"[{path} has {len(lines)} lines; read on with first={number}]"])
-            shown.append(text)
-        return "\n".join(shown)
+            if (room := room - len(text) - 1) < 0 and parts:
+                return "\n".join([*parts, f"[{path} has {len(lines)} lines; read on with first={number}]"])
+            parts.append(text)
+        return "\n".join(parts)
 
     async def edit(self, path: str, old: str, new: str) -> str:
-        """Replace text that occurs exactly once, or make a file if `old` is empty; the changed lines."""
+        """Replace text that occurs exactly once, or make a file if `old` is empty. Returns the changed lines."""
         if not old:
             return await self._create(path, new)
         if old == new:
@@ -77,11 +77,11 @@ class Tools:
         text = await self._text(path)
         if (places := text.count(old)) != 1:
             raise ToolError(_not_unique(path, text, old) if places else _not_found(path, text, old))
-        at = text.index(old)
-        changed = text[:at] + new + text[at + len(old) :]
+        position = text.index(old)
+        changed = text[:position] + new + text[position + len(old) :]
         with _for_the_model(path):
             await self.box.write_file(self.shell.path(path), changed)
-        first = text.count("\n", 0, at) + 1
+        first = text.count("\n", 0, position) + 1
         last = first + new.removesuffix("\n").count("\n")
         lines = _lines(changed)
         around = range(max(first - 2, 1), min(last + 2, len(lines)) + 1)
@@ -122,12 +122,12 @@ class Tools:
     async def _create(self, path: str, text: str) -> str:
         try:
             with _for_the_model(path):
-                held = await self.box.read_bytes(self.shell.path(path), max_bytes=_LARGEST_FILE)
+                content = await self.box.read_bytes(self.shell.path(path), max_bytes=_LARGEST_FILE)
         except ToolError as exc:
             if not isinstance(exc.__cause__, FileNotFoundError):
                 raise
-            held = b""
-        if held:
+            content = b""
+        if content:
             raise ToolError(f"{path} exists and is not empty; give in `old` the text to replace, or remove it first")
         with _for_the_model(path):
             await self.box.write_file(self.shell.path(path), text)
@@ -135,7 +135,7 @@ class Tools:
 
 
 def cut(text: str, limit: int) -> str:
-    """The first and the last half of `limit` characters, with a mark between them that counts what is left out."""
+    """The first and the last half of `limit` characters, with a mark in between that counts the missing characters."""
     if len(text) <= limit:
         return text
     head, tail = text[: limit // 2], text[len(text) - limit // 2 :]
@@ -144,7 +144,7 @@ def cut(text: str, limit: int) -> str:
 
 @contextmanager
 def _for_the_model(path: str) -> Iterator[None]:
-    """Turn what a wrong path or a full disk raises into a ToolError."""
+    """Turn the error of a wrong path or a full disk into a ToolError."""
     try:
         yield
     except OSError as exc:
@@ -168,33 +168,33 @@ def _shortened(line: str) -> str:
 
 
 def _not_unique(path: str, text: str, old: str) -> str:
-    numbers, at = [], text.find(old)
-    while at >= 0:
-        numbers.append(text.count("\n", 0, at) + 1)
-        at = text.find(old, at + 1)
+    numbers, position = [], text.find(old)
+    while position >= 0:
+        numbers.append(text.count("\n", 0, position) + 1)
+        position = text.find(old, position + 1)
     places = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
     return f"old occurs {len(numbers)} times in {path}, at lines {places}; add lines around it until it is unique"
 
 
 def _not_found(path: str, text: str, old: str) -> str:
-    """The error for text that was not found, with the lines that come closest."""
+    """The error for text that does not occur, with the closest lines."""
     if "\r\n" in text and old in text.replace("\r\n", "\n"):
         return f"{path} ends its lines with \\r\\n; change it by bash, or convert it first"
-    wanted, lines = old.strip("\n").split("\n"), _lines(text)
-    starts = range(max(len(lines) - len(wanted) + 1, 1))
-    if len(starts) * len(wanted) > _MOST_COMPARED:
+    block, lines = old.strip("\n").split("\n"), _lines(text)
+    starts = range(max(len(lines) - len(block) + 1, 1))
+    if len(starts) * len(block) > _MOST_COMPARED:
         return f"old does not occur in {path}; read the part that you want to change first"
-    ratios = ((_likeness(lines[start : start + len(wanted)], wanted), start) for start in starts)
-    best, start = max(ratios, key=lambda found: (found[0], -found[1]))
+    ratios = ((_likeness(lines[start : start + len(block)], block), start) for start in starts)
+    best, start = max(ratios, key=lambda candidate: (candidate[0], -candidate[1]))
     if best < 0.5:
         return f"old does not occur in {path}, and nothing like it; read the file first"
-    shown = [
-        _numbered(number, lines[number - 1]) for number in range(start + 1, min(start + len(wanted), len(lines)) + 1)
+    closest = [
+        _numbered(number, lines[number - 1]) for number in range(start + 1, min(start + len(block), len(lines)) + 1)
     ]
-    return f"old does not occur in {path}. The closest lines, which differ from it:\n" + cut("\n".join(shown), 2000)
+    return f"old does not occur in {path}. The closest lines, which differ from it:\n" + cut("\n".join(closest), 2000)
 
 
-def _likeness(lines: list[str], wanted: list[str]) -> float:
+def _likeness(lines: list[str], block: list[str]) -> float:
     """How alike two equally long blocks are, from 0 to 1. Spaces at the ends of lines count little."""
-    pairs = list(zip(lines, wanted, strict=False))
-    return sum(difflib.SequenceMatcher(None, a.strip(), b.strip()).quick_ratio() for a, b in pairs) / len(wanted)
+    pairs = list(zip(lines, block, strict=False))
+    return sum(difflib.SequenceMatcher(None, a.strip(), b.strip()).quick_ratio() for a, b in pairs) / len(block)

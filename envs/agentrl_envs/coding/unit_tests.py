@@ -21,14 +21,15 @@ from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
 
 _BESIDE_S = 60.0
-"""Seconds for what surrounds the tests: placing files, starting Python."""
+"""Seconds to place files and to start Python, in addition to the tests."""
 
 
 class UnitTests(Grader):
-    """1 if the last code block of the answer passes all tests of the label, else 0. The part `passed` is their share.
+    """1 if the last code block of the answer passes all tests of the label, else 0. The part `passed` is the passed
+    share.
 
-    The code gets 0 if all tests together take longer than `seconds`, or if it ends its sandbox. Each event loop has one
-    pool of sandboxes, made on first use. It is closed with the loop, or by `close`.
+    The code gets 0 if all tests together take longer than `seconds`, or if the code ends the sandbox. Each event loop
+    has a pool of sandboxes, made on first use, and closed by `close` or with the loop.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class UnitTests(Grader):
         self.concurrency, self._fields = concurrency, dict(spec or {})
         self._pools: PerLoop[SharedResource[SandboxPool]] = PerLoop()
 
-    async def grade(self, written: ModelOutput) -> Reward:
+    async def grade(self, output: ModelOutput) -> Reward:
         """See `Grader.grade`. Raises ConfigError for a label without tests, InfraError if the sandbox broke."""
-        tests = suite(written.label)
-        code = code_block(written.answer) if len(written.answer) <= LONGEST else None
+        tests = suite(output.label)
+        code = code_block(output.answer) if len(output.answer) <= LONGEST else None
         passed = 0.0 if code is None else await self._passed(code, tests)
         return Reward(passed if self.partial else float(passed == 1.0), {"passed": passed})
 
@@ -62,7 +63,7 @@ class UnitTests(Grader):
         suite(task.label)
 
     async def close(self) -> None:
-        """Remove the sandboxes of this event loop. The next grade makes new ones."""
+        """Remove the sandboxes of this event loop. The next grade makes new sandboxes."""
         await self._shared().close()
 
     async def _passed(self, code: str, tests: Suite) -> float:
@@ -77,8 +78,8 @@ class UnitTests(Grader):
             grade_s=self.seconds + _BESIDE_S,
         )
         async with pool.acquire(spec, lane="grade") as box:
-            found = await grade(box, [step], pool=pool, spec=spec)
-        return float(found.parts.get("tests", 0.0))
+            result = await grade(box, [step], pool=pool, spec=spec)
+        return float(result.parts.get("tests", 0.0))
 
     def _shared(self) -> SharedResource[SandboxPool]:
         return self._pools.here(lambda: SharedResource(self._pool))

@@ -1,4 +1,4 @@
-"""Find out, without a model, which coding tasks are broken: doing nothing must score 0, the task's own solution 1.
+"""Find out, without a model, which coding tasks are broken: an idle play must score 0, the task's solution 1.
 
 Both are played twice, each in a new sandbox, by the same code as an episode of CodingEnv.
 """
@@ -36,13 +36,13 @@ log = logging.getLogger("agentrl")
 
 @dataclass(frozen=True, slots=True)
 class TaskFinding:
-    """What was found out about one task."""
+    """The verdict on a task."""
 
     id: str
     verdict: Verdict
     reason: str = ""
     noop: Sequence[float | None] = ()
-    """Scores of doing nothing; None if it broke."""
+    """The scores of idle plays; None for a play that failed."""
     oracle: Sequence[float | None] = ()
     seconds: float = 0.0
 
@@ -53,11 +53,11 @@ class ValidationSettings:
 
     backend: str = "auto"
     base: Mapping[str, str] = field(default_factory=dict)
-    """Image that a task names -> image of this machine."""
+    """The task's image -> an image of this machine."""
     installed: bool = False
     """The images have the packages that Dockerfiles install."""
     keep: bool = False
-    """Leave running, while the tests run, what the solution started."""
+    """Keep the solution's processes running during the tests."""
     concurrency: int = 2
     """Tasks at a time."""
     deadline: float = 600.0
@@ -73,11 +73,11 @@ def find_tasks(place: Path, settings: ValidationSettings) -> list[Task]:
         return [_settled(task, settings) for task in load_tasks(place, split="eval")]
     if not place.is_dir():
         raise ConfigError(f"{place}: no such file or folder; give a JSONL file of tasks, or a folder of them")
-    found = list(harbor.tasks_in(place, **_given(settings)))
-    found = found or list(_function_folders(place))
-    if not found:
+    tasks = list(harbor.tasks_in(place, **_given(settings)))
+    tasks = tasks or list(_function_folders(place))
+    if not tasks:
         raise ConfigError(f"{place} holds no task: neither a task.toml, nor a folder with *_test.py or test_*.py")
-    return found
+    return tasks
 
 
 async def validate(
@@ -95,26 +95,26 @@ async def validate(
         log.warning("%s", line)
     at_a_time = asyncio.Semaphore(settings.concurrency)
 
-    async def one(task: Task, backend: Backend, pool: SandboxPool) -> TaskFinding:
+    async def check(task: Task, backend: Backend, pool: SandboxPool) -> TaskFinding:
         async with at_a_time:
-            found = await _Validation(task, backend, pool, settings).finding()
-        on_finding(found)
-        return found
+            result = await _Validation(task, backend, pool, settings).finding()
+        on_finding(result)
+        return result
 
     async with (
         open_backend(settings.backend) as backend,
         SandboxPool(backend, None, size=settings.concurrency, grade=settings.concurrency, warm=0) as pool,
     ):
-        return await gather(one(task, backend, pool) for task in tasks)
+        return await gather(check(task, backend, pool) for task in tasks)
 
 
 def counts(findings: Iterable[TaskFinding]) -> dict[str, int]:
     """How many tasks got each verdict, the most frequent first."""
-    return dict(Counter(found.verdict for found in findings).most_common())
+    return dict(Counter(finding.verdict for finding in findings).most_common())
 
 
 class _Validation:
-    """One task."""
+    """The validation of a task."""
 
     def __init__(self, task: Task, backend: Backend, pool: SandboxPool, settings: ValidationSettings) -> None:
         self.task, self.backend, self.pool, self.settings = task, backend, pool, settings
@@ -151,53 +151,53 @@ class _Validation:
 
     async def _play(self, *, oracle: bool) -> Play:
         """Play all steps once."""
-        said: list[str] = []
+        output: list[str] = []
         try:
             async with asyncio.timeout(self.settings.deadline), self.pool.acquire(self.spec) as box:
-                grades = await self._grades(box, said, oracle=oracle)
+                grades = await self._grades(box, output, oracle=oracle)
         except TimeoutError as exc:
             return Play(None, f"it took longer than {self.settings.deadline:g} s: {one_line(exc)}", late=True)
         except SandboxKilledError as exc:
             return Play(0.0, f"the sandbox was ended: {exc}")
         except (InfraError, OSError) as exc:
-            return Play(None, one_line(exc), late="did not end within" in str(exc), log="".join(said))
+            return Play(None, one_line(exc), late="did not end within" in str(exc), log="".join(output))
         missing = [0.0] * (len(self.problem.steps) - len(grades))
-        scores = [made.score for made in grades] + missing
+        scores = [grade.score for grade in grades] + missing
         total = scores[-1] if self.problem.total == "final" else fmean(scores)
-        return Play(total, log=f"{grades[-1].log}\n{''.join(said)}")
+        return Play(total, log=f"{grades[-1].log}\n{''.join(output)}")
 
-    async def _grades(self, box: Sandbox, said: list[str], *, oracle: bool) -> list[Grade]:
-        """The grades of the steps. What the solution printed is added to `said`."""
+    async def _grades(self, box: Sandbox, output: list[str], *, oracle: bool) -> list[Grade]:
+        """The grades of the steps. The solution's output is added to `output`."""
         grades: list[Grade] = []
         for number, step in enumerate(self.problem.steps, 1):
             await prepare(box, step)
             if oracle and step.gold is not None:
                 limit = min(self.problem.agent_s or self.settings.deadline, self.settings.deadline)
                 solved = await solve(box, step.gold, timeout=limit)
-                said += [solved.stdout[-2000:], solved.stderr[-2000:]]
+                output += [solved.stdout[-2000:], solved.stderr[-2000:]]
             grades.append(await grade(box, self.problem.steps[:number], pool=self.pool, spec=self.spec))
             if _ends(step, grades[-1]):
                 break
         return grades
 
     def _fetched(self, plays: Sequence[Play]) -> list[str]:
-        """What the solution or the tests of a failed play tried to fetch, although the box has no network."""
+        """The names of programs that failed in a play because the sandbox has no network."""
         failed = [play for play in plays if play.score != 1.0]
         if self.spec.network == "open" or not failed:
             return []
         return needs_network(f"{failed[0].error}\n{failed[0].log}")
 
 
-def _unbuilt(said: str) -> tuple[Verdict, str]:
+def _unbuilt(message: str) -> tuple[Verdict, str]:
     """The verdict for a missing image: the task is wrong, or this machine has no network, for example."""
-    if "COPY failed" in said or "ADD failed" in said:
-        return "error", said
-    fetched = needs_network(said)
-    return "cannot run here", f"its image needs a network ({', '.join(fetched)}); {said}" if fetched else said
+    if "COPY failed" in message or "ADD failed" in message:
+        return "error", message
+    fetched = needs_network(message)
+    return "cannot run here", f"its image needs a network ({', '.join(fetched)}); {message}" if fetched else message
 
 
-def _ends(step: Step, made: Grade) -> bool:
-    return step.min_score is not None and made.score < step.min_score
+def _ends(step: Step, grade: Grade) -> bool:
+    return step.min_score is not None and grade.score < step.min_score
 
 
 def _spec(problem: Problem) -> SandboxSpec:
@@ -206,7 +206,7 @@ def _spec(problem: Problem) -> SandboxSpec:
 
 
 def _settled(task: Task, settings: ValidationSettings) -> Task:
-    """A row's task, with the settings that are given for all Harbor tasks."""
+    """A row's task, with the common settings of Harbor tasks."""
     if task.metadata.get("format") != "harbor":
         return task
     return replace(task, metadata={**_given(settings), **task.metadata})

@@ -1,4 +1,4 @@
-"""The agent's work: files placed for it, an oracle's solution, and what was changed carried to a clean sandbox."""
+"""The agent's work: initial files, an oracle's solution, and the transfer of changes to a clean sandbox."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.sandbox import ExecResult, Sandbox
 from agentrl_envs.coding.problem import Files, Solution, Step
 
 _LARGEST_WORK = 64 << 20
-"""Bytes of changed files that are carried over."""
+"""The most bytes of changed files that are carried."""
 
 _READING_S = 60.0
 _NO_SUCH_COMMAND = 127
@@ -30,7 +30,7 @@ _PACK = _NEEDED + "tar -cf - --exclude=__pycache__ {} --null -T - 2>/dev/null; t
 
 
 class WorkError(Exception):
-    """The agent's work cannot be graded. That is its own fault: the score is 0."""
+    """The agent's work cannot be graded. The agent is to blame, so the score is 0."""
 
 
 async def place(box: Sandbox, files: Files, *, user: str | None = None) -> None:
@@ -43,14 +43,14 @@ async def place(box: Sandbox, files: Files, *, user: str | None = None) -> None:
 
 
 async def prepare(box: Sandbox, step: Step) -> None:
-    """Prepare the beginning of a step. Raises CommandError if its setup fails."""
+    """Prepare the beginning of a step. Raises CommandError if the setup fails."""
     await place(box, step.files)
     if step.setup:
         await box.exec(step.setup, timeout=step.grade_s, check=True)
 
 
 async def solve(box: Sandbox, gold: Solution, *, timeout: float) -> ExecResult:
-    """Apply a task's own solution, as its oracle does."""
+    """Apply a task's solution, as the task's oracle does."""
     await place(box, gold.files, user=gold.user)
     if not gold.command:
         return ExecResult(0)
@@ -68,16 +68,16 @@ async def carry(
     """
     if only is None:
         theirs, ours = await _listing(source), await _listing(target)
-        kept = {path for path in {*theirs, *ours} if without is not None and without(os.fsdecode(path)[2:])}
-        changed = [path for path, what in theirs.items() if ours.get(path) != what and path not in kept]
-        replaced = [path for path in ours if theirs.get(path) != ours[path] and path not in kept]
+        untouched = {path for path in {*theirs, *ours} if without is not None and without(os.fsdecode(path)[2:])}
+        changed = [path for path, digest in theirs.items() if ours.get(path) != digest and path not in untouched]
+        replaced = [path for path in ours if theirs.get(path) != ours[path] and path not in untouched]
     else:
         changed = replaced = [_inside(path).encode() for path in only]
     await _replace(source, target, changed, replaced)
 
 
 async def carry_paths(source: Sandbox, target: Sandbox, paths: Sequence[str]) -> None:
-    """Copy files and folders by their absolute paths, as root, with any `.git` in them.
+    """Copy files and folders by their absolute paths, as root, with `.git` folders.
 
     Raises WorkError and ConfigError as `carry` does.
     """
@@ -105,29 +105,29 @@ async def _replace(
 async def _listing(box: Sandbox) -> Mapping[bytes, bytes]:
     """Path -> hash of the content, or target of the link, of every file in the work folder."""
     pairs = (entry.partition(b"  ") for entry in (await _output(box, _LIST)).split(b"\0"))
-    return {path: what for what, _, path in pairs if path}
+    return {path: digest for digest, _, path in pairs if path}
 
 
 async def _archive(box: Sandbox, paths: Sequence[bytes], cwd: str | None, user: str | None) -> bytes:
-    """Files as a tar archive, rebuilt on this machine from the sandbox's data, which cannot be trusted."""
+    """Files as a tar archive, rebuilt on this machine, because data from the sandbox cannot be trusted."""
     pack = _PACK.format("--exclude=.git" if cwd is None else "")
     sent = await _output(box, pack, b"\0".join(paths), cwd, user)
-    made, wanted = io.BytesIO(), [path.decode(errors="surrogateescape") for path in paths]
+    rebuilt, names = io.BytesIO(), [path.decode(errors="surrogateescape") for path in paths]
     try:
-        with tarfile.open(fileobj=io.BytesIO(sent)) as there, tarfile.open(fileobj=made, mode="w") as here:
-            for member in there:
+        with tarfile.open(fileobj=io.BytesIO(sent)) as archive, tarfile.open(fileobj=rebuilt, mode="w") as target:
+            for member in archive:
                 name = f"./{posixpath.normpath(member.name)}"
-                if (member.isreg() or member.issym()) and any(f"{name}/".startswith(f"{path}/") for path in wanted):
-                    here.addfile(member, there.extractfile(member) if member.isreg() else None)
+                if (member.isreg() or member.issym()) and any(f"{name}/".startswith(f"{path}/") for path in names):
+                    target.addfile(member, archive.extractfile(member) if member.isreg() else None)
     except (tarfile.TarError, ValueError) as exc:
         raise WorkError(f"sandbox {box.sandbox_id} sent no archive of the agent's work: {exc}") from exc
-    return made.getvalue()
+    return rebuilt.getvalue()
 
 
 async def _output(
     box: Sandbox, command: str, stdin: bytes = b"", cwd: str | None = None, user: str | None = None
 ) -> bytes:
-    """What a command writes, as bytes."""
+    """The output of a command, as bytes."""
     pieces: list[bytes] = []
     size = 0
 

@@ -1,9 +1,9 @@
-"""Real facts, found by a search tool: which country is a city in, what is its capital; one hop or two.
+"""Real facts, found by a search tool: which country is a city in, which capital has the country; one hop or two.
 
     python -m agentrl_envs.fact_search data/            # writes train.jsonl and held_out.jsonl
     agentrl play agentrl_envs.fact_search:FactSearch --player agentrl_envs.fact_search:gold --data data/held_out.jsonl
 
-Only an answer that the model found through the tool is rewarded: guessing right is worth nothing.
+Only an answer that the model found through the tool is rewarded: a right guess earns 0.
 """
 
 from __future__ import annotations

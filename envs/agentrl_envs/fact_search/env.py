@@ -1,4 +1,4 @@
-"""The environment: one tool, and a reward for facts found with it."""
+"""The environment: a tool, and a reward for facts found with the tool."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _countries(source: Any) -> dict[str, Country]:
 
 
 def _cities(source: Any, countries: Mapping[str, Country]) -> list[City]:
-    """Cities with a plain name that is not the name of anything else."""
+    """Cities with a plain name that names no other place."""
     rows = [row for row in source.get_cities().values() if row["population"] >= MIN_POPULATION]
     names = Counter(row["name"] for row in rows) + Counter(country.name for country in countries.values())
     return [
@@ -121,9 +121,9 @@ class Index:
 
 
 def _import_bm25s() -> Any:
-    """bm25s without JAX. bm25s calls JAX when it is imported, whatever back end is used later, and JAX then takes 75 %
-    of a GPU's memory. It does without if the import of JAX fails. So JAX is hidden, even one that is imported already.
-    """
+    """bm25s without JAX. bm25s imports and calls JAX, whatever back end is used later, and JAX then takes 75 % of a
+    GPU's memory. If the import of JAX fails, bm25s works without JAX. So JAX is hidden, even if it is imported
+    already."""
     hidden = {name: sys.modules.get(name) for name in ("jax", "jax.lax")}
     sys.modules |= dict.fromkeys(hidden)  # type: ignore[arg-type]  # with None, an import raises ImportError
     try:

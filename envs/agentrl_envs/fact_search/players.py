@@ -13,26 +13,26 @@ from agentrl_envs.fact_search.env import ANSWER
 from agentrl_envs.fact_search.facts import load_facts
 
 GUESSES = 0.65
-"""How often the mediocre player guesses. Most of the time, so that imitating it greedily is to guess."""
+"""The share of episodes in which the mediocre player guesses. More than half, so that a greedy imitator guesses."""
 
 
 def gold(task: Task) -> Generator[Turn, str, None]:
-    """Looks up what is needed, then answers."""
+    """Looks up the needed facts, then answers."""
     for query in task.metadata["searches"]:
         yield call("search", query=query)
     yield f"{ANSWER}{task.label}"
 
 
 def noop(task: Task) -> Generator[Turn, str, None]:
-    """Knows nothing and does nothing."""
+    """Neither searches nor answers."""
     yield f"{ANSWER}unknown"
 
 
 def mediocre(task: Task) -> Generator[Turn, str, None]:
-    """Guesses something plausible without searching, 65 % of the time; else plays as gold does.
+    """Guesses a plausible answer without searching, 65 % of the time; else plays as gold does.
 
-    Imitation of it teaches the format, and copying out of a passage, but not the strategy: the likeliest turn is a
-    guess. Only the reward shows that searching is better.
+    Imitation teaches the format, and copying out of a passage, but not the strategy: the likeliest turn is a guess.
+    Only the reward shows that searching is better.
     """
     rng = Random(f"mediocre-{task.id}")
     if rng.random() < GUESSES:

@@ -23,7 +23,7 @@ def make_tasks(split: Literal["train", "eval"], count: int, *, seed: int = 0) ->
 
 
 def questions(split: Literal["train", "eval"], *, seed: int = 0) -> Iterator[Task]:
-    """Endless questions about entities of one split; `metadata["searches"]` holds what a perfect player looks up."""
+    """Endless questions about entities of a split; `metadata["searches"]` holds the queries of a perfect player."""
     facts, rng = load_facts(), Random(f"{split}-{seed}")
     index = Index(facts.passages())
     countries = [place for place in facts.countries if _asked(place.name, place.passage, facts, index, split)]
@@ -47,7 +47,7 @@ def questions(split: Literal["train", "eval"], *, seed: int = 0) -> Iterator[Tas
 
 
 def write_tasks(folder: Path, *, train: int = 6000, held_out: int = 300, seed: int = 0) -> tuple[Path, Path]:
-    """Write train.jsonl and held_out.jsonl, in the form that `agentrl train --data` and slime's --prompt-data read."""
+    """Write train.jsonl and held_out.jsonl, for `agentrl train --data` and slime's --prompt-data."""
     folder.mkdir(parents=True, exist_ok=True)
     files = folder / "train.jsonl", folder / "held_out.jsonl"
     for file, tasks in zip(
@@ -59,7 +59,5 @@ def write_tasks(folder: Path, *, train: int = 6000, held_out: int = 300, seed: i
 
 
 def _asked(name: str, passage: str, facts: Facts, index: Index, split: str) -> bool:
-    """Entities of the split that a search for their own name finds: a question that no search can answer teaches
-    nothing.
-    """
+    """Entities of the split that a search for their name finds: a question that no search can answer does not teach."""
     return (name in facts.held_out) == (split == "eval") and index.search(name, 1) == (passage,)

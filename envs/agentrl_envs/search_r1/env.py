@@ -43,15 +43,15 @@ class SearchR1Config(BaseModel):
     topk: int = Field(3, ge=1)
     """Passages of a search."""
     response_tokens: int = Field(500, ge=1)
-    """Tokens of one turn."""
+    """The most tokens of a turn."""
     forced_answer: bool = True
-    """After the last turn of `limits.turns`, one more turn follows, in which nothing is searched."""
+    """After the last turn of `limits.turns`, an extra turn without a search follows."""
     timeout: float = Field(30.0, gt=0)
-    """Seconds that a search may take, retries included."""
+    """The time limit of a search in seconds, retries included."""
 
 
 class TurnRequest(NamedTuple):
-    """What a turn asks for."""
+    """The action of a turn."""
 
     kind: Literal["search", "answer"]
     content: str
@@ -68,7 +68,7 @@ class SearchR1(Env):
     shared: Retriever
     searches = 0
     final = False
-    """Whether this is the turn of the forced answer."""
+    """Whether this turn is the forced answer."""
 
     @classmethod
     def share(cls, config: SearchR1Config) -> Retriever:
@@ -126,7 +126,8 @@ class SearchR1(Env):
         return Raw("") if self.config.form == "tags" else ANSWER_NOW
 
     async def score(self, trajectory: Trajectory) -> Reward:
-        """Exact match of the last <answer>. `reward:` in the configuration replaces it, for example by a shaped one."""
+        """Exact match of the last <answer>. `reward:` in the configuration replaces this reward, for example by a
+        shaped reward."""
         reward: Reward = await search_r1(trajectory)
         return reward
 
@@ -138,9 +139,9 @@ class SearchR1(Env):
 
 
 def read_action(action: Action) -> TurnRequest | None:
-    """The first search or answer of a turn. None if there is none outside of its thought.
+    """The first search or answer of a turn, outside of the thought. None without a search or an answer.
 
-    A thought that never ended contains no action. The paper executes actions in it.
+    An unfinished thought contains no action. The paper executes actions in an unfinished thought.
     """
     match = _ACTION.search(without_thought(action.content)[0])
     return TurnRequest(cast(Literal["search", "answer"], match[1]), match[2].strip()) if match else None

@@ -1,4 +1,4 @@
-"""Scripted searchers. They know the right answers, and give one only if they have read it."""
+"""Scripted searchers. They know the right answers, and give an answer only after reading it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.rewards.text import is_within
 from agentrl.testing import call
 
 _SEARCHES = 3
-"""The most searches. With the answer, that makes four turns, as many as the paper allows."""
+"""The most searches. With the answer, four turns follow, as many as the paper allows."""
 
 
 def searcher(task: Task) -> Generator[Turn, str, None]:
@@ -26,7 +26,7 @@ def tool_searcher(task: Task) -> Generator[Turn, str, None]:
 
 
 def noop(task: Task) -> Generator[Turn, str, None]:
-    """Knows nothing and searches nothing."""
+    """Neither searches nor knows an answer."""
     yield "<think> I do not know. </think> <answer> unknown </answer>"
 
 

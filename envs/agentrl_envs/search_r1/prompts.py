@@ -1,4 +1,4 @@
-"""The model's prompts: the paper's words, and one prompt for native tool calls."""
+"""The model's prompts: the paper's words, and a prompt for native tool calls."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ INVALID = (
     "If I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
 )
 ANSWER_NOW = "No search is left. Write the answer inside <answer> and </answer>."
-"""For the forced answer with tools. In tags, the paper gives the model one more turn without a message."""
+"""For the forced answer with tools. In tags, the paper gives the model an extra turn without a message."""
 
 
 def prompt_of(question: str, form: Form = "tags") -> str:
-    """The prompt of a question, which gets a question mark if it has none, as in the paper's data."""
+    """The prompt of a question. A missing question mark is added, as in the paper's data."""
     question = question.strip()
     question = question if question.endswith("?") else f"{question}?"
     return (TAGS if form == "tags" else TOOLS).format(question=question)

@@ -1,4 +1,4 @@
-"""Rows in the format of Search-R1's data, which slime's flags and agentrl's commands read as they are.
+"""Rows in the format of Search-R1's data, which slime's flags and agentrl's commands read unchanged.
 
 {"data_source": "nq", "prompt": [{"role": "user", "content": "..."}], "ability": "fact-reasoning",
  "reward_model": {"style": "rule", "ground_truth": {"target": ["Paris"]}}, "extra_info": {"split": "train", "index": 0}}
@@ -29,7 +29,7 @@ def make_row(
     extra: Mapping[str, JSON] | None = None,
     form: Form = "tags",
 ) -> dict[str, JSON]:
-    """One row. `extra` becomes its extra_info, such as the split and the index in it."""
+    """A row. `extra` becomes extra_info, such as the split and the index in the split."""
     return {
         "data_source": source,
         "prompt": [{"role": "user", "content": prompt_of(question, form)}],
@@ -44,8 +44,8 @@ def write_rows(
 ) -> tuple[Path, Path]:
     """Write train.jsonl and test.jsonl of a JSONL file {"question", "golden_answers", "source"?, ...} into `folder`.
 
-    Of each source, `test_share` of its questions (rounded to the nearest) are held out. Which ones depends on `seed`
-    and their words alone, so a repeated question is in one split. Other keys go into extra_info.
+    Of each source, `test_share` of the questions (rounded to the nearest) are held out. The choice depends on `seed`
+    and the words alone, so a repeated question is in a single split. Other keys go into extra_info.
 
     Raises ConfigError (`file:line: what and remedy`) for a row that is not a question with answers.
     """

@@ -1,7 +1,7 @@
 """tau2-bench's retail and airline domains: tools over a database, a policy, a simulated user.
 
-Tasks, databases and tools are those of the package `inspect-evals` (MIT), which is imported on first use:
-pip install inspect-evals==0.26.0
+Tasks, databases and tools come from the package `inspect-evals` (MIT), which is imported on first use: pip install
+inspect-evals==0.26.0
 """
 
 from agentrl_envs.tau2.env import Tau2, Tau2Config

@@ -33,10 +33,10 @@ class Tau2Config(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     domain: DomainName = "retail"
-    """The shop, its tasks and its rules."""
+    """The shop, with tasks and rules."""
     user: UserConfig = UserConfig(speaker=SpeakerConfig(script="agentrl_envs.tau2.players:blunt"))
-    """The customer. The default is a script that gives all its facts at once: good for trying things out. For a
-    benchmark, let an endpoint play it. Its `stop` is tau2's own unless you set it."""
+    """The customer. The default is a script that gives all facts at once: good for trying things out. For a benchmark,
+    let an endpoint play the customer. The default `stop` is tau2's."""
 
 
 class Tau2(Env):

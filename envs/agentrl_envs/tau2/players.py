@@ -1,4 +1,4 @@
-"""Scripts for tau2's tasks: a user without a model, a player who makes the right calls, and one who makes none."""
+"""Scripts for tau2's tasks: a user without a model, a player with the right calls, and a player without calls."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def blunt(messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
 
 
 def gold(task: Task) -> Generator[Turn, str, None]:
-    """Makes the right calls one after the other, then gives the required information."""
+    """Makes the right calls in order, then gives the required information."""
     for action in task.metadata["actions"]:
         yield call(action["name"], **action["arguments"])
     yield f"It is done. {'; '.join(task.metadata['told'])}"
 
 
 def noop(task: Task) -> Generator[Turn, str, None]:
-    """Answers kindly, and does nothing."""
+    """Answers kindly, without any call."""
     yield "I am afraid that I cannot help you."

@@ -1,4 +1,4 @@
-"""One domain of the installed suite, in agentrl's types. Only this file imports the suite."""
+"""A domain of the installed suite, in agentrl's types. Only this file imports the suite."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WITHOUT_STATE = ("calculate", "transfer_to_human_agents")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One task of the suite."""
+    """A task of the suite."""
 
     id: str
     instruction: str
@@ -38,7 +38,7 @@ class Scenario:
 
 @dataclass(slots=True)
 class Domain:
-    """One domain, loaded once for all episodes."""
+    """A domain, loaded once for all episodes."""
 
     name: DomainName
     policy: str
@@ -51,17 +51,16 @@ class Domain:
     database: Any
     stateless: Mapping[str, Callable[..., Any]]
     refusal: type[Exception]
-    """What the suite's tools raise for the model to read."""
+    """The errors of the suite's tools that the model reads."""
     _expected: dict[str, Changes] = field(default_factory=dict)
 
     def world(self) -> World:
-        """The database as it was, with the tools over it."""
+        """The original database, with the tools over the database."""
         return World(self)
 
     def expected(self, scenario: Scenario) -> Changes:
-        """The changes that the right actions make when the suite's own scorer plays them. A refused action changes
-        nothing.
-        """
+        """The changes of the right actions, as the suite's scorer plays the actions. A refused action changes no
+        row."""
         if scenario.id not in self._expected:
             world = self.world()
             for action in scenario.actions:
@@ -72,15 +71,15 @@ class Domain:
 
 
 class Rows(dict[str, Any]):
-    """A table of one episode. A row is copied when it is first taken; those of `values` and `items` are for reading.
+    """A table of an episode. A row is copied on first access; rows from `values` and `items` are read-only.
 
-    Copying a whole database takes a second, and an episode touches some ten rows of thousands.
+    A copy of a whole database takes a second, and an episode touches some ten rows of thousands.
     """
 
     def __init__(self, rows: Mapping[str, Any]) -> None:
         super().__init__(rows)
         self.changed: set[str] = set()
-        """The rows that may differ from those given."""
+        """The rows that may differ from the original rows."""
 
     def __getitem__(self, key: str) -> Any:
         row = super().__getitem__(key)
@@ -98,7 +97,7 @@ class Rows(dict[str, Any]):
 
 
 class World:
-    """One episode's database."""
+    """An episode's database."""
 
     def __init__(self, domain: Domain, changes: Changes | None = None) -> None:
         from inspect_ai.util import Store
@@ -114,7 +113,7 @@ class World:
         self.tools.db = type(database).model_construct(**self._tables)
 
     def changes(self) -> Changes:
-        """The rows that are new or changed: table -> key -> row. Two worlds are equal if these are."""
+        """The new or changed rows: table -> key -> row. Two worlds are equal if these rows are equal."""
         changed_rows: dict[str, dict[str, JSON]] = {}
         for name, table in self._tables.items():
             original = getattr(self._domain.database, name)
@@ -124,7 +123,7 @@ class World:
         return changed_rows
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> JSON:
-        """Call one tool. Raises ToolError where the suite refuses or breaks, CallError for arguments that it lacks."""
+        """Call a tool. Raises ToolError if the suite refuses or breaks, CallError for missing or unknown arguments."""
         tool = self._domain.stateless.get(name) or getattr(self.tools, name)
         try:
             inspect.signature(tool).bind(**arguments)
@@ -145,7 +144,7 @@ class World:
 
 
 def load_domain(name: DomainName) -> Domain:
-    """Read one domain of the installed suite, in a second or two. Raises ConfigError where it is not installed."""
+    """Read a domain of the installed suite, in a second or two. Raises ConfigError if the suite is not installed."""
     try:
         from inspect_ai.tool import ToolDef
         from inspect_ai.tool import ToolError as Refusal

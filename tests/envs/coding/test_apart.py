@@ -76,7 +76,7 @@ assert False
     checks = Checks(box, {"module": "solution", "names": [], "test": forged})
     work = Work(box, 5.0)
     said = []
-    async for message in checks.said():
+    async for message in checks.messages():
         said.append(message)
         if message[0] == "ask":
             await checks.reply(await work.ask(message[1]))

@@ -178,6 +178,11 @@ def test_a_profile_that_nobody_asks_for_is_left_out(folder):
     assert compose(folder, with_db("{image: x, profiles: [debug]}")).services is None
 
 
+def test_main_cannot_have_a_profile(folder):
+    with pytest.raises(ConfigError, match="main: it has profiles"):
+        compose(folder, "services: {main: {build: ., profiles: [debug]}}")
+
+
 REFUSED = {
     "image: /etc": "the image /etc is refused",
     "image: ../../x.tar": r"the image \.\./\.\./x.tar is refused",

@@ -1,1 +1,1 @@
-"""Task formats: each reads one kind of task as a `Problem`."""
+"""Task formats: each format reads a kind of task as a `Problem`."""

@@ -1,7 +1,7 @@
 """Tests and work in two sandboxes, which talk through this process.
 
-The work can neither see, signal nor read what judges it: they share no file, no process and no user. What the tests'
-sandbox reports is signed with a key that only that sandbox was given.
+The work can neither see, signal nor read the tests: the two share no file, no process and no user. Reports of the
+tests' sandbox are signed with a key that only the tests' sandbox has.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from agentrl.sandbox import Process, Sandbox
 from agentrl_sandbox.command import finish
 
 LONGEST_REPLY = 32 << 20
-"""Bytes that the work may answer to one question."""
+"""The most bytes of the work's answer to a question."""
 _LONGEST_LINE = 64 << 20
 """Bytes of a line from the tests: a question holds their input."""
 _LOG = 8 << 10
 
 
 class Work:
-    """The agent's code in its own sandbox: the process of `inside/candidate.py`, which has `seconds` in all.
+    """The agent's code in its sandbox: the process of `inside/candidate.py`, with a total of `seconds`.
 
-    A reply is text that begins with "+", or "-" and why there is none. After a reply that is late, too long or not
-    asked for, there are no more.
+    A reply is text that begins with "+", or "-" and the reason. After a reply that is late, too long or unasked, no
+    more replies are read.
     """
 
     def __init__(self, box: Sandbox, seconds: float) -> None:
@@ -75,7 +75,7 @@ class Work:
         return f"-{self._over}"
 
     async def close(self) -> None:
-        """Kill the process. Raises SandboxError if its sandbox broke."""
+        """Kill the process. Raises SandboxError if the sandbox broke."""
         self._refuse("the work was ended")
         await finish(asyncio.gather(*self._tasks))
 
@@ -99,7 +99,7 @@ class Work:
         self._unwanted.set()
 
     async def _watch(self, process: Process) -> None:
-        """Wait until a process ends, or end it once it is no longer needed."""
+        """Wait until a process ends, or end the process when it is no longer needed."""
         ended = asyncio.create_task(process.wait())
         unwanted = asyncio.create_task(self._unwanted.wait())
         try:
@@ -113,7 +113,7 @@ class Work:
 
 
 class Checks:
-    """`inside/check.py` in a separate sandbox: its questions to the work, and at the end its verdict."""
+    """`inside/check.py` in a separate sandbox: questions to the work, and at the end the verdict."""
 
     def __init__(self, box: Sandbox, job: Mapping[str, Any]) -> None:
         self.box = box
@@ -126,10 +126,8 @@ class Checks:
         """The last part of the tests' stderr, once the tests have ended."""
         self.exit_code = 0
 
-    async def said(self) -> AsyncGenerator[list[Any], None]:
-        """Start the tests, and yield their messages: a word and its data. Messages without a valid signature are
-        ignored.
-        """
+    async def messages(self) -> AsyncGenerator[list[Any], None]:
+        """Start the tests, and yield messages: a word and data. Messages without a valid signature are ignored."""
         command = f"exec python3 -I -B -c {quote(program('check.py'))}"
         self._process = await self.box.start(command, max_output=_LOG, on_output=self._hear)
         ending = asyncio.create_task(self._end())
@@ -144,18 +142,18 @@ class Checks:
             await asyncio.wait([ending])
 
     async def reply(self, line: str) -> None:
-        """Send one line, which contains no line feed."""
+        """Send a line without a line feed."""
         with suppress(BrokenPipeError):  # it has ended: so does `said`
             await self._process.send(line.encode(errors="replace") + b"\n")
 
     def _believed(self, line: str) -> list[Any] | None:
         signature, _, text = line.partition(" ")
-        wanted = hmac.new(self._key, f"{self._number} {text}".encode(), hashlib.sha256).hexdigest()
-        if not hmac.compare_digest(signature.encode(errors="replace"), wanted.encode()):
+        expected = hmac.new(self._key, f"{self._number} {text}".encode(), hashlib.sha256).hexdigest()
+        if not hmac.compare_digest(signature.encode(errors="replace"), expected.encode()):
             return None
         self._number += 1
-        found: list[Any] = json.loads(text)
-        return found
+        message: list[Any] = json.loads(text)
+        return message
 
     def _hear(self, stream: str, data: bytes) -> None:
         if stream != "stdout":

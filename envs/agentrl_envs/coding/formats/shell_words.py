@@ -1,4 +1,4 @@
-"""Which commands of a shell script install packages, and which fetch something else from a network."""
+"""The commands of a shell script that install packages, and the commands that use a network."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _ASSIGNMENT = re.compile(r"\w+=\S*$")
 
 
 def commands(script: str) -> Iterator[tuple[str, str]]:
-    """The commands of a script outside of quotes and brackets, each with the operator in front of it."""
-    operator, begin, depth, quote, at = "", 0, 0, "", 0
-    while at < len(script):
-        char = script[at]
+    """(operator before the command, command) for each command of a script outside of quotes and brackets."""
+    operator, begin, depth, quote, position = "", 0, 0, "", 0
+    while position < len(script):
+        char = script[position]
         if char == "\\":
-            at += 2
+            position += 2
             continue
         if quote:
             quote = "" if char == quote else quote
@@ -42,43 +42,45 @@ def commands(script: str) -> Iterator[tuple[str, str]]:
             depth += 1
         elif char in ")}":
             depth -= 1
-        elif depth == 0 and (found := _operator(script, at)):
-            yield operator, script[begin:at].strip()
-            operator, begin = found, at + len(found)
-            at = begin
+        elif depth == 0 and (end := _operator(script, position)):
+            yield operator, script[begin:position].strip()
+            operator, begin = end, position + len(end)
+            position = begin
             continue
-        at += 1
+        position += 1
     yield operator, script[begin:].strip()
 
 
-def _operator(script: str, at: int) -> str:
-    if script.startswith(("&&", "||"), at):
-        return script[at : at + 2]
-    return script[at] if script[at] in ";\n" else ""
+def _operator(script: str, position: int) -> str:
+    if script.startswith(("&&", "||"), position):
+        return script[position : position + 2]
+    return script[position] if script[position] in ";\n" else ""
 
 
 def installs(command: str) -> bool:
-    """Whether this simple command only installs packages, or cleans up after that."""
+    """Whether a simple command only installs packages, or cleans up after an installation."""
     words = _words(command)
     if not words or "|" in words:
         return False
     if words[0] == "rm":
-        return all(one.startswith(("-", "/var/lib/apt/", "/var/cache/apt", "/root/.cache")) for one in words[1:])
+        return all(
+            argument.startswith(("-", "/var/lib/apt/", "/var/cache/apt", "/root/.cache")) for argument in words[1:]
+        )
     if words[:1] and words[0].startswith("python") and words[1:3] == ["-m", "pip"]:
         words = words[2:]
     return any(word in _INSTALLERS.get(words[0], ()) for word in words[1:])
 
 
 def fetches(script: str) -> list[str]:
-    """The programs in a script that need a network, each once: apt-get, pip, curl, `git clone`, ..."""
-    found = []
+    """The programs in a script that need a network, without repeats: apt-get, pip, curl, `git clone`, ..."""
+    programs = []
     for line in re.split(r"[\n;|&(){}]+", script.replace("\\\n", " ")):
         words = _words(line)
         if words and (words[0] in _FETCHERS or (installs(line) and words[0] != "rm")):
-            found.append("pip" if words[1:3] == ["-m", "pip"] else words[0])
+            programs.append("pip" if words[1:3] == ["-m", "pip"] else words[0])
         elif words[:2] == ["git", "clone"]:
-            found.append("git clone")
-    return list(dict.fromkeys(found))
+            programs.append("git clone")
+    return list(dict.fromkeys(programs))
 
 
 def _words(command: str) -> list[str]:

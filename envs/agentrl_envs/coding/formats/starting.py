@@ -1,6 +1,6 @@
-"""Whether tests could start: what shells, installers and networks print when a test runner is missing.
+"""Whether tests could start: the messages of shells, installers and networks about a missing test runner.
 
-A verifier that could not start its test runner says nothing about the work, whatever reward it wrote.
+A verifier that could not start the test runner does not judge the work, whatever reward the verifier wrote.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RUNNERS = re.compile(
 )
 """Programs that run or install tests."""
 _SCRIPT = r"(?:(?:/tests/\S*|[\w.-]*sh|/(?:usr/)?bin/\w+): (?:line )?(?:\d+: )?)?(?:exec: )?"
-"""How a message of the verifier's own script begins. A script of the agent's has another path."""
+"""The beginning of a message of the verifier's script. A script of the agent's has a different path."""
 _CANNOT_RUN = r"(?:No such file or directory|Permission denied|cannot execute\b.*|Exec format error|required file.*)"
 _MISSING = tuple(
     map(
@@ -37,7 +37,7 @@ _UNSTARTED = re.compile(
     r"|.*can't open file '/tests/.*|ERROR: (?:file or directory not found|file not found): /tests/.*"
 )
 _BEFORE = re.compile(r"/tests/.*|.*(?:bin/activate|\.local/bin/env|\.cargo/env|nvm\.sh|conda\.sh)")
-"""Files that a verifier's script reads or runs before its tests. Installers write them."""
+"""Files that a verifier's script reads or runs before the tests. Installers write these files."""
 _NETWORK = re.compile(
     r"[Cc]ould not resolve \w+(?!: localhost)|name resolution|[Nn]ame or service not known|getaddrinfo|\bdns error\b"
     r"|\bEAI_AGAIN\b|\bENOTFOUND\b|Temporary failure resolving|: no such host\b|[Nn]etwork is unreachable"
@@ -54,16 +54,17 @@ _RAN = re.compile(
     r"|^\s*\d+ (?:passing|failing)\b|^(?:not )?ok \d+\b|^\d+ examples?, \d+ failures?|Tests run: [1-9]",
     re.MULTILINE,
 )
-"""What a test runner prints once a test ran: pytest, unittest, cargo, go, jest, mocha, TAP, rspec, Maven."""
+"""The output of a test runner after a test ran: pytest, unittest, cargo, go, jest, mocha, TAP, rspec, Maven."""
 _NOT_LOADED = re.compile(r"^(?:=+ )?(?:\d+ warnings?, )?\d+ errors?(?:, \d+ warnings?)? in [\d.]+ ?s", re.MULTILINE)
 """pytest's last line if no test could be loaded."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def obstacle(log: str, script: str = "") -> str:
-    """The line of a log that shows why its tests never started. Empty if they ran, or if no line shows it.
+    """The line of a log that shows why the tests never started. Empty if the tests ran, or without such a line.
 
-    `script` is the one that ran the tests: a program is also missed if the script calls it to fetch something.
+    `script` is the script that ran the tests. A program counts as missing also if the script only fetches with the
+    program.
     """
     log = _COLOURS.sub("", log)
     if _RAN.search(log):
@@ -77,7 +78,7 @@ def obstacle(log: str, script: str = "") -> str:
 
 
 def needs_network(log: str) -> list[str]:
-    """The programs that failed because there was no network, each once, in the output of a build or a script."""
+    """The programs that failed for lack of a network, without repeats, in the output of a build or a script."""
     built = re.search(r"The command '(.*?)' returned a non-zero code", log, re.DOTALL)
     if built is not None:
         return shell_words.fetches(built[1].removeprefix("/bin/sh -c "))
@@ -86,7 +87,7 @@ def needs_network(log: str) -> list[str]:
 
 
 def _is_missing(line: str, fetching: Collection[str]) -> bool:
-    """Whether a line shows that a runner, or a program that fetches it, is missing."""
+    """Whether a line shows that a runner, or a program that fetches the runner, is missing."""
     if _UNSTARTED.fullmatch(line):
         return True
     programs = (match["program"] for pattern in _MISSING if (match := pattern.fullmatch(line)))

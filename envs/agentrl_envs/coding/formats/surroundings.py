@@ -1,4 +1,4 @@
-"""The environment in which a repository's tests run: the image's own interpreter, and no settings from the work."""
+"""The environment of a repository's tests: the image's interpreter, and no settings from the work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl_envs.coding.formats.apart import program
 _KNOWN = "/tmp/.agentrl-known"
 
 NOTE_NAMES = f"ls -A . src lib 2>/dev/null > {_KNOWN} || true"
-"""A command of a step's setup: notes which modules the work folder has before the agent begins."""
+"""A command of a step's setup that records the modules of the work folder before the agent begins."""
 
 NOTED_RESULTS = 'export PYTEST_ADDOPTS="-p agentrl_results $PYTEST_ADDOPTS"; '
 NO_USER_SITE = "export PYTHONNOUSERSITE=1; "
@@ -18,23 +18,25 @@ NO_MONITOR = (
     "export GIT_CONFIG_COUNT=2 GIT_CONFIG_KEY_0=core.fsmonitor GIT_CONFIG_VALUE_0=false "
     "GIT_CONFIG_KEY_1=safe.directory GIT_CONFIG_VALUE_1='*'; "
 )
-"""git starts no program that a repository or a home folder names as its monitor."""
+"""git starts no monitor program that a repository or a home folder names."""
 NO_GIT_SETTINGS = f"{NO_MONITOR}export GIT_CONFIG_GLOBAL=/dev/null; "
 
 SETTINGS = (
     *("sitecustomize.py", "usercustomize.py", "*.pth", "*.egg-link", "*.egg-info", "*.dist-info", "*-packages"),
     *(".gitconfig", ".gitattributes", ".local", ".config", ".bashrc", ".bash_profile", ".bash_login", ".profile"),
 )
-"""Names of files and folders that programs obey wherever they are. They are not carried to a clean sandbox."""
+"""Names of files and folders that programs obey in any folder. These are not carried to a clean sandbox."""
 
 
 def removal(path: str) -> str:
-    """A command that removes a file or folder, or else moves it away: root in a sandbox cannot empty an agent's."""
+    """A command that removes a file or folder, or else moves the path away: root in a sandbox cannot empty an agent's
+    folder."""
     return f"{{ rm -rf -- {path} 2>/dev/null || mv -- {path} {path}.{secrets.token_hex(8)}; }}"
 
 
 async def settle(box: Sandbox, workdir: str, *, user: str | None = None) -> str:
-    """Place what tests run under in a new folder, as a user whose files the work cannot change. Returns the folder."""
+    """Place the modules that tests run under in a new folder, as a user whose files the work cannot change. Returns the
+    folder."""
     place = f"/tmp/.agentrl-tests-{secrets.token_hex(8)}"  # a name that the agent cannot have taken
     text = program("own_first.py").replace("@WORK@", workdir).replace("@KNOWN@", _KNOWN)
     await box.write_file(f"{place}/sitecustomize.py", text, user=user)
@@ -44,10 +46,10 @@ async def settle(box: Sandbox, workdir: str, *, user: str | None = None) -> str:
 
 
 def own_first(place: str) -> str:
-    """A prefix for a command that runs tests. With it, modules of the work folder do not replace those of the image."""
+    """A prefix for a command that runs tests: modules of the work folder then do not replace modules of the image."""
     return f'export PYTHONPATH="{place}${{PYTHONPATH:+:$PYTHONPATH}}"; '
 
 
 def results_in(place: str) -> str:
-    """The file in which pytest notes how tests ended, under NOTED_RESULTS."""
+    """The file in which pytest records results, under NOTED_RESULTS."""
     return f"{place}/results"

@@ -1,4 +1,4 @@
-"""Passages for a searching agent: over HTTP as Search-R1 serves them, or from a corpus on this machine."""
+"""Passages for a searching agent: over HTTP as Search-R1 serves passages, or from a corpus on this machine."""
 
 from __future__ import annotations
 

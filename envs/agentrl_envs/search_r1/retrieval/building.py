@@ -1,4 +1,4 @@
-"""Where the index of a corpus lies, whether it is up to date, and how it is made: once, whole or not at all."""
+"""The place of a corpus's index, whether the index is up to date, and the build: once, whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from agentrl_envs.search_r1.retrieval.documents import Document, read_corpus
 from agentrl_envs.search_r1.retrieval.index import FORMAT, TantivyIndex, require_tantivy, write_index
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes of the corpus that were read, and with its size."""
+"""Called with (bytes of the corpus read so far, size of the corpus)."""
 _ABOUT = "corpus.json"
 _BUILDING = "building"
 _ONE_THREAD_BYTES = 200 << 20
-"""A smaller corpus is indexed by one thread: it stays in order, so that equal scores fall alike in each build."""
+"""A smaller corpus is indexed by a single thread: the order stays, so that equal scores rank alike in each build."""
 _MOST_THREADS = 4
 _CHECKED_EVERY = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Corpus:
-    """The corpus that an index was made from. Equal size and times mean equal content; otherwise the digest decides."""
+    """The corpus of an index. Equal size and times mean equal content; otherwise the digest decides."""
 
     format: int
     size: int
@@ -61,7 +61,7 @@ class _Corpus:
 
 
 async def open_in_thread(corpus: Path, progress: Progress | None = None) -> TantivyIndex:
-    """`open_index` beside a running event loop. If it is cancelled, the thread ends too, and removes what it began."""
+    """`open_index` in a thread. On cancellation the thread ends, too, and removes the unfinished index."""
     stop = threading.Event()
     try:
         return await asyncio.to_thread(open_index, corpus, progress, stop)
@@ -70,11 +70,11 @@ async def open_in_thread(corpus: Path, progress: Progress | None = None) -> Tant
 
 
 def open_index(corpus: Path, progress: Progress | None = None, stop: threading.Event | None = None) -> TantivyIndex:
-    """The index of a corpus. It is made if there is none that fits the content.
+    """The index of a corpus, built unless an index fits the content.
 
-    It lies beside the corpus in `NAME.bm25`, or in the user's cache if that folder is not to be written. Other
-    processes that want it at the same time wait. Raises ConfigError without tantivy, and for a corpus with a line that
-    cannot be read; OSError if the disk is full.
+    The index lies next to the corpus in `NAME.bm25`, or in the user's cache if that folder is read-only. Other
+    processes wait for the build. Raises ConfigError without tantivy, and for a corpus with an unreadable line; OSError
+    if the disk is full.
     """
     require_tantivy()
     if not corpus.is_file():
@@ -95,9 +95,8 @@ def _homes(corpus: Path) -> list[Path]:
 
 
 def _may_write(home: Path) -> bool:
-    """Whether this process should write to a folder. A folder that its owner has made read-only is left as it is, even
-    by root.
-    """
+    """Whether this process should write to a folder. Even root leaves a folder unchanged that its owner made
+    read-only."""
     folder = home if home.is_dir() else home.parent
     return folder.is_dir() and os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
@@ -163,7 +162,7 @@ def _write(corpus: Path, folder: Path, progress: Progress, stop: threading.Event
 
 
 class _CorpusReader:
-    """One pass over a corpus: its documents, its digest, and whether an id is repeated."""
+    """A pass over a corpus: documents, digest, and whether an id is repeated."""
 
     def __init__(self, corpus: Path, progress: Progress, stop: threading.Event) -> None:
         self._corpus, self._progress, self._stop = corpus, progress, stop
@@ -211,7 +210,7 @@ class _CorpusReader:
 
 @contextmanager
 def _alone(home: Path, stop: threading.Event) -> Iterator[None]:
-    """Only one process builds in a folder. The lock of one that was killed is free."""
+    """A lock, so that a single process builds in a folder. The lock of a killed process is free."""
     with (home / "lock").open("w") as lock:
         while True:
             try:

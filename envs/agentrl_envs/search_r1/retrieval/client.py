@@ -1,4 +1,4 @@
-"""A client of a retriever with Search-R1's HTTP contract, for all episodes of one event loop."""
+"""A client of a retriever with Search-R1's HTTP contract, for all episodes of an event loop."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from agentrl.types import JSON
 from agentrl_envs.search_r1.retrieval.documents import QUERY_CHARACTERS, Document, Retriever
 
 _LINGER_S = 0.002
-"""Seconds that the first query of a request waits for others, while other requests are under way."""
+"""Seconds that the first query of a request waits for more queries, while other requests are in flight."""
 _MOST_REQUESTS = 256
 _LONGEST_WAIT_S = 2.0
-"""Seconds between two tries, at most. A server that was started again is found this soon."""
+"""The most seconds between two tries, so that a restarted server is used soon."""
 
 
 def is_url(where: str) -> bool:
@@ -32,8 +32,8 @@ def is_url(where: str) -> bool:
 def open_retriever(where: str, *, timeout: float = 30.0) -> Retriever:
     """The retriever at a URL, such as http://127.0.0.1:8000, or over a corpus, a JSONL file, in this process.
 
-    `timeout` is the deadline of one search in seconds, retries included. The index of a corpus is made at first use and
-    kept. Raises ConfigError for what is neither a URL nor a file.
+    `timeout` is the deadline of a search in seconds, retries included. The index of a corpus is built on first use and
+    stored. Raises ConfigError for a source that is neither a URL nor a file.
     """
     if is_url(where):
         return HTTPRetriever(where, timeout=timeout)
@@ -45,7 +45,7 @@ def open_retriever(where: str, *, timeout: float = 30.0) -> Retriever:
 
 
 class WrongAnswerError(InfraError):
-    """The server's answer is not a retriever's. It is not asked again."""
+    """The server's answer is not a retriever's. The request is not repeated."""
 
 
 @dataclass(slots=True)
@@ -56,14 +56,14 @@ class _PendingQuery:
 
 
 class HTTPRetriever:
-    """Asks `POST /retrieve`. Queries that are asked at the same time share a request.
+    """Asks `POST /retrieve`. Simultaneous queries share a request.
 
-    What fails is tried again until the deadline. A request that fails is split, so that one query that a server cannot
-    answer costs its neighbours nothing.
+    Failed requests are retried until the deadline. A failed request is split, so that a query which the server cannot
+    answer costs the other queries no time.
     """
 
     def __init__(self, url: str, *, timeout: float = 30.0, batch: int = 64) -> None:
-        """`timeout` is the deadline of one search in seconds; `batch` bounds the queries of one request."""
+        """`timeout` is the deadline of a search in seconds; `batch` is the most queries in a request."""
         self.url, self.timeout, self.batch = _endpoint(url), timeout, batch
         self._service = HttpService(url=self.url, seconds=timeout, retries=0, concurrency=_MOST_REQUESTS, trip=0)
         self._waiting: dict[int, list[_PendingQuery]] = {}
@@ -72,12 +72,12 @@ class HTTPRetriever:
         self._connections = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Keep connections open from one search to the next. Without it, each search makes its own."""
+        """Share open connections between searches. Without this, each search opens a connection."""
         await self._connections.enter_async_context(self._service.kept_open())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Searches that still wait get an InfraError."""
+        """Close the client. Waiting searches raise InfraError."""
         waiting = [pending for queue in (*self._waiting.values(), *self._sending.values()) for pending in queue]
         self._waiting.clear()
         for pending in waiting:
@@ -131,7 +131,7 @@ class HTTPRetriever:
                 _fail(pending, exc)
 
     async def _answer(self, batch: list[_PendingQuery], topk: int) -> None:
-        """Settle each query of the batch, or leave it to its own deadline."""
+        """Settle each query of the batch, or leave the query to its deadline."""
         attempt = 0
         while batch := [pending for pending in batch if not pending.future.done()]:
             try:

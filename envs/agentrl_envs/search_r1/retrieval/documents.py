@@ -1,4 +1,4 @@
-"""What a retriever finds, and what a corpus is made of: passages in the format of Search-R1's wiki-18."""
+"""The results of a retriever, and the entries of a corpus: passages in the format of Search-R1's wiki-18."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from agentrl.errors import ConfigError
 from agentrl.plain import text as whole_characters
 
 QUERY_CHARACTERS = 20_000
-"""No retriever reads more of a query; what is longer would only make a request too large."""
+"""The most characters of a query. Retrievers ignore the rest, which would only make a request too large."""
 _BOM = b"\xef\xbb\xbf"
 _EXAMPLE = r'{"id": "7", "contents": "\"Title\"\ntext"}'
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One passage. The first line of its contents is the title."""
+    """A passage. The first line of the contents is the title."""
 
     id: str
     contents: str
     score: float | None = None
-    """How well it fits the query; None if the server did not send it."""
+    """The relevance to the query; None if the server did not send a score."""
 
     @property
     def title(self) -> str:
-        """The first line, with the quotes that a corpus writes around it."""
+        """The first line, with the corpus's quotes around the title."""
         return self.contents.partition("\n")[0]
 
     @property
@@ -37,12 +37,12 @@ class Document:
 
 
 class Retriever(Protocol):
-    """Finds passages. Enter it with `async with` before the first search."""
+    """Finds passages. Enter the retriever with `async with` before the first search."""
 
     async def search(self, query: str, topk: int) -> list[Document]:
-        """The best `topk` passages, best first.
+        """The best `topk` passages, best first. An empty list means that no passage of the corpus fits.
 
-        Raises InfraError if the search gave no reliable answer. An empty list means that nothing in the corpus fits.
+        Raises InfraError without a reliable answer.
         """
         ...
 
@@ -59,7 +59,7 @@ def shown(documents: Sequence[Document]) -> str:
 
 
 def read_line(line: bytes, number: int, path: Path) -> Document | None:
-    """The passage on a line, or None for a blank line. Raises ConfigError that names file and line for any other."""
+    """The passage on a line, or None for a blank line. Raises ConfigError naming file and line for any other line."""
     line = (line.removeprefix(_BOM) if number == 1 else line).strip()
     if not line:
         return None
@@ -87,7 +87,7 @@ def _contents(row: dict[str, Any], number: int, path: Path) -> str:
 
 
 def read_corpus(path: Path) -> Iterator[tuple[bytes, Document | None]]:
-    """Each line of a corpus with its passage, None on a blank line. Raises ConfigError for one that it cannot read."""
+    """(line, passage) for each line of a corpus; None for a blank line. Raises ConfigError for an unreadable line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             yield line, read_line(line, number, path)

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     import tantivy
 
 FORMAT = 1
-"""Version of the fields and of the word rules below. An index of another version is made anew."""
+"""The version of the fields and of the word rules below. An index of a different version is rebuilt."""
 _CONTENTS, _ID = "contents", "id"
 _WORDS = "words"
 _LONGEST_WORD = 40
 _HEAP_BYTES = 256 << 20
-"""Memory of a thread that indexes. A corpus that fits into it has one segment, in the order of the corpus."""
+"""The memory of an indexing thread. A corpus that fits has a single segment, in the order of the corpus."""
 _NEARLY_FULL_BYTES = 64 << 20
 _MOST_WORDS = 512
 """The most different words of a query. This bounds the cost of a query."""
 
 
 class TantivyIndex:
-    """A whole index. Any number of threads may search it; tantivy searches without Python's lock."""
+    """A whole index. Any number of threads may search; tantivy searches without Python's lock."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ValueError or OSError for a folder that holds no complete index."""
+        """Raises ValueError or OSError for a folder without a complete index."""
         import tantivy
 
         self.folder = folder
@@ -48,9 +48,9 @@ class TantivyIndex:
         self._should, self._query = tantivy.Occur.Should, tantivy.Query
 
     def search(self, query: str, topk: int) -> list[Document]:
-        """The best `topk` passages, best first. An empty list where no word of the query is in the corpus.
+        """The best `topk` passages, best first. An empty list if no word of the query is in the corpus.
 
-        The query is plain words: nothing in it is syntax. Words such as "the" do not count, and each word counts once.
+        The query is plain words without syntax. Words such as "the" do not count, and each word counts once.
         """
         analyzed = self._words.analyze(whole_characters(query[:QUERY_CHARACTERS]))
         words = list(dict.fromkeys(analyzed))[:_MOST_WORDS]
@@ -67,7 +67,7 @@ class TantivyIndex:
 
 
 def write_index(folder: Path, documents: Iterable[Document], threads: int) -> int:
-    """Index the documents into an empty folder, and return how many they were.
+    """Index the documents into an empty folder, and return their number.
 
     Raises OSError if the disk is full, and ConfigError if tantivy cannot write for another reason.
     """
@@ -98,7 +98,7 @@ def write_index(folder: Path, documents: Iterable[Document], threads: int) -> in
 
 @contextmanager
 def _errors_of_writing(folder: Path) -> Iterator[None]:
-    """tantivy reports only that one of its threads has died; the disk shows the reason."""
+    """tantivy reports only the death of a thread; the disk shows the reason."""
     try:
         yield
     except ValueError as exc:
@@ -109,7 +109,7 @@ def _errors_of_writing(folder: Path) -> Iterator[None]:
 
 
 def require_tantivy() -> None:
-    """Raises ConfigError where it is not installed."""
+    """Raises ConfigError if tantivy is not installed."""
     if importlib.util.find_spec("tantivy") is None:
         raise ConfigError("searching a corpus needs tantivy; in agentrl's folder: pip install -e '.[search]'")
 

@@ -18,7 +18,7 @@ _log = logging.getLogger("agentrl")
 
 
 class LocalRetriever:
-    """Searches a corpus by BM25. Entering it opens the index, and makes it first if there is none."""
+    """Searches a corpus by BM25. Entering the retriever opens the index, and builds a missing index first."""
 
     def __init__(self, corpus: Path) -> None:
         self._corpus = corpus
@@ -26,7 +26,7 @@ class LocalRetriever:
         self._threads: ThreadPoolExecutor | None = None
 
     async def __aenter__(self) -> Self:
-        """Raises ConfigError for a corpus that cannot be read, and InfraError if the disk has no room for its index."""
+        """Raises ConfigError for an unreadable corpus, and InfraError if the disk has no room for the index."""
         _log.info("opening the index of %s; making it takes a minute for half a million passages", self._corpus)
         try:
             self._index = await open_in_thread(self._corpus)

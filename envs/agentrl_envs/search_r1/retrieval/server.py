@@ -38,7 +38,7 @@ class _Body(BaseModel):
 
     @classmethod
     def read(cls, raw: bytes) -> _Body:
-        """Raises HTTPBadRequest that explains what is wrong and shows a correct request."""
+        """Raises HTTPBadRequest that explains the mistake and shows a correct request."""
         try:
             value = json.loads(raw)
             if not isinstance(value, dict):
@@ -51,7 +51,7 @@ class _Body(BaseModel):
 
 
 class _Cache:
-    """The answers that were asked for last, ready to send, up to so many bytes."""
+    """The latest answers, ready to send, up to so many bytes."""
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes = most, 0
@@ -159,9 +159,9 @@ def create_app(index: TantivyIndex, topk: int = 3) -> web.Application:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the address before the index is made, which may take long. Port 0 takes a free one.
+    """Bind the address before the index is built, which may take long. Port 0 takes a free port.
 
-    Clients cannot connect until it is served. Raises ConfigError for an address that is not available.
+    Clients cannot connect until the server runs. Raises ConfigError for an address that is not available.
     """
     with _taken_address(host, port), ExitStack() as on_error:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -1,7 +1,7 @@
 """Harbor task directories, unmodified: a folder with task.toml is loaded as a Problem.
 
-A task names its folder in its metadata: `{"format": "harbor", "path": "tasks/hello"}`. Other keys are
-`base`, `installed`, `network`, `keep` and `clean`, as `HarborSettings` explains them.
+A task names the folder in the metadata: `{"format": "harbor", "path": "tasks/hello"}`. Other keys are `base`,
+`installed`, `network`, `keep` and `clean`, as `HarborSettings` explains.
 """
 
 from agentrl_envs.coding.formats.harbor.compose_rules import CannotRunError

@@ -1,4 +1,4 @@
-"""Which keys of a docker-compose.yaml are honoured, ignored and refused. docs/services.md has the same as a table."""
+"""The keys of a docker-compose.yaml that are honoured, ignored and refused. docs/services.md has the same table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IGNORED = frozenset(
         "storage_opt",
     )
 )
-"""They change nothing here: no port is published, and everything is removed at once."""
+"""Keys without effect here: no port is published, and the whole sandbox is removed at once."""
 ESCAPES = "it is a way out of the sandbox"
 _REFUSED = {
     **dict.fromkeys(("privileged", "devices", "device_cgroup_rules", "cgroup", "cgroup_parent"), ESCAPES),
@@ -54,9 +54,23 @@ class CannotRunError(ConfigError):
     """The task may be right, but cannot be run here. The message gives the reason and the remedy."""
 
 
-def check_service(given: Mapping[str, Any]) -> None:
+def check_service(service: Mapping[str, Any]) -> None:
     """Raises CannotRunError for the first setting that is refused."""
-    for key, value in given.items():
+    _check_keys(service)
+    for option in map(values.text, values.items(service.get("security_opt"))):
+        if not option.startswith(("no-new-privileges", "label")):
+            raise CannotRunError(f"security_opt {option} is refused: {ESCAPES}")
+    if values.text(service.get("ipc") or "private") not in ("private", "shareable"):
+        raise CannotRunError(f"ipc {service['ipc']} is refused: {ESCAPES}")
+    deploy = service.get("deploy") or {}
+    if ((deploy.get("resources") or {}).get("reservations") or {}).get("devices"):
+        raise CannotRunError("deploy.resources.reservations.devices is refused: a sandbox has no such hardware")
+    if any(values.text(count) != "1" for count in (service.get("scale", 1), deploy.get("replicas", 1))):
+        raise CannotRunError("more than one replica is refused: write a service for each")
+
+
+def _check_keys(service: Mapping[str, Any]) -> None:
+    for key, value in service.items():
         key = str(key)
         if key.startswith("x-") or key in _IGNORED or value in (None, False, [], {}, ""):
             continue
@@ -64,13 +78,3 @@ def check_service(given: Mapping[str, Any]) -> None:
             raise CannotRunError(f"{key} is refused: {_REFUSED[key]}")
         if key not in _HONOURED:
             raise CannotRunError(f"{key} is refused: it is not known here")
-    for option in map(values.text, values.items(given.get("security_opt"))):
-        if not option.startswith(("no-new-privileges", "label")):
-            raise CannotRunError(f"security_opt {option} is refused: {ESCAPES}")
-    if values.text(given.get("ipc") or "private") not in ("private", "shareable"):
-        raise CannotRunError(f"ipc {given['ipc']} is refused: {ESCAPES}")
-    deploy = given.get("deploy") or {}
-    if ((deploy.get("resources") or {}).get("reservations") or {}).get("devices"):
-        raise CannotRunError("deploy.resources.reservations.devices is refused: a sandbox has no such hardware")
-    if any(values.text(one) != "1" for one in (given.get("scale", 1), deploy.get("replicas", 1))):
-        raise CannotRunError("more than one replica is refused: write a service for each")

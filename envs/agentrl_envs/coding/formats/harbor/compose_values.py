@@ -21,39 +21,39 @@ _MEGABYTES = {"": 1 / (1 << 20), "k": 1 / 1024, "m": 1.0, "g": 1024.0}
 
 
 class Variables:
-    """What `${NAME}` means in a compose file. Nothing of this process's environment is in it."""
+    """The variables of `${NAME}` in a compose file. This process's environment is left out."""
 
-    def __init__(self, known: Mapping[str, str]) -> None:
-        self.known = known
-        self._left = _MOST
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.values = values
+        self._remaining = _MOST
 
     def fill(self, value: Any) -> Any:
-        """A value with the variables in its texts filled in. Unknown ones are empty, as in compose.
+        """A value with the variables in all texts filled in. Unknown variables are empty, as in compose.
 
         Raises ConfigError for a form that compose does not have, with the text of `${NAME:?text}`, and for a file whose
-        aliases (*name) repeat so much that it has no end.
+        aliases (*name) repeat without end.
         """
-        self._left -= 1
-        if self._left < 0:
+        self._remaining -= 1
+        if self._remaining < 0:
             raise ConfigError(f"it has more than {_MOST} values, with its aliases (*name) written out; use fewer")
         if isinstance(value, str):
             return self._filled(value)
         if isinstance(value, list):
-            return [self.fill(one) for one in value]
+            return [self.fill(item) for item in value]
         if isinstance(value, dict):
-            return {key: self.fill(one) for key, one in value.items()}
+            return {key: self.fill(item) for key, item in value.items()}
         return value
 
     def _filled(self, text: str) -> str:
-        found, at = [], 0
-        while (begin := text.find("$", at)) >= 0:
-            found.append(text[at:begin])
-            value, at = self._at(text, begin)
-            found.append(value)
-        return "".join([*found, text[at:]])
+        pieces, position = [], 0
+        while (begin := text.find("$", position)) >= 0:
+            pieces.append(text[position:begin])
+            value, position = self._at(text, begin)
+            pieces.append(value)
+        return "".join([*pieces, text[position:]])
 
     def _at(self, text: str, begin: int) -> tuple[str, int]:
-        """The value of what begins at a dollar, and where it ends."""
+        """(value, end) of the form that begins at a dollar."""
         if text.startswith("$$", begin):
             return "$", begin + 2
         braced = text.startswith("${", begin)
@@ -61,7 +61,7 @@ class Variables:
         if name is None:
             raise ConfigError(f"{text!r} has a $ without a name; write $$ for the character itself")
         if not braced:
-            return self.known.get(name[0], ""), name.end()
+            return self.values.get(name[0], ""), name.end()
         end = _closing(text, begin + 1)
         operator = _OPERATOR.match(text, name.end(), end)
         if operator is None and name.end() != end:
@@ -70,7 +70,7 @@ class Variables:
         return self._chosen(name[0], operator[0] if operator is not None else "", rest), end + 1
 
     def _chosen(self, name: str, operator: str, rest: str) -> str:
-        value = self.known.get(name)
+        value = self.values.get(name)
         if value is not None and (value or not operator.startswith(":")):
             return self._filled(rest) if operator.endswith("+") else value
         if operator.endswith("?"):
@@ -80,42 +80,42 @@ class Variables:
 
 def _closing(text: str, begin: int) -> int:
     depth = 0
-    for at in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
+    for index in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
         if depth == 0:
-            return at
+            return index
     raise ConfigError(f"{text!r} has a ${{ that does not end")
 
 
 def env_file(file: Path) -> dict[str, str]:
-    """The variables of a file with lines NAME=value. Raises ConfigError if it cannot be read."""
+    """The variables of a file with lines NAME=value. Raises ConfigError for an unreadable file."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{file.name} cannot be read: {exc}") from exc
-    found = {}
+    variables = {}
     for line in map(str.strip, lines):
         name, equals, value = line.removeprefix("export ").partition("=")
         if equals and not line.startswith("#"):
             value = value.strip()
             quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-            found[name.strip()] = value[1:-1] if quoted else value.partition(" #")[0].rstrip()
-    return found
+            variables[name.strip()] = value[1:-1] if quoted else value.partition(" #")[0].rstrip()
+    return variables
 
 
 def mapping(value: Any, variables: Mapping[str, str]) -> dict[str, str]:
     """An environment: a mapping, or a list of NAME=value. A name alone has the variable's value, if any."""
     if isinstance(value, dict):
-        pairs = [(str(name), None if one is None else text(one)) for name, one in value.items()]
+        pairs = [(str(name), None if setting is None else text(setting)) for name, setting in value.items()]
     else:
-        split = [text(one).partition("=") for one in items(value)]
-        pairs = [(name, one if equals else None) for name, equals, one in split]
-    known = [(name, variables.get(name) if one is None else one) for name, one in pairs]
-    return {name: one for name, one in known if one is not None}
+        split = [text(setting).partition("=") for setting in items(value)]
+        pairs = [(name, setting if equals else None) for name, equals, setting in split]
+    resolved = [(name, variables.get(name) if setting is None else setting) for name, setting in pairs]
+    return {name: setting for name, setting in resolved if setting is not None}
 
 
 def text(value: Any) -> str:
-    """A plain value as compose writes it. Raises ConfigError for anything else."""
+    """A plain value as compose writes the value. Raises ConfigError for a list or a mapping."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
@@ -124,14 +124,14 @@ def text(value: Any) -> str:
 
 
 def items(value: Any) -> list[Any]:
-    """A list, one value as a list of it, or none."""
+    """A list; a single value as a list; an empty list for None."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
 
 
 def words(value: Any) -> tuple[str, ...] | None:
-    """A command: a list, or a line that is split as a shell would. None: it is not set."""
+    """A command: a list, or a line that is split as a shell would. None: not set."""
     if value is None:
         return None
     if isinstance(value, list):
@@ -143,15 +143,15 @@ def words(value: Any) -> tuple[str, ...] | None:
 
 
 def seconds(value: Any) -> float:
-    """A time such as 1m30s, or 500ms. Raises ConfigError."""
-    given = text(value).strip()
-    if not given or "".join(one[0] for one in _PART.finditer(given)) != given:
-        raise ConfigError(f"{given!r} is not a time; write 10s, 1m30s or 500ms")
-    return sum(float(one[1]) * _SECONDS[one[2]] for one in _PART.finditer(given))
+    """Seconds of a time such as 1m30s or 500ms. Raises ConfigError."""
+    time = text(value).strip()
+    if not time or "".join(part[0] for part in _PART.finditer(time)) != time:
+        raise ConfigError(f"{time!r} is not a time; write 10s, 1m30s or 500ms")
+    return sum(float(part[1]) * _SECONDS[part[2]] for part in _PART.finditer(time))
 
 
 def megabytes(value: Any) -> int:
-    """A size such as 512m, 2g or a number of bytes, in MiB and at least 1. Raises ConfigError."""
+    """MiB, at least 1, of a size such as 512m, 2g or a number of bytes. Raises ConfigError."""
     match = _SIZE.fullmatch(text(value).strip())
     if match is None:
         raise ConfigError(f"{value!r} is not a size; write 512m or 2g")
@@ -159,14 +159,14 @@ def megabytes(value: Any) -> int:
 
 
 def number(value: Any) -> float:
-    """Raises ConfigError for what is not a positive number."""
+    """Raises ConfigError unless the value is a positive number."""
     try:
-        found = float(text(value))
+        parsed = float(text(value))
     except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
+        parsed = 0.0
+    if not 0 < parsed < float("inf"):
         raise ConfigError(f"{value!r} is not a positive number")
-    return found
+    return parsed
 
 
 class Volume(NamedTuple):
@@ -178,20 +178,20 @@ class Volume(NamedTuple):
     target: str
     read_only: bool
     size_mb: int = 0
-    """Of tmpfs; 0: it is not given."""
+    """The size of a tmpfs; 0: not set."""
 
 
 def in_memory(value: Any) -> dict[str, Any]:
-    """A line of `tmpfs`, as /path or /path:size=64m,uid=999,gid=999,mode=700: the fields of its Mount. Other options
+    """The fields of the Mount for a line of `tmpfs`: /path or /path:size=64m,uid=999,gid=999,mode=700. Other options
     change nothing here. Raises ConfigError."""
-    path, _, given = text(value).partition(":")
-    options = dict(one.partition("=")[::2] for one in given.split(",") if one)
-    found: dict[str, Any] = {"path": path, "owner": f"{options.get('uid', '0')}:{options.get('gid', '0')}"}
+    path, _, settings = text(value).partition(":")
+    options = dict(setting.partition("=")[::2] for setting in settings.split(",") if setting)
+    fields: dict[str, Any] = {"path": path, "owner": f"{options.get('uid', '0')}:{options.get('gid', '0')}"}
     if "mode" in options:
-        found["mode"] = options["mode"].removeprefix("0o")
+        fields["mode"] = options["mode"].removeprefix("0o")
     if "size" in options:
-        found["size_mb"] = megabytes(options["size"])
-    return found
+        fields["size_mb"] = megabytes(options["size"])
+    return fields
 
 
 def volume(value: Any) -> Volume:
@@ -199,7 +199,7 @@ def volume(value: Any) -> Volume:
     if isinstance(value, dict):
         memory = value.get("tmpfs")
         size = memory.get("size") if isinstance(memory, dict) else None
-        found = Volume(
+        mount = Volume(
             text(value.get("type", "volume")),
             text(value.get("source", "")),
             text(value.get("target", "")),
@@ -211,7 +211,7 @@ def volume(value: Any) -> Volume:
         target, _, options = rest.partition(":") if colon else (source, "", "")
         source = source if colon else ""
         kind = "bind" if source.startswith((".", "/", "~")) else "volume"
-        found = Volume(kind, source, target, "ro" in options.split(","))
-    if not found.target.startswith("/"):
+        mount = Volume(kind, source, target, "ro" in options.split(","))
+    if not mount.target.startswith("/"):
         raise ConfigError(f"the mount {value!r:.120} has no absolute path in the container")
-    return found
+    return mount

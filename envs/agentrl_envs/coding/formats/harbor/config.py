@@ -1,6 +1,6 @@
-"""task.toml of a Harbor task: schema 1.0 to 1.4, with the older spellings that published sets still use.
+"""task.toml of a Harbor task: schema 1.0 to 1.4, with the older spellings of published sets.
 
-Keys that are not known here are ignored, as Harbor ignores them.
+Unknown keys are ignored, as in Harbor.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from agentrl._util.config_errors import problems
 
 NetworkMode: TypeAlias = Literal["public", "no-network", "allowlist"]
 User: TypeAlias = Annotated[str | None, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
-"""A user's name or number; None: the image's own, which is root unless its Dockerfile sets another."""
+"""A user's name or number; None: the image's user, by default root."""
 
 _log = logging.getLogger("agentrl")
 _warned: set[str] = set()
-"""The variables with a warning already: all tasks of a set name the same ones."""
+"""The variables that a warning has named: all tasks of a set name the same variables."""
 
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG])B?", re.IGNORECASE)
@@ -102,7 +102,7 @@ class Collect(_Part):
 
 class Verifier(_Part):
     timeout_sec: float | None = None
-    """None: the task's, and 600 seconds where that has none either."""
+    """None: the task's, by default 600 seconds."""
     env: dict[str, str] = Field(default_factory=dict)
     user: User = None
     environment_mode: Literal["shared", "separate"] | None = None
@@ -119,7 +119,7 @@ class Verifier(_Part):
 
     @property
     def mode(self) -> Literal["shared", "separate"] | None:
-        """None: this section does not set it."""
+        """None: not set in this section."""
         return self.environment_mode or ("separate" if self.environment is not None else None)
 
 
@@ -155,7 +155,7 @@ class SolutionPart(_Part):
 
 
 class TaskToml(_Part):
-    """Those parts of a task.toml that define how a task is run and graded."""
+    """The parts of a task.toml that define how a task runs and is graded."""
 
     schema_version: str = "1.0"
     metadata: dict[str, Any] = Field(default_factory=dict)
@@ -186,7 +186,7 @@ class TaskToml(_Part):
 
 
 def read_task_toml(path: Path) -> TaskToml:
-    """Read a task.toml. Raises ConfigError naming the file, the key and what is wrong with it."""
+    """Read a task.toml. Raises ConfigError naming the file, the key and the mistake."""
     try:
         return TaskToml.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -200,22 +200,22 @@ def read_task_toml(path: Path) -> TaskToml:
 def resolved(env: Mapping[str, str], where: str) -> dict[str, str]:
     """`env` with `${VAR}` and `${VAR:-default}` filled in from this process's environment.
 
-    Only a value that consists of such a form alone is filled in. A variable that is not set here and has no default is
-    left out with a warning, because a set of tasks may name keys that few of its tests need.
+    Only a value that is entirely such a form is filled in. An unset variable without a default is left out with a
+    warning, because a set of tasks may name keys that few tests need.
     """
-    found = {}
+    variables = {}
     for key, value in env.items():
         match = _VARIABLE.fullmatch(value)
-        known = os.environ.get(match[1], match[2]) if match else value
-        if known is not None:
-            found[key] = known
+        setting = os.environ.get(match[1], match[2]) if match else value
+        if setting is not None:
+            variables[key] = setting
         elif match is not None and match[1] not in _warned:
             _warned.add(match[1])
             _log.warning(
                 "%s: %s is left out, as %s is not set here; what needs it fails: set it, or write ${%s:-default}",
                 *(where, key, match[1], match[1]),
             )
-    return found
+    return variables
 
 
 def _megabytes(size: str) -> int:

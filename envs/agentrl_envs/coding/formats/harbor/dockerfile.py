@@ -1,4 +1,4 @@
-"""Read a Dockerfile: its instructions with flags, arguments and here-documents, and its variables."""
+"""Read a Dockerfile: instructions with flags, arguments and here-documents, and variables."""
 
 from __future__ import annotations
 
@@ -19,43 +19,47 @@ _VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:?[-+])([^}]*))?\})")
 @dataclass(frozen=True, slots=True)
 class Instruction:
     line: int
-    """Its first line, counted from 1."""
+    """The first line, counted from 1."""
     end: int
-    """The line after it, counted from 1."""
+    """The line after the instruction, counted from 1."""
     name: str
     """In capitals: RUN, COPY, ..."""
     value: str
-    """What follows the flags."""
+    """The text after the flags."""
     flags: Mapping[str, str] = field(default_factory=dict)
     documents: Mapping[str, str] = field(default_factory=dict)
-    """Name -> text of its here-documents."""
+    """Name -> text of a here-document."""
 
     def listed(self) -> list[str] | None:
-        """The arguments, if they are a JSON list of texts: a program that no shell reads."""
+        """The arguments if they are a JSON list of texts: a program without a shell."""
         if not self.value.startswith("["):
             return None
         try:
-            found = json.loads(self.value)
+            arguments = json.loads(self.value)
         except ValueError:
             return None
-        return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else None
+        return (
+            arguments
+            if isinstance(arguments, list) and all(isinstance(argument, str) for argument in arguments)
+            else None
+        )
 
 
 def parse(text: str) -> list[Instruction]:
-    """The instructions of a Dockerfile. Raises ConfigError for a here-document that does not end."""
+    """The instructions of a Dockerfile. Raises ConfigError for a here-document without an end."""
     lines = text.splitlines()
     escape = next((match[1] for line in lines[:3] if (match := _ESCAPE.match(line))), "\\")
-    found = []
+    instructions = []
     rest = _Lines(lines)
     for line in rest:
         if line.strip() and not line.lstrip().startswith("#"):
             begin = rest.read
-            found.append(_instruction(begin, _joined(line, rest, escape), rest))
-    return found
+            instructions.append(_instruction(begin, _joined(line, rest, escape), rest))
+    return instructions
 
 
 class _Lines:
-    """The lines of a file, and how many of them were read."""
+    """The lines of a file, and the number of lines read so far."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines, self.read = lines, 0
@@ -67,7 +71,7 @@ class _Lines:
 
 
 def _joined(line: str, rest: _Lines, escape: str) -> str:
-    """A line with those that continue it. Comments and empty lines between them do not count."""
+    """A line with the lines that continue it, without comments and empty lines."""
     whole = line.strip()
     while whole.endswith(escape):
         whole = whole[:-1]
@@ -97,17 +101,17 @@ def _instruction(line: int, text: str, rest: _Lines) -> Instruction:
 
 
 def _document(line: int, end: str, tabs: bool, rest: _Lines) -> str:
-    found: list[str] = []
+    lines: list[str] = []
     for text in rest:
         text = text.lstrip("\t") if tabs else text
         if text == end:
-            return "".join(one + "\n" for one in found)
-        found.append(text)
+            return "".join(content + "\n" for content in lines)
+        lines.append(text)
     raise ConfigError(f"Dockerfile line {line}: the here-document {end} does not end")
 
 
 def assignments(instruction: Instruction) -> dict[str, str]:
-    """The variables that an ENV or ARG sets, not yet filled in. A bare ARG sets nothing."""
+    """The variables of an ENV or ARG, not yet filled in. A bare ARG sets no variable."""
     first = instruction.value.split(None, 1)
     if instruction.name == "ENV" and first and "=" not in first[0]:  # the old form: ENV NAME the rest
         return {first[0]: first[1] if len(first) > 1 else ""}
@@ -119,15 +123,15 @@ def assignments(instruction: Instruction) -> dict[str, str]:
 
 
 def filled(text: str, variables: Mapping[str, str]) -> str:
-    """`text` with `$NAME`, `${NAME}`, `${NAME:-else}` and `${NAME:+then}` filled in; unknown ones become empty."""
+    """`text` with `$NAME`, `${NAME}`, `${NAME:-else}` and `${NAME:+then}` filled in; unknown variables are empty."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] is not None:
             return match[1]
-        known, operator = variables.get(match[2] or match[3]), match[4] or ""
-        held = known if operator.startswith(":") else known is not None
+        variable, operator = variables.get(match[2] or match[3]), match[4] or ""
+        is_set = variable if operator.startswith(":") else variable is not None
         if operator.endswith("+"):
-            return match[5] if held else ""
-        return known if known is not None and (held or not operator) else (match[5] or "")
+            return match[5] if is_set else ""
+        return variable if variable is not None and (is_set or not operator) else (match[5] or "")
 
     return _VARIABLE.sub(value, text)

@@ -1,4 +1,4 @@
-"""One Harbor task directory on its way to a Problem."""
+"""A Harbor task directory on the way to a Problem."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from agentrl_sandbox.spec import SandboxSpec
 
 ROOT = ("root", "0")
 _PLACING_S = 60.0
-"""Seconds that grading takes in addition to test.sh."""
+"""The seconds for grading in addition to test.sh."""
 _STORAGE_MB = 10240
 """The format's own default."""
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
@@ -52,18 +52,18 @@ class HarborSettings(BaseModel):
     path: Path
     """The task's folder."""
     base: Mapping[str, str] = Field(default_factory=dict)
-    """Image that a task names -> image of this machine."""
+    """The task's image -> an image of this machine."""
     installed: bool = False
-    """The images have the packages that Dockerfiles install: leave those commands out."""
+    """The images have the packages that Dockerfiles install: leave the install commands out."""
     network: Literal["none", "task"] = "none"
-    """none: whatever the task asks for, its box has no network. task: what the task asks for, which may be a list of
-    hosts."""
+    """none: the sandbox has no network, even if the task asks for a network. task: the task decides, possibly by a list
+    of hosts."""
     keep: bool = False
     """Leave the agent's processes running, for tests that query a service. These processes could tamper with the tests.
     """
     clean: bool = False
-    """If the verifier shares the agent's box: grade in a clean second one, with the work folder carried over.
-    That keeps out most tricks of an agent that is root. It suits tests that look only at the work folder."""
+    """If the verifier shares the agent's sandbox: grade in a clean second sandbox, to which the work folder is carried.
+    This keeps out most tricks of an agent with root rights. It suits tests that look only at the work folder."""
 
 
 def load(task: Task) -> Problem:
@@ -79,22 +79,22 @@ def tasks_in(folder: Path, **settings: JSON) -> Iterator[Task]:
     """The tasks below a folder, in order of their paths; `settings` go into the metadata of each."""
     for path in sorted(folder.rglob("task.toml")):
         name = path.parent.relative_to(folder).as_posix()
-        given: dict[str, JSON] = {"format": "harbor", "path": str(path.parent), **settings}
-        yield Task(id=path.parent.name if name == "." else name, metadata=given)
+        metadata: dict[str, JSON] = {"format": "harbor", "path": str(path.parent), **settings}
+        yield Task(id=path.parent.name if name == "." else name, metadata=metadata)
 
 
 class _Loading:
-    """One task directory on its way to a Problem."""
+    """A task directory on the way to a Problem."""
 
     def __init__(self, settings: HarborSettings) -> None:
         self.settings, self.folder = settings, settings.path.resolve()
         self.toml: TaskToml = read_task_toml(self.folder / "task.toml")
         self.environment: Environment = self.toml.environment
         self._check(self.environment)
-        self.made = self._made(self.environment, self.folder / "environment")
+        self.source = self._image_source(self.environment, self.folder / "environment")
         self._check_hooks()
-        self.user = self.toml.agent.user or self.made.user
-        workdir = self.environment.workdir or self.made.workdir
+        self.user = self.toml.agent.user or self.source.user
+        workdir = self.environment.workdir or self.source.workdir
         self.workdir = "/work" if workdir == "/" else workdir
 
     def problem(self) -> Problem:
@@ -102,23 +102,23 @@ class _Loading:
         agent = [self._agent_s(part) for part in parts]
         return Problem(
             steps=tuple(self._step(number, part) for number, part in enumerate(parts)),
-            image=self.made.image,
-            spec=self._spec(self.environment, self.made, self.workdir, self.user, self.toml.agent),
+            image=self.source.image,
+            spec=self._spec(self.environment, self.source, self.workdir, self.user, self.toml.agent),
             total=self.toml.multi_step_reward_strategy,
-            agent_s=sum(one for one in agent if one is not None) if None not in agent else None,
+            agent_s=sum(seconds for seconds in agent if seconds is not None) if None not in agent else None,
         )
 
     def _check(self, environment: Environment) -> None:
-        asked = {
+        requests = {
             "Windows": environment.os == "windows",
             f"{environment.gpus} GPUs": bool(environment.gpus),
             "a TPU": environment.tpu is not None,
             "MCP servers": bool(environment.mcp_servers),
         }
-        if wanted := next((what for what, asks in asked.items() if asks), None):
-            raise CannotRunError(f"{self.folder.name} asks for {wanted}, which a box here does not have")
+        if unsupported := next((name for name, asks in requests.items() if asks), None):
+            raise CannotRunError(f"{self.folder.name} asks for {unsupported}, which a box here does not have")
 
-    def _made(self, environment: Environment, folder: Path) -> ImageSource:
+    def _image_source(self, environment: Environment, folder: Path) -> ImageSource:
         limits = {
             "CPUS": f"{environment.cpus:g}" if environment.cpus else "",
             "MEMORY": f"{environment.memory_mb}M" if environment.memory_mb else "",
@@ -136,15 +136,17 @@ class _Loading:
         return resolved(environment.env, f"{self.folder.name}: [environment] env")
 
     def _check_hooks(self) -> None:
-        """Raises CannotRunError for a command that is to run in another service, where none can be run."""
+        """Raises CannotRunError for a hook in another service, because hooks run only in main."""
         verifiers = [self.toml.verifier, *(step.verifier for step in self.toml.steps)]
-        if other := next((hook.service for one in verifiers for hook in one.collect if hook.service != "main"), None):
+        if other := next(
+            (hook.service for verifier in verifiers for hook in verifier.collect if hook.service != "main"), None
+        ):
             raise CannotRunError(f"{self.folder.name}: a collect hook runs in the service {other}, not supported")
 
     def _spec(
-        self, environment: Environment, made: ImageSource, workdir: str, user: str, phase: Agent | Verifier
+        self, environment: Environment, source: ImageSource, workdir: str, user: str, phase: Agent | Verifier
     ) -> dict[str, JSON]:
-        main, services = made.main, made.services
+        main, services = source.main, source.services
         sizes = {
             "memory_mb": main.memory_mb or environment.memory_mb,
             "cpus": main.cpus or environment.cpus,
@@ -162,9 +164,8 @@ class _Loading:
         }
 
     def _network(self, environment: Environment, phase: Agent | Verifier) -> JSON:
-        """`SandboxSpec.network`. A box has one network: what the task says of its agent, or of a verifier with a box of
-        its own, holds from the beginning to the end of that box.
-        """
+        """`SandboxSpec.network`. A sandbox has the same network for life: the network of the agent, or of a verifier
+        with a separate sandbox."""
         if self.settings.network == "none":
             return "none"
         mode, hosts = environment.network_mode, environment.allowed_hosts
@@ -184,18 +185,18 @@ class _Loading:
 
     def _step(self, number: int, part: StepPart | None) -> Step:
         folder = self.folder if part is None else self.folder / "steps" / part.name
-        own = self._own(folder, part) if self._mode(part) == "separate" else None
-        clean = own is not None or self.settings.clean
+        separate = self._own(folder, part) if self._mode(part) == "separate" else None
+        clean = separate is not None or self.settings.clean
         work = folder / "workdir"
         return Step(
             instruction=_instruction(folder / "instruction.md"),
-            grader=self._grader(folder, part, clean, own is not None),
+            grader=self._grader(folder, part, clean, separate is not None),
             gold=self._gold(folder),
             name="" if part is None else part.name,
             files={BOX: "", **({self.workdir: work} if part is not None and work.is_dir() else {})},
             setup=self._setup(number, part, work),
             clean=clean,
-            own=own,
+            own=separate,
             without=_obeyed,
             keep=self.settings.keep,
             min_score=_threshold(part),
@@ -203,61 +204,74 @@ class _Loading:
         )
 
     def _mode(self, part: StepPart | None) -> Literal["shared", "separate"]:
-        verifiers = [self.toml.verifier] if part is None else [part.verifier, self.toml.verifier]
-        modes = [one.mode for one in verifiers if one.mode is not None]
+        modes = [verifier.mode for verifier in self._verifiers(part) if verifier.mode is not None]
         return modes[0] if modes else "shared"
 
-    def _own(self, folder: Path, part: StepPart | None) -> OwnSandbox:
-        """The verifier's environment: the one it names, the image that is built in tests/, or one like the agent's.
+    def _verifiers(self, part: StepPart | None) -> list[Verifier]:
+        """The verifiers whose settings hold for a step, the more specific verifier first."""
+        return [self.toml.verifier] if part is None else [part.verifier, self.toml.verifier]
 
-        The artifacts are copied there, and what hooks collect in the agent's box.
+    def _own(self, folder: Path, part: StepPart | None) -> OwnSandbox:
+        """The verifier's environment: the named environment, the image that is built in tests/, or an image like the
+        agent's.
+
+        The artifacts are copied there, with the files that hooks collect in the agent's sandbox.
         """
-        verifiers = [self.toml.verifier] if part is None else [part.verifier, self.toml.verifier]
-        given = next((one.environment for one in verifiers if one.environment is not None), None)
-        built = next((one / "tests" for one in (folder, self.folder) if (one / "tests" / "Dockerfile").is_file()), None)
-        hooks = tuple(hook for one in reversed(verifiers) for hook in one.collect)
-        environment = given or (self.environment if built is None else Environment())
+        tests = [parent / "tests" for parent in (folder, self.folder)]
+        build = next((path for path in tests if (path / "Dockerfile").is_file()), None)
+        environment = self._verifier_environment(part) or (self.environment if build is None else Environment())
         self._check(environment)
-        made = self.made if built is None and not environment.docker_image else self._made(environment, built or folder)
-        workdir = environment.workdir or made.workdir
-        spec = self._spec(environment, made, "/work" if workdir == "/" else workdir, made.user, self.toml.verifier)
-        return OwnSandbox(self._artifacts(part), made.image, spec, _Collecting(hooks) if hooks else None)
+        source = self.source
+        if build is not None or environment.docker_image:
+            source = self._image_source(environment, build or folder)
+        workdir = environment.workdir or source.workdir
+        spec = self._spec(environment, source, "/work" if workdir == "/" else workdir, source.user, self.toml.verifier)
+        hooks = tuple(hook for verifier in reversed(self._verifiers(part)) for hook in verifier.collect)
+        return OwnSandbox(self._artifacts(part), source.image, spec, _Collecting(hooks) if hooks else None)
+
+    def _verifier_environment(self, part: StepPart | None) -> Environment | None:
+        environments = (verifier.environment for verifier in self._verifiers(part))
+        return next((environment for environment in environments if environment is not None), None)
 
     def _artifacts(self, part: StepPart | None) -> tuple[str, ...]:
         """Absolute paths of the declared artifacts, and of the artifacts folder."""
         declared = [*self.toml.artifacts, *(part.artifacts if part else ())]
-        if other := next((one for one in declared if one.service not in (None, "main")), None):
+        if other := next((artifact for artifact in declared if artifact.service not in (None, "main")), None):
             raise CannotRunError(f"{self.folder.name}: an artifact of the service {other.service}, not supported")
-        paths = [posixpath.normpath(posixpath.join(self.workdir, one.source)) for one in declared]
+        paths = [posixpath.normpath(posixpath.join(self.workdir, artifact.source)) for artifact in declared]
         for path in paths:
             if any(f"{place}/".startswith(f"{path.rstrip('/')}/") for place in (TESTS, VERIFIER)) or path == "/":
                 raise CannotRunError(f"{self.folder.name}: the artifact {path} would replace the verifier's own files")
         return tuple(dict.fromkeys((*paths, "/logs/artifacts")))
 
     def _grader(self, folder: Path, part: StepPart | None, clean: bool, apart: bool) -> TaskGrader:
-        folders = [self.folder / "tests"] if part is None else [self.folder / "tests", folder / "tests"]
-        found = tuple(one for one in folders if one.is_dir())
-        if not any((one / "test.sh").is_file() for one in found):
-            raise ConfigError(f"{folder} holds no tests/test.sh: its work cannot be graded")
         verifier = self.toml.verifier
         step = part.verifier if part is not None else Verifier()
-        known = {**verifier.env, **step.env}
+        hooks = () if apart else (*verifier.collect, *step.collect)
         return HarborGrader(
-            tests=found,
+            tests=self._tests(folder),
             user=step.user or verifier.user,
-            env=resolved(known, f"{self.folder.name}: [verifier] env"),
+            env=resolved({**verifier.env, **step.env}, f"{self.folder.name}: [verifier] env"),
             timeout_s=self._grade_s(part),
-            collect=() if apart else tuple(one for one in (*verifier.collect, *step.collect) if one.service == "main"),
+            collect=tuple(hook for hook in hooks if hook.service == "main"),
             workdir=self.workdir,
             judged=self._artifacts(part) if apart else (),
             under=NO_MONITOR + (NO_USER_SITE if self.user in ROOT else ""),
-            fresh=not clean and not self.made.has_tests,
+            fresh=not clean and not self.source.has_tests,
             more=not clean and part is not None and part is not self.toml.steps[-1],
         )
 
+    def _tests(self, folder: Path) -> tuple[Path, ...]:
+        """The folders with the tests of a step: the task's folder first. Raises ConfigError without a test.sh."""
+        folders = dict.fromkeys((self.folder / "tests", folder / "tests"))
+        existing = tuple(path for path in folders if path.is_dir())
+        if not any((path / "test.sh").is_file() for path in existing):
+            raise ConfigError(f"{folder} holds no tests/test.sh: its work cannot be graded")
+        return existing
+
     def _gold(self, folder: Path) -> Solution | None:
-        """solve.sh as Harbor's oracle runs it: its exit code is ignored."""
-        place = next((one for one in (folder, self.folder) if (one / "solution" / "solve.sh").is_file()), None)
+        """solve.sh as Harbor's oracle runs the script: the exit code is ignored."""
+        place = next((parent for parent in (folder, self.folder) if (parent / "solution" / "solve.sh").is_file()), None)
         if place is None:
             return None
         env = resolved(self.toml.solution.env, f"{self.folder.name}: [solution] env")
@@ -278,25 +292,25 @@ class _Loading:
         if (work / "setup.sh").is_file():
             lines.append("bash ./setup.sh || exit 1")
         if number == 0:
-            lines += [f"mkdir -p {shlex.quote(one)} 2>/dev/null || true" for one in self.made.main.folders]
-            lines += [_running(self.made.main.command)] if self.made.main.command else []
-            lines += [_health(_as_own(self.made.main.health))] if self.made.main.health is not None else []
+            lines += [f"mkdir -p {shlex.quote(path)} 2>/dev/null || true" for path in self.source.main.folders]
+            lines += [_running(self.source.main.command)] if self.source.main.command else []
+            lines += [_health(_as_own(self.source.main.health))] if self.source.main.health is not None else []
         checks = [self.environment.healthcheck if number == 0 else None, part.healthcheck if part else None]
         lines += [_health(check) for check in checks if check is not None]
         return "\n".join(lines)
 
     def _agent_s(self, part: StepPart | None) -> float | None:
-        own = part.agent.timeout_sec if part is not None else None
-        return own if own is not None else self.toml.agent.timeout_sec
+        seconds = part.agent.timeout_sec if part is not None else None
+        return seconds if seconds is not None else self.toml.agent.timeout_sec
 
     def _grade_s(self, part: StepPart | None) -> float:
-        own = part.verifier.timeout_sec if part is not None else None
-        return own or self.toml.verifier.timeout_sec or 600.0
+        seconds = part.verifier.timeout_sec if part is not None else None
+        return seconds or self.toml.verifier.timeout_sec or 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Collecting:
-    """Runs the task's hooks, which gather in the agent's box what its verifier needs."""
+    """Runs the task's hooks, which gather files for the verifier in the agent's sandbox."""
 
     hooks: tuple[Collect, ...]
 
@@ -306,21 +320,21 @@ class _Collecting:
 
 
 def _obeyed(path: str) -> bool:
-    """Whether programs obey a file wherever they find it. Such files of the agent's do not reach a clean box."""
+    """Whether programs obey a file in any folder. Such files of the agent's do not reach a clean sandbox."""
     return any(fnmatch(part, pattern) for part in path.split("/") for pattern in SETTINGS)
 
 
 def _threshold(part: StepPart | None) -> float | None:
-    wanted = part.min_reward if part is not None else None
-    if isinstance(wanted, dict):
-        if set(wanted) != {"reward"}:
+    threshold = part.min_reward if part is not None else None
+    if isinstance(threshold, dict):
+        if set(threshold) != {"reward"}:
             raise CannotRunError(f"step {part.name if part else ''}: min_reward of several names is not supported")
-        return wanted["reward"]
-    return wanted
+        return threshold["reward"]
+    return threshold
 
 
 def _instruction(path: Path) -> str:
-    """The text without the canary lines at its beginning, which are not meant for the agent."""
+    """The text without the canary lines at the beginning, which are not meant for the agent."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
@@ -333,7 +347,7 @@ def _instruction(path: Path) -> str:
 
 
 def _health(check: Healthcheck) -> str:
-    """A loop that ends when the check passes, and fails the setup when it has failed too often."""
+    """A loop that ends when the check passes, and fails the setup after too many failures."""
     command = f"timeout {check.timeout_sec:g} bash -c {shlex.quote(check.command)}"
     begin = f"sleep {check.start_interval_sec:g}; continue"
     return "\n".join(
@@ -349,7 +363,7 @@ def _health(check: Healthcheck) -> str:
 
 
 def _running(command: str) -> str:
-    """Start what a compose file runs beside the agent."""
+    """Start the command of the compose file, in parallel with the agent."""
     return f"nohup setsid {command} > /tmp/.main-service.log 2>&1 < /dev/null &"
 
 

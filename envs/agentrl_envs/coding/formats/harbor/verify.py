@@ -1,7 +1,7 @@
-"""Grade a Harbor task: place its tests, run test.sh, and read the reward file that it wrote.
+"""Grade a Harbor task: place the tests, run test.sh, and read the reward file of test.sh.
 
-The exit code of test.sh is ignored. A reward that is missing, empty or not finite is an error and not 0: the tests
-broke, so nothing is known about the work. So is a 0 of a test.sh that could not start its test runner.
+The exit code of test.sh is ignored. A reward that is missing, empty or not finite is an error rather than 0: the tests
+broke, so the work is not judged. A 0 of a test.sh that could not start the test runner is an error, too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ VERIFIER = "/logs/verifier"
 TESTS = "/tests"
 _STDOUT = f"{VERIFIER}/test-stdout.txt"
 _LARGEST = 1 << 20
-"""Bytes of a reward file that are read."""
+"""The most bytes of a reward file."""
 BOX = "/tmp/.box"
-"""A file that is written into a box to see whether its commands see the box's own files."""
+"""A file in a sandbox that shows whether the sandbox's commands see the sandbox's files."""
 IN_A_BOX = f"[ -f {BOX} ] || {{ echo 'commands here see the files of this machine: use docker' >&2; exit 1; }}"
 _LINKS = r"""
 cd TESTS || exit 0
@@ -42,38 +42,39 @@ for link; do
   esac
 done' sh {} + 2>/dev/null
 true""".replace("TESTS", TESTS).replace("VERIFIER", VERIFIER)
-"""Names the links that lead to the tests, of those in FOLDERS and of those that root did not make.
+"""Lists the links to the tests, among the links in FOLDERS and the links that root did not make.
 
-It runs in the folder of the tests, so links by way of a process's own folder lead there, too. Links to what a process
-has open or is are refused: tests have their files open."""
+The command runs in the folder of the tests, so links through a process's working directory lead there, too. Links to a
+process's program or open files are refused: tests have their files open.
+"""
 _LINKS_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class HarborGrader:
-    """Runs the tests of one step, as Harbor's own verifier does."""
+    """Runs the tests of a step, as Harbor's verifier does."""
 
     tests: tuple[Path, ...]
-    """Folders that are merged into /tests, the later over the earlier ones."""
+    """Folders that are merged into /tests. Later folders replace files of earlier folders."""
     user: str | None = None
     """The user as whom test.sh runs; None: the box's own."""
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0
     collect: tuple[Collect, ...] = ()
     fresh: bool = True
-    """Empty /tests first, so that nothing is left that the agent put there. False: the image has files there."""
+    """Empty /tests first, so that no file of the agent's remains. False: the image has files there."""
     workdir: str = "/"
-    """The folder whose modules do not replace those of the image."""
+    """The folder whose modules do not replace modules of the image."""
     judged: tuple[str, ...] = ()
-    """Files and folders of the agent's that the tests look at; empty: the work folder."""
+    """The agent's files and folders for the tests; empty: the work folder."""
     under: str = NO_MONITOR
     """In front of test.sh."""
     more: bool = False
-    """The agent continues in this box: leave nothing of the tests for it to see."""
+    """The agent continues in this sandbox: remove the tests."""
 
     async def grade(self, box: Sandbox) -> Grade:
-        """The reward. Raises InfraError, with the end of the tests' output, if no reward can be trusted: none was
-        written, or test.sh wrote 0 because it could not start its tests."""
+        """The reward. Raises InfraError, with the end of the tests' output, if no reward can be trusted: the file is
+        missing, or test.sh wrote 0 because the tests could not start."""
         for hook in self.collect:  # best effort, as in Harbor: what it collects is missed by the tests if it failed
             await box.exec(hook.command, user=hook.user, timeout=hook.timeout_sec)
         mark = f"/tmp/.{secrets.token_hex(8)}"  # a name that the agent cannot have taken
@@ -84,7 +85,7 @@ class HarborGrader:
             await box.upload(folder, TESTS, user="root")
         await box.exec(f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh", user="root", check=True)
         folders = " -o ".join(
-            f"-path {quote(one)} -o -path {quote(one + '/*')}" for one in self.judged or (self.workdir,)
+            f"-path {quote(path)} -o -path {quote(path + '/*')}" for path in self.judged or (self.workdir,)
         )
         links = await box.exec(_LINKS.replace("FOLDERS", folders), user="root", timeout=_LINKS_S)
         if links.stdout or links.timed_out:
@@ -114,7 +115,8 @@ class HarborGrader:
         return "\n".join(file.read_text(errors="replace") for file in scripts if file.is_file())
 
     async def _text(self, box: Sandbox, path: str) -> str | None:
-        """The content of a small file, or None. If the back end can, it reads the file without a program of the box."""
+        """The content of a small file, or None. Where possible, the back end reads the file without a program of the
+        sandbox."""
         read = getattr(box, "read_stored", None)
         try:
             if read is not None:
@@ -125,7 +127,7 @@ class HarborGrader:
 
 
 def _cleared() -> str:
-    """Commands that make the verifier's folder anew."""
+    """Commands that empty the verifier's folder."""
     logs = posixpath.dirname(VERIFIER)
     return f"""set -e
 [ -d {logs} ] && [ ! -L {logs} ] || {removal(logs)}
@@ -136,9 +138,9 @@ chmod 777 {VERIFIER}"""
 
 
 def read_rewards(as_json: str | None, as_text: str | None) -> dict[str, float]:
-    """The rewards in reward.json, or else the one in reward.txt, under the name "reward".
+    """The rewards in reward.json, or else the number in reward.txt, under the name "reward".
 
-    Raises ValueError that names what is wrong with them.
+    Raises ValueError naming the mistake.
     """
     if as_json is not None:
         return _from_json(as_json)
@@ -152,30 +154,30 @@ def read_rewards(as_json: str | None, as_text: str | None) -> dict[str, float]:
         raise ValueError(f"reward.txt holds {as_text[:80]!r}, not one finite number") from exc
 
 
-def _from_json(written: str) -> dict[str, float]:
-    if not written.strip():
+def _from_json(text: str) -> dict[str, float]:
+    if not text.strip():
         raise ValueError("reward.json is empty")
     try:
-        found = json.loads(written)
+        rewards = json.loads(text)
     except ValueError as exc:
-        raise ValueError(f"reward.json holds {written[:80]!r}: {exc}") from exc
-    if not isinstance(found, dict) or not found:
-        raise ValueError(f"reward.json holds {written[:80]!r}, not an object of numbers")
-    return {str(name): _finite(value, f"{name} in reward.json") for name, value in found.items()}
+        raise ValueError(f"reward.json holds {text[:80]!r}: {exc}") from exc
+    if not isinstance(rewards, dict) or not rewards:
+        raise ValueError(f"reward.json holds {text[:80]!r}, not an object of numbers")
+    return {str(name): _finite(value, f"{name} in reward.json") for name, value in rewards.items()}
 
 
-def _finite(value: object, what: str) -> float:
+def _finite(value: object, name: str) -> float:
     try:
         number = float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"{what} is {value!r:.80}, not a finite number")
+        raise ValueError(f"{name} is {value!r:.80}, not a finite number")
     return number
 
 
 def _grade(as_json: str | None, as_text: str | None, log: str) -> Grade:
-    """The score is the reward of that name, or else the mean of all."""
+    """The score is the reward with the name "reward", or else the mean of all rewards."""
     try:
         rewards = read_rewards(as_json, as_text)
     except ValueError as exc:

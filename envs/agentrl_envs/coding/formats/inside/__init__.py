@@ -1,1 +1,1 @@
-"""Programs that run inside a sandbox, with its Python alone (3.8 or later). They import nothing from here."""
+"""Programs that run inside a sandbox, with the sandbox's Python (3.8 or later). They import nothing of this package."""

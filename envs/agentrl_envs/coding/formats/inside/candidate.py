@@ -1,6 +1,6 @@
-"""Holds the agent's code and calls its functions for `check.py`, which runs in another sandbox and trusts nothing here.
+"""Holds the agent's code and calls its functions for `check.py`, which runs in a second sandbox and trusts no reply.
 
-Argument: the folder of the code. Requests come on stdin and replies go to stdout: JSON, one to a line.
+Argument: the folder of the code. Requests come on stdin and replies go to stdout as lines of JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def encode(value: Any) -> Any:
-    """Plain data as JSON that preserves tuples, sets and the types of keys. Anything else becomes ["o", its type]."""
+    """Plain data as JSON that preserves tuples, sets and the types of keys. Other values become ["o", type]."""
     kind = type(value)
     if kind in PLAIN:
         return ["v", value]
@@ -37,13 +37,13 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """The value that `encode` was given."""
-    tag, held = data
+    """The argument of `encode`."""
+    tag, content = data
     if tag == "d":
-        return {decode(key): decode(item) for key, item in held}
+        return {decode(key): decode(item) for key, item in content}
     if tag in ("l", "t", "s"):
-        return {"l": list, "t": tuple, "s": set}[tag](decode(item) for item in held)
-    return held.encode("latin-1") if tag == "b" else complex(*held) if tag == "c" else held
+        return {"l": list, "t": tuple, "s": set}[tag](decode(item) for item in content)
+    return content.encode("latin-1") if tag == "b" else complex(*content) if tag == "c" else content
 
 
 def answer(request: Any) -> Any:
@@ -51,17 +51,17 @@ def answer(request: Any) -> Any:
     verb, module, name, *arguments = request
     if verb == "run":
         return output(module, name)
-    found = getattr(importlib.import_module(module), name)
+    value = getattr(importlib.import_module(module), name)
     if verb == "call":
-        return encode(found(*decode(arguments[0]), **decode(arguments[1])))
-    if isinstance(found, type):
-        bases = [base.__name__ for base in found.__mro__ if base.__module__ == "builtins"]
-        return ["x", bases] if issubclass(found, Exception) else ["o", "class"]
-    return ["f", name] if callable(found) else encode(found)
+        return encode(value(*decode(arguments[0]), **decode(arguments[1])))
+    if isinstance(value, type):
+        bases = [base.__name__ for base in value.__mro__ if base.__module__ == "builtins"]
+        return ["x", bases] if issubclass(value, Exception) else ["o", "class"]
+    return ["f", name] if callable(value) else encode(value)
 
 
-def output(file: str, given: str) -> Any:
-    """What a program writes for an input: ["v", text], or ["-", why there is none]."""
+def output(file: str, text: str) -> Any:
+    """The output of a program for an input: ["v", text], or ["-", the reason for no output]."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-B", file],
         stdin=subprocess.PIPE,
@@ -71,22 +71,22 @@ def output(file: str, given: str) -> Any:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    threading.Thread(target=feed, args=(process.stdin, given.encode("utf-8", "replace")), daemon=True).start()
+    threading.Thread(target=feed, args=(process.stdin, text.encode("utf-8", "replace")), daemon=True).start()
     try:
-        written = process.stdout.read(LONGEST_OUTPUT + 1)
-        if len(written) > LONGEST_OUTPUT:
+        printed = process.stdout.read(LONGEST_OUTPUT + 1)
+        if len(printed) > LONGEST_OUTPUT:
             return ["-", "the program wrote too much"]
         code = process.wait()
     finally:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return ["-", f"the program ended with exit code {code}"] if code else ["v", written.decode("utf-8", "replace")]
+    return ["-", f"the program ended with exit code {code}"] if code else ["v", printed.decode("utf-8", "replace")]
 
 
-def feed(stdin: Any, given: bytes) -> None:
+def feed(stdin: Any, data: bytes) -> None:
     with contextlib.suppress(OSError), stdin:  # a program need not read its input
-        stdin.write(given)
+        stdin.write(data)
 
 
 def main() -> None:
@@ -95,8 +95,8 @@ def main() -> None:
     os.chdir(folder)
     requests, replies = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for own in (0, 1, 2):  # what the agent's code reads and prints has nothing to do with the protocol
-        os.dup2(nothing, own)
+    for descriptor in (0, 1, 2):  # what the agent's code reads and prints has nothing to do with the protocol
+        os.dup2(nothing, descriptor)
     with os.fdopen(requests) as lines, os.fdopen(replies, "w") as out:
         for line in lines:
             try:

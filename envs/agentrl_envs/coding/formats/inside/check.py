@@ -1,10 +1,10 @@
-"""Runs the tests of a task, and calls the agent's functions by messages. Its sandbox has nothing of the agent's.
+"""Runs the tests of a task, and calls the agent's functions by messages. This sandbox holds no file of the agent's.
 
-The agent's code runs in another sandbox (candidate.py). Only plain data comes back from there. So it can neither see
-the tests, replace `assert`, or return something that is equal to everything, nor can it reach this process.
+The agent's code runs in a second sandbox (candidate.py), which returns plain data only. So the code can neither see the
+tests, replace `assert`, return an object that equals every value, nor reach this process.
 
-On stdin: first a job as JSON, then a line for each question: "+" and the reply, or "-" and why there is none. On
-stdout: messages as JSON, each after its signature. The key is in the job.
+On stdin: first a job as JSON, then a line for each question: "+" and the reply, or "-" and the reason for no reply. On
+stdout: messages as JSON, each after a signature. The key is in the job.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ class GoneError(Exception):
 
 
 class Opaque:
-    """Anything but plain data: a function ("f"), an exception class ("x") or another object ("o"). Equal to nothing."""
+    """Anything but plain data: a function ("f"), an exception class ("x") or another object ("o"). Equals no value."""
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, kind: str, held: Any) -> None:
-        self.kind, self.held = kind, held
+    def __init__(self, kind: str, description: Any) -> None:
+        self.kind, self.description = kind, description
 
     def __eq__(self, other: object) -> bool:
         return False
 
     def __bool__(self) -> bool:
-        raise TypeError(f"the work returned a {self.held}, which is not plain data")
+        raise TypeError(f"the work returned a {self.description}, which is not plain data")
 
 
 class Host:
-    """The process that started this one. Messages to it are numbered and signed, so that others cannot fake them."""
+    """The parent process. Messages to the parent are numbered and signed, so that no other process can fake
+    messages."""
 
     def __init__(self) -> None:
         self.lines, self.out = os.fdopen(os.dup(0), "rb"), os.dup(1)
@@ -57,17 +58,17 @@ class Host:
         self.job: dict[str, Any] = json.loads(self.lines.readline())
         self.key, self.number = bytes.fromhex(self.job.pop("key")), 0
 
-    def tell(self, what: str, *said: Any) -> None:
-        text = json.dumps([what, *said])
+    def tell(self, kind: str, *arguments: Any) -> None:
+        text = json.dumps([kind, *arguments])
         signature = hmac.new(self.key, f"{self.number} {text}".encode(), "sha256").hexdigest()
         self.number += 1
         data = f"{signature} {text}\n".encode()
         while data:
             data = data[os.write(self.out, data) :]
 
-    def ask(self, what: str, *said: Any) -> str:
+    def ask(self, kind: str, *arguments: Any) -> str:
         """The reply. Raises GoneError if there is none."""
-        self.tell(what, *said)
+        self.tell(kind, *arguments)
         line = self.lines.readline().decode("utf-8", "replace")
         if not line.startswith("+"):
             raise GoneError(line[1:].strip() or "the work no longer answers")
@@ -75,11 +76,11 @@ class Host:
 
 
 class Candidate:
-    """The agent's functions, as the tests see them."""
+    """The agent's functions, as the tests call them."""
 
     def __init__(self, host: Host, sources: dict[str, str]) -> None:
         self.host, self.sources = host, sources
-        self.made: dict[str, Any] = {}
+        self.exceptions: dict[str, Any] = {}
         self.running = False
 
     def start(self) -> None:
@@ -87,41 +88,41 @@ class Candidate:
         self.running = True
 
     def ask(self, *request: Any) -> Any:
-        """The value of the reply. Raises what the agent's code raised, by a class of the same name, and GoneError if
-        nothing comes back that can be read."""
+        """The value of the reply. Raises the agent's exception, by a class of the same name, and GoneError without a
+        readable reply."""
         try:
-            tag, held = json.loads(self.host.ask("ask", request))
+            tag, content = json.loads(self.host.ask("ask", request))
             if tag == "-":
-                raise GoneError(str(held))
+                raise GoneError(str(content))
             if tag != "e":
-                return self._value(tag, held)
-            error = self.exception(held[0])(*self._value(*held[1]))
+                return self._value(tag, content)
+            error = self.exception(content[0])(*self._value(*content[1]))
         except (ValueError, TypeError, RecursionError, MemoryError) as exc:
             raise GoneError(f"the work sent no reply that can be read: {exc}") from None
         raise error
 
-    def _value(self, tag: str, held: Any) -> Any:
+    def _value(self, tag: str, content: Any) -> Any:
         if tag == "d":
-            return {self._value(*key): self._value(*item) for key, item in held}
+            return {self._value(*key): self._value(*item) for key, item in content}
         if tag in ("l", "t", "s"):
-            return {"l": list, "t": tuple, "s": set}[tag](self._value(*item) for item in held)
+            return {"l": list, "t": tuple, "s": set}[tag](self._value(*item) for item in content)
         if tag in ("f", "x", "o"):
-            return Opaque(tag, held)
-        return held.encode("latin-1") if tag == "b" else complex(*held) if tag == "c" else plain(held)
+            return Opaque(tag, content)
+        return content.encode("latin-1") if tag == "b" else complex(*content) if tag == "c" else plain(content)
 
     def exception(self, names: list[str]) -> Any:
-        """The exception class of a name, under the nearest built-in one that is an Exception.
+        """The exception class of a name, under the nearest built-in class that is an Exception.
 
-        StopIteration becomes a RuntimeError, as in generators. Otherwise a test such as `all(map(f, ...))` would
-        mistake it for the end of its own loop.
+        StopIteration becomes a RuntimeError, as in generators. Otherwise a test such as `all(map(f, ...))` would end
+        its loop.
         """
-        known = [vars(builtins).get(name) for name in names]
-        base = next((one for one in known if isinstance(one, type) and is_error(one)), Exception)
+        builtin = [vars(builtins).get(name) for name in names]
+        base = next((value for value in builtin if isinstance(value, type) and is_error(value)), Exception)
         if issubclass(base, (StopIteration, StopAsyncIteration)):
             base = RuntimeError
         if base.__name__ == names[0]:
             return base
-        return self.made.setdefault(names[0], type(str(names[0]), (base,), {}))
+        return self.exceptions.setdefault(names[0], type(str(names[0]), (base,), {}))
 
     def function(self, module: str, name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -131,35 +132,36 @@ class Candidate:
         return call
 
     def module(self, name: str) -> types.ModuleType:
-        """Replaces a module of the agent's: its functions, its exceptions and, once it runs, its plain values."""
+        """A stand-in for a module of the agent's, with functions, exceptions and, while the module runs, plain
+        values."""
         errors = exceptions_in(self.sources.get(name, ""))
 
         class Module(types.ModuleType):
-            def __getattr__(own, attribute: str) -> Any:  # noqa: N805 - self is the candidate
+            def __getattr__(proxy, attribute: str) -> Any:  # noqa: N805 - self is the candidate
                 if attribute.startswith("__"):
                     raise AttributeError(attribute)
                 if attribute in errors:
                     return self.exception([attribute, *errors[attribute]])
-                found = self.ask("get", name, attribute) if self.running else Opaque("f", attribute)
-                return self.function(name, attribute) if isinstance(found, Opaque) and found.kind == "f" else found
+                value = self.ask("get", name, attribute) if self.running else Opaque("f", attribute)
+                return self.function(name, attribute) if isinstance(value, Opaque) and value.kind == "f" else value
 
         return Module(name)
 
 
 def exceptions_in(source: str) -> dict[str, list[str]]:
-    """The exception classes that a text defines, with their bases. Read, not run."""
+    """Name -> base classes of the exceptions that a text defines. The text is parsed, not run."""
     try:
         body = ast.parse(source).body
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return {}
-    found: dict[str, list[str]] = {}
+    classes: dict[str, list[str]] = {}
     for node in body:
         if isinstance(node, ast.ClassDef):
             bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-            bases += [other for base in bases for other in found.get(base, [])]
+            bases += [other for base in bases for other in classes.get(base, [])]
             if any(isinstance(vars(builtins).get(base), type) and is_error(vars(builtins)[base]) for base in bases):
-                found[node.name] = bases
-    return found
+                classes[node.name] = bases
+    return classes
 
 
 def is_error(kind: type) -> bool:
@@ -173,7 +175,7 @@ def plain(value: Any) -> Any:
 
 
 class Tally:
-    """Counts what was asserted."""
+    """Counts the assertions."""
 
     def __init__(self) -> None:
         self.passed, self.total = 0, 0
@@ -191,7 +193,7 @@ class Tally:
             self.log.append(f"{line}  # {why}")
 
     def attempt(self, run: Callable[[], Any], asserts: int) -> bool:
-        """Whether it ran to its end. If not, all of its assertions that were not reached count as failed."""
+        """Whether the function returned. If not, all assertions that were not reached count as failed."""
         before = self.total
         try:
             run()
@@ -203,7 +205,7 @@ class Tally:
 
 
 class Asserts(ast.NodeTransformer):
-    """Makes `assert x` count. One that is always true, like `assert True`, proves nothing and is dropped."""
+    """Makes `assert x` count. An assertion that is always true, like `assert True`, is dropped."""
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         if isinstance(node.test, ast.Constant) and node.test.value:
@@ -216,27 +218,27 @@ class Asserts(ast.NodeTransformer):
 
 
 def check_function(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """HumanEval: `check(candidate)` in `test`, with what `prompt` defines beside the function asked for."""
+    """HumanEval: `check(candidate)` in `test`, with the other definitions of `prompt`."""
     tally = Tally()
     candidate.start()
     names: dict[str, Any] = {"__name__": "check", "__record__": tally.record}
     exec(compile(job["prompt"], "prompt", "exec"), names)
-    asked = names[job["entry_point"]] = candidate.function(job["module"], job["entry_point"])
+    function = names[job["entry_point"]] = candidate.function(job["module"], job["entry_point"])
     test = ast.parse(job["test"])
     asserts = count_asserts(test)
     exec(compile(Asserts().visit(test), "test", "exec"), names)
-    tally.attempt(lambda: names["check"](asked), asserts)
+    tally.attempt(lambda: names["check"](function), asserts)
     return tally
 
 
 def count_asserts(node: ast.AST) -> int:
-    return sum(isinstance(one, ast.Assert) for one in ast.walk(node))
+    return sum(isinstance(child, ast.Assert) for child in ast.walk(node))
 
 
 def check_text(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """Assertions and test functions in `test`, which use `names` of the agent's module, or import it.
+    """Assertions and test functions in `test`, which use `names` of the agent's module, or import the module.
 
-    Each statement counts on its own: one that the agent's code makes fail does not end the others.
+    Each statement counts alone: a statement that fails does not end the rest.
     """
     tally = Tally()
     candidate.start()
@@ -265,45 +267,47 @@ def is_test(name: str) -> bool:
 
 
 def check_streams(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """The agent's file as a program: for each input, its output must be the wanted one."""
+    """The agent's file as a program: each input must lead to the expected output."""
     tally = Tally()
     candidate.start()
-    for number, (given, wanted) in enumerate(job["streams"], 1):
+    for number, (text, expected) in enumerate(job["streams"], 1):
 
-        def holds(given: str = given, wanted: str = wanted) -> bool:
-            return says_the_same(candidate.ask("run", job["program"], given), wanted)
+        def holds(text: str = text, expected: str = expected) -> bool:
+            return says_the_same(candidate.ask("run", job["program"], text), expected)
 
         tally.record(holds, f"test {number}")
     return tally
 
 
-def says_the_same(written: Any, wanted: str) -> bool:
+def says_the_same(output: Any, expected: str) -> bool:
     """Whether both texts have the same words in the same lines.
 
     A decimal fraction may differ by a millionth. A whole number may be written as a fraction: 3.0 for 3.
     """
-    if not isinstance(written, str):
+    if not isinstance(output, str):
         return False
-    found, right = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))
-    return list(map(len, found)) == list(map(len, right)) and all(map(is_word, written.split(), wanted.split()))
+    lines, expected_lines = ([line.split() for line in text.rstrip().splitlines()] for text in (output, expected))
+    return list(map(len, lines)) == list(map(len, expected_lines)) and all(
+        map(is_word, output.split(), expected.split())
+    )
 
 
-def is_word(word: str, wanted: str) -> bool:
-    if word == wanted:
+def is_word(word: str, expected: str) -> bool:
+    if word == expected:
         return True
     if not NUMBER.fullmatch(word):
         return False
-    if WHOLE.fullmatch(wanted):
-        return not WHOLE.fullmatch(word) and decimal.Decimal(word) == decimal.Decimal(wanted)
-    if "." not in wanted:
+    if WHOLE.fullmatch(expected):
+        return not WHOLE.fullmatch(word) and decimal.Decimal(word) == decimal.Decimal(expected)
+    if "." not in expected:
         return False
     with contextlib.suppress(ValueError):
-        return math.isclose(float(word), float(wanted), rel_tol=1e-6, abs_tol=1e-6)
+        return math.isclose(float(word), float(expected), rel_tol=1e-6, abs_tol=1e-6)
     return False
 
 
 def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """pytest over a folder of tests, which import the agent's modules by name."""
+    """pytest over a folder of tests. The tests import the agent's modules by name."""
     sys.path[:0] = [job["pytest"]]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import pytest
@@ -345,18 +349,17 @@ def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
 
 
 def need_modules(host: Host, error: str) -> None:
-    """End here if tests could not be loaded because they lack a module. The agent's own modules are stand-ins."""
+    """End here if tests could not be loaded because a module is missing. The agent's modules are stand-ins."""
     if "ModuleNotFoundError" in error:
         host.tell("unstarted", error[-400:])
         os._exit(0)
 
 
 def import_beside(job: dict[str, Any]) -> None:
-    """Import the modules that the tests need in addition to the agent's. If one is missing, the tests do not begin: the
-    agent is not to blame. An import that the tests only try may fail.
-    """
+    """Import the modules that the tests need in addition to the agent's. If a module is missing, the tests do not
+    begin: the agent is not to blame. An import in a `try` of the tests may fail."""
     tests = ast.parse(job.get("test", ""))
-    tried = {id(one) for node in ast.walk(tests) if isinstance(node, ast.Try) for one in ast.walk(node)}
+    tried = {id(child) for node in ast.walk(tests) if isinstance(node, ast.Try) for child in ast.walk(node)}
     for node in ast.walk(tests):
         if id(node) not in tried and isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
@@ -377,7 +380,7 @@ def main() -> None:
 
 
 def encode(value: Any) -> Any:
-    """As in candidate.py, which is another program."""
+    """As in candidate.py, which is a separate program."""
     kind = type(value)
     if kind in (bool, int, float, str, type(None)):
         return ["v", value]

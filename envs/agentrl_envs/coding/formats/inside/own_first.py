@@ -1,7 +1,7 @@
-"""Placed as `sitecustomize` before tests run: the interpreter's own modules come before those of the work folder.
+"""Placed as `sitecustomize` before tests run: modules of the interpreter come before modules of the work folder.
 
 Otherwise a file of the work, such as pytest.py or json.py, would replace a module that the tests need. Modules that the
-work folder had before the agent began are still found, even if the interpreter has one of that name.
+work folder had before the agent began still come first.
 """
 
 # For every Python since 3.5, as images have them: hence the quotes.
@@ -28,7 +28,7 @@ LIBRARY = os.path.dirname(os.__file__) + "/"
 
 
 def known() -> "set[str] | None":
-    """The names that the work folder had at the beginning. None if that is unknown."""
+    """The names that the work folder had at the beginning. None if unknown."""
     try:
         with open(KNOWN) as names:
             return {name.strip().partition(".")[0] for name in names}
@@ -40,7 +40,7 @@ BEFORE = known()
 
 
 def is_kept(name: str, spec: ModuleSpec) -> bool:
-    """Whether the interpreter's own module is used, even if the work folder has one of that name."""
+    """Whether the interpreter's module is used, even if the work folder has a module of the same name."""
     if BEFORE is not None:
         return name not in BEFORE
     place = spec.origin or ""

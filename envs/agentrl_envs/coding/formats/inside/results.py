@@ -1,7 +1,7 @@
-"""A plugin of pytest: notes how each test itself ended, whatever a report or a printed line claims.
+"""A plugin of pytest that records the true end of each test, whatever a report or a printed line claims.
 
-It is loaded before the work under test. It writes a line for each test: its id, whether it was marked to fail, and how
-it ended.
+The plugin is loaded before the work under test. For each test a line holds the id, whether the test was marked to fail,
+and the ending.
 """
 
 # For every Python since 3.5, as images have them: hence the quotes.

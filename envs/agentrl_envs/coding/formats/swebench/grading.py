@@ -1,7 +1,7 @@
 """Whether a recorded log shows that an instance is resolved.
 
-A printed "PASSED" proves nothing alone. A log is believed only if its marks are there once, if the exit code of the
-tests agrees with what was printed, and if pytest's own count does.
+A printed "PASSED" alone proves no success. A log is believed only if each mark occurs once, if the exit code of the
+tests agrees with the output, and if pytest's count agrees, too.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from agentrl_envs.coding.formats.swebench.logs import BAD, ParsedLog, Status, re
 START = ">>>>> Start Test Output"
 END = ">>>>> End Test Output"
 EXIT_CODE = ">>>>> Test Exit Code"
-"""The marks that SWE-bench's evaluation scripts print."""
+"""The marks in the output of SWE-bench's evaluation scripts."""
 
 _FAILED_BEFORE = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
 _ERROR = re.compile(r"^(?:E  |\w*Error\b|Traceback )", re.MULTILINE)
-"""What Python or pytest prints if the work under test cannot even be loaded."""
+"""The errors of Python or pytest if the work under test cannot even be loaded."""
 _CODE = re.compile(rf"^{EXIT_CODE}: *(-?\d+)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceResult:
-    """The result of an instance, from its log."""
+    """The result of an instance, from a log."""
 
     resolved: bool
     reason: str
-    """Why it is not resolved; empty if it is."""
+    """Why the instance is unresolved; "" if resolved."""
     broken: bool = False
-    """The log shows nothing about the work: the tests never ran, or the log is not whole."""
+    """The log does not judge the work: the tests never ran, or the log is not whole."""
     fail_to_pass: Mapping[str, bool] = field(default_factory=dict)
     pass_to_pass: Mapping[str, bool] = field(default_factory=dict)
 
     def share(self) -> dict[str, float]:
-        """The share of each list that is as it should be."""
+        """The right share of each list."""
         lists = {"fail_to_pass": self.fail_to_pass, "pass_to_pass": self.pass_to_pass}
         return {name: sum(tests.values()) / len(tests) for name, tests in lists.items() if tests}
 
@@ -50,18 +50,18 @@ class Result:
     ending: str
     """passed, raised, xfailed or skipped."""
     marked: bool = False
-    """It was marked to fail before any test ran."""
+    """The test was marked to fail before any test ran."""
 
 
 def grade_log(
     instance: Instance, log: str, *, exit_code: int | None = None, results: Mapping[str, Result] | None = None
 ) -> InstanceResult:
-    """Grade the log of an evaluation script. `exit_code` is that of the test command, unless the log records it.
+    """Grade the log of an evaluation script. `exit_code` is the test command's, unless the log records the code.
 
-    With `results`, by the ids of tests, a test that the fix repairs has passed only if they agree.
+    `results`: test id -> result. With `results`, a test that the fix repairs has passed only if the result agrees.
     """
-    if said := next((mark for mark in _FAILED_BEFORE if mark in log), None):
-        return InstanceResult(False, f"the log reports: {said.lstrip('> ')}")
+    if failure := next((mark for mark in _FAILED_BEFORE if mark in log), None):
+        return InstanceResult(False, f"the log reports: {failure.lstrip('> ')}")
     counted = {mark: log.count(mark) for mark in (START, END)}
     if not all(counted.values()):
         return InstanceResult(
@@ -69,11 +69,11 @@ def grade_log(
         )
     if max(counted.values()) > 1:
         return InstanceResult(False, "the log has a mark of the test output twice: something printed it")
-    between, _, behind = log.partition(START)[2].partition(END)
+    between, _, rest = log.partition(START)[2].partition(END)
     reading = read_log(between, instance.style)
     if not reading.statuses:  # some hosts record stdout and stderr one after the other, and the marks with the latter
         reading = read_log(log, instance.style)
-    recorded = [int(code) for code in _CODE.findall(behind)]
+    recorded = [int(code) for code in _CODE.findall(rest)]
     if doubt := _doubt(reading, recorded[-1] if recorded else exit_code):
         ran = reading.statuses or reading.ran or results or (_ERROR.search(log) and not obstacle(log))
         return InstanceResult(False, doubt, broken=not ran)
@@ -81,7 +81,7 @@ def grade_log(
 
 
 def _doubt(reading: ParsedLog, exit_code: int | None) -> str:
-    """Why a log is not believed; empty if it is."""
+    """Why a log is not believed; "" for a credible log."""
     if not reading.statuses:
         return "the log names no test"
     if exit_code and not any(status in BAD for status in reading.statuses.values()):
@@ -95,23 +95,23 @@ def _report(instance: Instance, statuses: Mapping[str, Status], results: Mapping
         test: names.status(test) in ("PASSED", "XFAIL") and (results is None or _agrees(names, test, results))
         for test in instance.fail_to_pass
     }
-    kept = {test: names.status(test) in ("PASSED", "XFAIL", "SKIPPED") for test in instance.pass_to_pass}
-    failed = [test for test, good in (*repaired.items(), *kept.items()) if not good]
-    reason = f"{len(failed)} of {len(repaired) + len(kept)} tests did not pass, first {failed[0]}" if failed else ""
-    return InstanceResult(not failed, reason, fail_to_pass=repaired, pass_to_pass=kept)
+    unbroken = {test: names.status(test) in ("PASSED", "XFAIL", "SKIPPED") for test in instance.pass_to_pass}
+    failed = [test for test, good in (*repaired.items(), *unbroken.items()) if not good]
+    reason = f"{len(failed)} of {len(repaired) + len(unbroken)} tests did not pass, first {failed[0]}" if failed else ""
+    return InstanceResult(not failed, reason, fail_to_pass=repaired, pass_to_pass=unbroken)
 
 
 def _agrees(names: _Names, test: str, results: Mapping[str, Result]) -> bool:
     """Whether a test that is right in the log really ended so. An expected failure must be marked in the test's file,
-    because the work under test could also declare it."""
-    found = [result for name, result in results.items() if _same(name, test)]
+    because the work under test could also declare expected failures."""
+    matches = [result for name, result in results.items() if _same(name, test)]
     if names.status(test) == "XFAIL":
-        return bool(found) and all(result.marked for result in found)
-    return bool(found) and all(result.ending == "passed" for result in found)
+        return bool(matches) and all(result.marked for result in matches)
+    return bool(matches) and all(result.ending == "passed" for result in matches)
 
 
 def _same(name: str, test: str) -> bool:
-    """Whether two ids name one test: they may begin in different folders, or be cut at a blank."""
+    """Whether two ids name the same test: ids may begin in different folders, or be cut at a blank."""
     name, test = _plain(name), _plain(test)
     if test.count("[") > test.count("]"):
         return name.startswith(test)
@@ -119,7 +119,7 @@ def _same(name: str, test: str) -> bool:
 
 
 class _Names:
-    """Finds a test of an instance among those that a log names."""
+    """Finds a test of an instance among the names in a log."""
 
     def __init__(self, statuses: Mapping[str, Status]) -> None:
         self._statuses = statuses
@@ -128,20 +128,20 @@ class _Names:
             self._plain.setdefault(_plain(name), []).append(name)
 
     def status(self, test: str) -> Status | None:
-        """None if the log does not name it, or names several that it may be and that went differently."""
+        """None if the log does not name the test, or names several candidates with different statuses."""
         if test in self._statuses:
             return self._statuses[test]
-        found = self._plain.get(_plain(test), [])
-        if not found and test.count("[") > test.count("]"):  # data sets hold names that were cut at a blank
-            found = [name for name in self._statuses if name.startswith(test)]
-        statuses = {self._statuses[name] for name in found}
+        matches = self._plain.get(_plain(test), [])
+        if not matches and test.count("[") > test.count("]"):  # data sets hold names that were cut at a blank
+            matches = [name for name in self._statuses if name.startswith(test)]
+        statuses = {self._statuses[name] for name in matches}
         if len(statuses) > 1 and statuses <= {"PASSED", "XFAIL"}:
             return "PASSED"
         return statuses.pop() if len(statuses) == 1 else None
 
 
 def _plain(name: str) -> str:
-    """A name without what differs from machine to machine: the folders of a file that is a parameter, and colours."""
+    """A name without the parts that differ between machines: the folders of a file parameter, and colours."""
     name = name.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")
     match = re.fullmatch(r"(.*?)\[(/[^/*].*)\]", name)
     return f"{match[1]}[/{match[2].rsplit('/', 1)[-1]}]" if match else name

@@ -1,4 +1,4 @@
-"""A SWE-bench instance, as its data sets write it, and what is needed to run one."""
+"""A SWE-bench instance, in the form of the data sets, with the settings for a run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _list(value: Any) -> Any:
 
 
 def _named(tests: tuple[str, ...]) -> tuple[str, ...]:
-    """Published lists hold `[100%]`, pytest's progress, which their parser took for a test."""
+    """Published lists hold `[100%]`, pytest's progress, which the publishers' parser took for a test."""
     return tuple(test for test in tests if not _PROGRESS.fullmatch(test))
 
 
@@ -55,7 +55,7 @@ _Tests = Annotated[tuple[str, ...], BeforeValidator(_list), AfterValidator(_name
 
 
 class Instance(BaseModel):
-    """One row."""
+    """A row of the data set."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
@@ -72,55 +72,54 @@ class Instance(BaseModel):
     fail_to_pass: _Tests = Field(alias="FAIL_TO_PASS")
     pass_to_pass: _Tests = Field((), alias="PASS_TO_PASS")
     eval_script: str = ""
-    """Newer rows: what runs the tests, with the marks around their output."""
+    """Newer rows: the script that runs the tests and marks the beginning and end of their output."""
     image: str = ""
     log_parser: str = ""
     test_command: str = ""
-    """Our own key: the test command of a row without an eval_script, if its project's tests are not run in the usual
-    way.
-    """
+    """A key of agentrl: the test command of a row without an eval_script, if the project runs tests in an unusual
+    way."""
 
     @property
     def style(self) -> Style:
-        """How its tests print their results."""
+        """The format of the log: a name in `logs.STYLES`."""
         repo = self.repo or self.instance_id.rpartition("-")[0].replace("__", "/")
         return _STYLES.get(self.log_parser) or _STYLES.get(repo, "pytest")
 
     @property
     def image_name(self) -> str:
-        """The image, by the naming of SWE-bench unless the row names one."""
+        """The row's image, or the name that SWE-bench gives the image."""
         plain = self.instance_id.lower().replace("__", "_1776_")
         return self.image or f"swebench/sweb.eval.x86_64.{plain}:latest"
 
     def test_files(self) -> list[str]:
-        """The files that the test patch touches."""
+        """The files of the test patch."""
         return list(dict.fromkeys(new for _, new in _CHANGED.findall(self.test_patch)))
 
     def fixed_files(self) -> list[str]:
-        """The files that the fix touches, where the row has it."""
+        """The files of the fix, if the row has a fix."""
         return list(dict.fromkeys(name for names in _CHANGED.findall(self.patch) for name in names))
 
     def command(self) -> str:
-        """What runs its tests."""
+        """The command that runs the tests."""
         files = [file for file in self.test_files() if file.endswith(".py")]
         modules = [file.removeprefix("tests/").removesuffix(".py").replace("/", ".") for file in files]
-        made = _COMMANDS[self.style].format(files=shlex.join(files), modules=shlex.join(modules))
-        return self.test_command or made
+        default = _COMMANDS[self.style].format(files=shlex.join(files), modules=shlex.join(modules))
+        return self.test_command or default
 
 
 def parse_instance(row: Any, where: str = "the row") -> Instance:
-    """An instance from a row. Raises ConfigError naming what is wrong with it."""
+    """An instance from a row. Raises ConfigError naming the mistake."""
     try:
-        found = Instance.model_validate(row)
+        instance = Instance.model_validate(row)
     except ValidationError as exc:
         raise ConfigError(f"{where}: {problems(exc, Instance)}") from exc
-    if not found.fail_to_pass:
-        raise ConfigError(f"{where}: {found.instance_id} has an empty FAIL_TO_PASS: doing nothing would resolve it")
-    return found
+    if not instance.fail_to_pass:
+        raise ConfigError(f"{where}: {instance.instance_id} has an empty FAIL_TO_PASS: doing nothing would resolve it")
+    return instance
 
 
 def read_instances(path: Path) -> Iterator[Instance]:
-    """The instances of a file: JSON lines, or one JSON list. Raises ConfigError naming the line."""
+    """The instances of a file: JSON lines, or a JSON list. Raises ConfigError naming the line."""
     try:
         text = path.read_text(encoding="utf-8")
         rows = (

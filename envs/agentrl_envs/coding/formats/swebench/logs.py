@@ -1,7 +1,7 @@
-"""Read what a test run printed: the status of each test, as pytest, unittest and sympy write it.
+"""Read the log of a test run: the status of each test, as pytest, unittest and sympy print statuses.
 
-Output can come from the tests, and from the work under test. So the worst status printed for a test counts,
-and a reading lists what is suspicious about the log: `ParsedLog.doubts`.
+The tests print, and so does the work under test. So the worst printed status of a test counts, and `ParsedLog.doubts`
+lists suspicious parts of the log.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class ParsedLog:
 
     statuses: dict[str, Status] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)
-    """Why the log cannot be a true record of one test run."""
+    """Why the log cannot be a true record of a single test run."""
     ran: bool = False
-    """Whether the runner itself reported that it ran tests, or could not load them."""
+    """Whether the runner reported that tests ran, or could not be loaded."""
 
     def add(self, test: str, status: Status) -> None:
-        """Note the status of a test; the worst one counts."""
-        known = self.statuses.get(test)
-        if known is None or _WORST[status] > _WORST[known]:
+        """Record the status of a test; the worst status counts."""
+        earlier = self.statuses.get(test)
+        if earlier is None or _WORST[status] > _WORST[earlier]:
             self.statuses[test] = status
 
 
 def read_log(log: str, style: str) -> ParsedLog:
-    """Read the part of a log in which the tests ran. `style` is a name in STYLES."""
+    """Read the part of a log from the start of the tests to their end. `style` is a name in STYLES."""
     return STYLES[style](log)
 
 
@@ -54,22 +54,22 @@ _COUNTED: Mapping[str, str] = {"passed": "PASSED", "failed": "FAILED"}
 
 
 def _pytest_itself(log: str) -> ParsedLog:
-    """pytest's own tests run pytest, and print what that printed. The last summary is that of the outer run."""
+    """pytest's tests run pytest, and print the inner output. The last summary belongs to the outer run."""
     lines = log.splitlines()
     headings = [number for number, line in enumerate(lines) if _HEADING.fullmatch(_COLOURS.sub("", line).rstrip())]
     return _pytest("\n".join(lines[headings[-1] :])) if headings else _pytest(log)
 
 
 def _pytest(log: str) -> ParsedLog:
-    found = ParsedLog()
+    parsed = ParsedLog()
     lines = [_COLOURS.sub("", line).rstrip() for line in log.splitlines()]
     for line in lines:
         if named := _pytest_line(line):
-            found.add(*named)
+            parsed.add(*named)
     totals = [counts for line in lines if (counts := _totals(line))]
-    found.ran = bool(totals) or any(line.startswith("collected ") for line in lines)
-    found.doubts = list(_pytest_doubts(lines, totals))
-    return found
+    parsed.ran = bool(totals) or any(line.startswith("collected ") for line in lines)
+    parsed.doubts = list(_pytest_doubts(lines, totals))
+    return parsed
 
 
 def _pytest_line(line: str) -> tuple[str, Status] | None:
@@ -90,12 +90,12 @@ def _totals(line: str) -> Counter[str]:
     """The counts of pytest's last line: `== 1 failed, 2 passed in 0.10s ==`."""
     match = _TOTAL.fullmatch(line)
     counts = Counter({word: int(count) for count, word in _COUNT.findall(match[1])}) if match else Counter[str]()
-    known = {"passed", "failed", "skipped", "error", "errors", "xfailed", "xpassed", "deselected"}
-    return counts if known & set(counts) else Counter()
+    outcomes = {"passed", "failed", "skipped", "error", "errors", "xfailed", "xpassed", "deselected"}
+    return counts if outcomes & set(counts) else Counter()
 
 
 def _pytest_doubts(lines: list[str], totals: list[Counter[str]]) -> Iterator[str]:
-    """There must be one summary, and it must list as many tests as the last line counts."""
+    """The log must have a single summary, with as many tests as the last line counts."""
     headings = [number for number, line in enumerate(lines) if _HEADING.fullmatch(line)]
     if len(headings) > 1:
         yield f"it has {len(headings)} summaries"
@@ -124,12 +124,12 @@ _ENDINGS: tuple[tuple[str, Status], ...] = (
 
 
 def _unittest(log: str) -> ParsedLog:
-    found = ParsedLog()
+    parsed = ParsedLog()
     waiting = ""
     lines = [_COLOURS.sub("", line).strip() for line in log.splitlines()]
     for number, line in enumerate(lines):
         if problem := _PROBLEM.match(line):
-            _note_problem(found, problem, lines[number + 1] if number + 1 < len(lines) else "")
+            _note_problem(parsed, problem, lines[number + 1] if number + 1 < len(lines) else "")
             continue
         match = _RESULT.match(line)
         if match and _is_migration(match[1]):
@@ -138,13 +138,13 @@ def _unittest(log: str) -> ParsedLog:
             waiting = match[1]
         if status := _ending(match[2] if match else line, alone=match is None):
             if waiting:
-                found.add(waiting, status)
+                parsed.add(waiting, status)
             waiting = ""
     ran = [int(match[1]) for line in lines if (match := _RAN.match(line))]
-    found.ran = bool(ran)
+    parsed.ran = bool(ran)
     if len(ran) > 1:
-        found.doubts.append(f"it reports {len(ran)} times how many tests ran")
-    return found
+        parsed.doubts.append(f"it reports {len(ran)} times how many tests ran")
+    return parsed
 
 
 def _is_migration(text: str) -> bool:
@@ -160,13 +160,13 @@ def _ending(text: str, *, alone: bool) -> Status | None:
     return next((status for word, status in _ENDINGS if text.rstrip() in (word, word.upper())), None)
 
 
-def _note_problem(found: ParsedLog, problem: re.Match[str], below: str) -> None:
-    """A test's block in the report: under its name, and under the first line of its docstring, if it has one."""
+def _note_problem(parsed: ParsedLog, problem: re.Match[str], below: str) -> None:
+    """Record a test's block in the report under the test's name, and under the first line of the docstring, if any."""
     status: Status = "FAILED" if problem[1] == "FAIL" else "ERROR"
-    found.add(problem[2], status)
-    found.add(problem[2].split()[0], status)
+    parsed.add(problem[2], status)
+    parsed.add(problem[2].split()[0], status)
     if below and not below.startswith("---"):
-        found.add(below, status)
+        parsed.add(below, status)
 
 
 # -- sympy --
@@ -184,20 +184,20 @@ _MARKS: Mapping[str, Status] = {
 
 
 def _sympy(log: str) -> ParsedLog:
-    found = ParsedLog()
+    parsed = ParsedLog()
     totals = []
     for line in (_COLOURS.sub("", line).strip() for line in log.splitlines()):
         words = line.split()
         if block := _BLOCK.match(line):
-            found.add(f"{block[1]}:{block[2]}", "FAILED")
+            parsed.add(f"{block[1]}:{block[2]}", "FAILED")
         elif line.startswith("test_") and len(words) > 1 and words[-1] in _MARKS:
-            found.add(words[0], _MARKS[words[-1]])
+            parsed.add(words[0], _MARKS[words[-1]])
         elif total := _SYMPY_TOTAL.match(line):
             totals.append(total[1])
-    found.ran = bool(totals)
+    parsed.ran = bool(totals)
     if len(totals) > 1:
-        found.doubts.append(f"it has {len(totals)} last lines")
-    return found
+        parsed.doubts.append(f"it has {len(totals)} last lines")
+    return parsed
 
 
 STYLES: Mapping[str, Callable[[str], ParsedLog]] = {

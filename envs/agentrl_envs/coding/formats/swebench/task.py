@@ -1,4 +1,4 @@
-"""A SWE-bench instance as a Problem. It defines how one is run; images come from the data set."""
+"""A SWE-bench instance as a Problem. Images come from the data set."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GOLD = "/tmp/.gold.patch"
 _LOG_BYTES = 32 << 20
 _TESTS_S = 1800.0
 _ACTIVATE = "[ -f /opt/miniconda3/bin/activate ] && source /opt/miniconda3/bin/activate testbed"
-"""The images' own interpreter is another one, without the project and what it needs."""
+"""The images' default interpreter lacks the project and the project's requirements."""
 
 _SURROUNDINGS = NO_USER_SITE + NO_GIT_SETTINGS
 _SETTINGS = (
@@ -40,7 +40,7 @@ _SETTINGS = (
 )
 _TEST_FOLDERS = {"test", "tests", "testing", "e2e"}
 _TEST_MODULES = ("test", "test_*", "*_test", "tests", "runtests")
-"""Without an ending: Python prefers a package, and a compiled module, to the file of that name."""
+"""Without a suffix: Python prefers a package and a compiled module to a file of the same name."""
 
 HIDE_HISTORY = """set -e
 base=$(git rev-parse HEAD)
@@ -55,11 +55,12 @@ later=$(git cat-file --batch-check --batch-all-objects | awk '$2 == "commit" {pr
 done)
 [ -z "$later" ] || { echo "the repository still holds later commits: $later" >&2; exit 1; }
 """
-"""Removes every commit that is not an ancestor of the work: the fix is often among the later ones."""
+"""Removes every commit that is not an ancestor of the work: later commits often contain the fix."""
 
 
 def load(task: Task) -> Problem:
-    """The problem of an instance: metadata holds its row as `row`, or `path` of a file and `instance_id`."""
+    """The problem of an instance. The metadata hold the instance's row as `row`, or `path` of a file and
+    `instance_id`."""
     instance = _instance(task)
     gold = Solution(files={_GOLD: instance.patch}, command=f"git apply -v {_GOLD} && rm {_GOLD}")
     step = Step(
@@ -76,7 +77,7 @@ def load(task: Task) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class SwebenchGrader:
-    """Runs an instance's tests, with its test patch, on the agent's work, and grades what they print."""
+    """Runs an instance's tests, with the test patch, on the agent's work, and grades the log."""
 
     instance: Instance
 
@@ -84,8 +85,8 @@ class SwebenchGrader:
         """1 if the instance is resolved, else 0; the parts are the shares of both lists. Raises InfraError if the tests
         never began."""
         place = await settle(box, TESTBED)
-        noted = self.instance.style == "pytest"
-        under = own_first(place) + _SURROUNDINGS + (NOTED_RESULTS if noted else "")
+        has_results = self.instance.style == "pytest"
+        under = own_first(place) + _SURROUNDINGS + (NOTED_RESULTS if has_results else "")
         await box.write_file(_TEST_PATCH, self.instance.test_patch)
         ran = await box.exec(
             f"{under}bash -c {quote(evaluation(self.instance))} 2>&1",
@@ -102,31 +103,30 @@ class SwebenchGrader:
             )
         if ran.timed_out:
             return Grade(0.0, log=f"the tests took longer than {_TESTS_S:g} s")
-        report = grade_log(self.instance, ran.stdout, results=await _results(box, place) if noted else None)
+        report = grade_log(self.instance, ran.stdout, results=await _results(box, place) if has_results else None)
         if report.broken:
             raise InfraError(f"{self.instance.instance_id}: {report.reason}: {' '.join(ran.stdout[-400:].split())}")
         return Grade(float(report.resolved), report.share(), f"{report.reason}\n{ran.stdout[-20_000:]}")
 
 
 async def _results(box: Sandbox, place: str) -> dict[str, Result]:
-    """How each test ended, as pytest's plugin noted it."""
+    """Test id -> result, as pytest's plugin recorded the test."""
     try:
         text = (await box.read_bytes(results_in(place), max_bytes=_LOG_BYTES)).decode(errors="replace")
     except OSError:
         return {}
-    found = {}
+    results = {}
     for line in text.splitlines():
         with contextlib.suppress(ValueError):  # a line that the work wrote into it
             test, marked, ending = json.loads(line)
-            found[str(test)] = Result(str(ending), marked == "marked")
-    return found
+            results[str(test)] = Result(str(ending), marked == "marked")
+    return results
 
 
 def tests_own(instance: Instance) -> Callable[[str], bool]:
-    """Whether a path belongs to the tests: it runs, configures or helps them. The agent's changes to it do not count.
-    In the data sets, a fix changes only files outside of the tests. A folder that the fix does change is an
-    exception.
-    """
+    """Whether a path belongs to the tests: the file runs, configures or helps tests. The agent's changes to the file do
+    not count. In the data sets, a fix changes only files outside of the tests. A folder that the fix does change is an
+    exception."""
     fixed = {path.rpartition("/")[0] for path in instance.fixed_files()}
     named = {*instance.fixed_files()}
     tests = {_module(file) for file in instance.test_files()}
@@ -150,13 +150,13 @@ def tests_own(instance: Instance) -> Callable[[str], bool]:
 
 
 def _module(path: str) -> str:
-    """A path without the first dot of its name and everything after it."""
+    """A path without the first dot of the name and the rest."""
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{name.partition('.')[0] or name}"
 
 
 def evaluation(instance: Instance) -> str:
-    """The script that runs the tests: the row's own, or one that does the same for older rows."""
+    """The script that runs the tests: the row's script, or an equal script for older rows."""
     if instance.eval_script:
         return instance.eval_script
     files = " ".join(map(quote, instance.test_files()))
@@ -182,8 +182,8 @@ def _instance(task: Task) -> Instance:
         return parse_instance(json.loads(row) if isinstance(row, str) else row, f"task {task.id!r}")
     if not isinstance(path, str):
         raise ConfigError(f"task {task.id!r}: metadata needs the instance as `row`, or `path` and `instance_id`")
-    wanted = task.metadata.get("instance_id", task.id)
+    instance_id = task.metadata.get("instance_id", task.id)
     for instance in read_instances(Path(path)):
-        if instance.instance_id == wanted:
+        if instance.instance_id == instance_id:
             return instance
-    raise ConfigError(f"task {task.id!r}: {path} holds no instance {wanted!r}")
+    raise ConfigError(f"task {task.id!r}: {path} holds no instance {instance_id!r}")
