@@ -34,22 +34,22 @@ class _Memory:
 
     def __init__(self, most: int) -> None:
         self._most, self._size = most, 0
-        self._kept: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._entries: OrderedDict[bytes, array[int]] = OrderedDict()
         self._lock = Lock()
 
     def get(self, key: bytes, make: Callable[[], Sequence[int]]) -> array[int]:
         with self._lock:
-            if (kept := self._kept.get(key)) is not None:
-                self._kept.move_to_end(key)
-                return kept
-        made = array("i", make())
+            if (cached := self._entries.get(key)) is not None:
+                self._entries.move_to_end(key)
+                return cached
+        tokens = array("i", make())
         with self._lock:
-            if key not in self._kept and len(made) <= self._most:
-                self._kept[key] = made
-                self._size += len(made)
+            if key not in self._entries and len(tokens) <= self._most:
+                self._entries[key] = tokens
+                self._size += len(tokens)
             while self._size > self._most:
-                self._size -= len(self._kept.popitem(last=False)[1])
-        return made
+                self._size -= len(self._entries.popitem(last=False)[1])
+        return tokens
 
 
 _memory = _Memory(_MOST)
@@ -68,21 +68,21 @@ class BeginningEncoder:
     """Distinguishes the tokenizer from others."""
 
     def __call__(self, text: str) -> list[int]:
-        tokens, before, at = list[int](), "", 0
+        tokens, before, offset = list[int](), "", 0
         for piece, marker in self._pieces(text):
             tokens += _memory.get(self._key(before, piece), partial(self._behind, before, piece))
             if tokens[-1:] != [self.ids[marker]]:  # another token begins before it and takes a part of it
                 return self.encode(text)
-            before, at = marker, at + len(piece)
-        return tokens + self._behind(before, text[at:]) if at < len(text) else tokens
+            before, offset = marker, offset + len(piece)
+        return tokens + self._behind(before, text[offset:]) if offset < len(text) else tokens
 
     def _pieces(self, text: str) -> Iterator[tuple[str, str]]:
         """Long pieces from the text's start on, each with the special token that it ends with."""
         start = 0
-        for found in self.cuts.finditer(text, _LONG):
-            if found.end() - start >= _LONG:
-                yield text[start : found.end()], found.group()
-                start = found.end()
+        for match in self.cuts.finditer(text, _LONG):
+            if match.end() - start >= _LONG:
+                yield text[start : match.end()], match.group()
+                start = match.end()
 
     def _behind(self, before: str, text: str) -> list[int]:
         """The tokens of a text behind a special token, or at the start."""
@@ -100,10 +100,10 @@ def remembering(encode: Encode, tokenizer: Any, source: str, fingerprint: str) -
     `source` is the template's text.
     """
     markers = _written(tokenizer, source)
-    known = _CUTS.setdefault(tokenizer, {}) if markers else {}
-    if (key := (*markers, fingerprint)) not in known:
-        known[key] = {text: token for text, token in markers.items() if _cuts(encode, text, token)}
-    ids = known[key]
+    cached = _CUTS.setdefault(tokenizer, {}) if markers else {}
+    if (key := (*markers, fingerprint)) not in cached:
+        cached[key] = {text: token for text, token in markers.items() if _cuts(encode, text, token)}
+    ids = cached[key]
     if not ids:
         return encode
     cuts = re.compile("|".join(map(re.escape, ids)))
@@ -116,14 +116,14 @@ def _written(tokenizer: Any, source: str) -> dict[str, int]:
         return {}
     added = {i: token for i, token in tokenizer.added_tokens_decoder.items() if token.content}
     ends = {str(value) for value in tokenizer.special_tokens_map.values()}
-    found = {
+    markers = {
         token.content: i
         for i, token in added.items()
         if token.content in source or token.content in ends
         if not (token.lstrip or token.rstrip or token.single_word or token.normalized)
         if not any(token.content in other.content for j, other in added.items() if j != i)
     }
-    return dict(list(found.items())[:_MARKERS])
+    return dict(list(markers.items())[:_MARKERS])
 
 
 def _cuts(encode: Encode, marker: str, token: int) -> bool:

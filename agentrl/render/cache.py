@@ -45,9 +45,9 @@ def key_of(*parts: Any) -> str:
 def fingerprint(tokenizer: Any) -> str:
     """What distinguishes tokenizers within a process: name, vocabulary, special tokens, and a sample of the merges."""
     now = f"{len(tokenizer)} {tokenizer.special_tokens_map}"
-    before, known = _FINGERPRINTS.get(tokenizer, ("", ""))
+    before, cached = _FINGERPRINTS.get(tokenizer, ("", ""))
     if before == now:
-        return known
+        return cached
     parts = (
         getattr(tokenizer, "name_or_path", ""),
         hash(frozenset(tokenizer.get_vocab().items())),

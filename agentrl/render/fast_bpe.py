@@ -58,7 +58,7 @@ class FastBpe:
     """Encodes as the tokenizer does, by another BPE as long as nothing is known against that."""
 
     name: str
-    own: Encode
+    reference: Encode
     """The tokenizer's own way."""
     other: Encode
     size: Callable[[], tuple[int, bool]]
@@ -72,19 +72,19 @@ class FastBpe:
     def encode(self, text: str) -> list[int]:
         """Tokens of a text with nothing added to it."""
         if self.off or self._is_changed():
-            return self.own(text)
+            return self.reference(text)
         try:
-            found = self.other(text)
+            actual = self.other(text)
         except Exception as exc:  # noqa: BLE001 - the boundary of another library: its tokenizer takes over
             self._switch_off(f"it fails on a text ({type(exc).__name__}: {exc})")
-            return self.own(text)
+            return self.reference(text)
         if zlib.crc32(text.encode(errors="replace")) % self.every:
-            return found
-        expected = self.own(text)
+            return actual
+        expected = self.reference(text)
         _compared.texts += 1
-        if found != expected:
+        if actual != expected:
             _compared.different += 1
-            self._switch_off(f"it encodes {_shown(text, expected, found)}; report this")
+            self._switch_off(f"it encodes {_shown(text, expected, actual)}; report this")
         return expected
 
     def check(self, texts: Sequence[str]) -> None:
@@ -92,12 +92,12 @@ class FastBpe:
         spent = [0.0, 0.0]
         for text in texts:
             began = time.process_time()
-            expected = self.own(text)
+            expected = self.reference(text)
             halfway = time.process_time()
-            found = self.other(text)
+            actual = self.other(text)
             spent = [spent[0] + halfway - began, spent[1] + time.process_time() - halfway]
-            if expected != found:
-                return self._switch_off(f"it encodes {_shown(text, expected, found)}")
+            if expected != actual:
+                return self._switch_off(f"it encodes {_shown(text, expected, actual)}")
         if spent[1] > spent[0]:
             self._switch_off("it is slower than the tokenizer")
         return None
@@ -116,22 +116,22 @@ class FastBpe:
 
 def fast_encoder_of(tokenizer: Any) -> Encode:
     """`encoder_of`, or another BPE if `AGENTRL_FAST_BPE` is on. Raises ConfigError if that is not installed."""
-    own = encoder_of(tokenizer)
+    encode = encoder_of(tokenizer)
     if not is_asked_for():
-        return own
+        return encode
     with _loading:
-        kept = _KEPT.get(tokenizer)
-        if kept is None or kept.loaded != kept.size():
-            kept = _KEPT[tokenizer] = _loaded(tokenizer)
-    return own if kept.off else kept.encode
+        bpe = _KEPT.get(tokenizer)
+        if bpe is None or bpe.loaded != bpe.size():
+            bpe = _KEPT[tokenizer] = _loaded(tokenizer)
+    return encode if bpe.off else bpe.encode
 
 
 def is_asked_for() -> bool:
     """Whether the variable is on. Raises ConfigError if it is neither on nor off."""
-    said = os.environ.get(VARIABLE, "")
-    if said.lower() not in ("", "0", "off", "1", "on"):
-        raise ConfigError(f"{VARIABLE} is {said!r}: set it to on or off")
-    return said.lower() in ("1", "on")
+    setting = os.environ.get(VARIABLE, "")
+    if setting.lower() not in ("", "0", "off", "1", "on"):
+        raise ConfigError(f"{VARIABLE} is {setting!r}: set it to on or off")
+    return setting.lower() in ("1", "on")
 
 
 def counted(render: Callable[P, Rendered]) -> Callable[P, Rendered]:
@@ -140,13 +140,13 @@ def counted(render: Callable[P, Rendered]) -> Callable[P, Rendered]:
     @functools.wraps(render)
     def rendered(*args: P.args, **kwargs: P.kwargs) -> Rendered:
         texts, different = _compared.texts, _compared.different
-        made = render(*args, **kwargs)
+        result = render(*args, **kwargs)
         if _compared.texts == texts:
-            return made
+            return result
         compared = CheckCounts(
             encodes_checked=_compared.texts - texts, encodes_different=_compared.different - different
         )
-        return replace(made, checks=made.checks + compared)
+        return replace(result, checks=result.checks + compared)
 
     return rendered
 
@@ -156,14 +156,14 @@ def _loaded(tokenizer: Any) -> FastBpe:
 
     It holds the tokenizer weakly, since `_KEPT` would else keep both for ever: a template holds it.
     """
-    held = ref(tokenizer)
+    tokenizer_ref = ref(tokenizer)
 
-    def own(text: str) -> list[int]:
-        return encoder_of(held())(text)
+    def encode(text: str) -> list[int]:
+        return encoder_of(tokenizer_ref())(text)
 
     def size() -> tuple[int, bool]:
-        found: Any = held()
-        return len(found), bool(found.split_special_tokens)
+        alive: Any = tokenizer_ref()
+        return len(alive), bool(alive.split_special_tokens)
 
     try:
         from fastokens import Tokenizer
@@ -172,16 +172,16 @@ def _loaded(tokenizer: Any) -> FastBpe:
             f"{VARIABLE} is on, but fastokens is not installed: pip install 'agentrl-sdk[fast]', or unset the variable"
         ) from exc
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-    bpe = FastBpe(name, own, own, size, size())
+    bpe = FastBpe(name, encode, encode, size, size())
     if bpe.loaded[1]:
         bpe._switch_off("the tokenizer takes special tokens for text")
         return bpe
     try:
         backend = tokenizer.backend_tokenizer
-        written = backend.to_str()
-        other = Tokenizer.from_json_str(written)
+        serialized = backend.to_str()
+        other = Tokenizer.from_json_str(serialized)
         bpe.other = lambda text: other.encode(text).ids
-        _check_merges(bpe, backend, other, json.loads(written)["model"])
+        _check_merges(bpe, backend, other, json.loads(serialized)["model"])
         bpe.check(hard_texts(tokenizer))
     except Exception as exc:  # noqa: BLE001 - the boundary of another library, which cannot read every tokenizer
         bpe._switch_off(f"it cannot be used ({type(exc).__name__}: {exc})")
@@ -193,9 +193,9 @@ def _check_merges(bpe: FastBpe, backend: Any, other: Any, model: Mapping[str, An
     places = [*([token] for token in model["vocab"].values()), *_rivals(model)]
     texts = backend.decode_batch(places, skip_special_tokens=False)
     ours, theirs = backend.encode_batch_fast(texts, add_special_tokens=False), other.encode_batch(texts)
-    for text, expected, found in zip(texts, ours, theirs, strict=True):
-        if expected.ids != found.ids:
-            return bpe._switch_off(f"it encodes {_shown(text, expected.ids, found.ids)}")
+    for text, expected, actual in zip(texts, ours, theirs, strict=True):
+        if expected.ids != actual.ids:
+            return bpe._switch_off(f"it encodes {_shown(text, expected.ids, actual.ids)}")
     return None
 
 
@@ -210,11 +210,12 @@ def _rivals(model: Mapping[str, Any]) -> Iterator[list[int]]:
 
 def _parts(merge: str | Sequence[str]) -> tuple[str, str]:
     """Files of old write a merge as one text."""
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return left, right
+    first, second = merge.split(" ") if isinstance(merge, str) else merge
+    return first, second
 
 
-def _shown(text: str, expected: Sequence[int], found: Sequence[int]) -> str:
+def _shown(text: str, expected: Sequence[int], actual: Sequence[int]) -> str:
     """Where two encodes part."""
-    at = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), 0)
-    return f"{text[:60]!r} otherwise: at token {at} {list(found[at : at + 4])}, not {list(expected[at : at + 4])}"
+    index = next((i for i, (a, b) in enumerate(zip(expected, actual, strict=False)) if a != b), 0)
+    ours, theirs = list(expected[index : index + 4]), list(actual[index : index + 4])
+    return f"{text[:60]!r} otherwise: at token {index} {theirs}, not {ours}"

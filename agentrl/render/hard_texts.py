@@ -109,11 +109,11 @@ def hard_texts(tokenizer: Any) -> list[str]:
 
 def _of_categories(pick: random.Random) -> Iterator[str]:
     """Characters of each category between letters, digits, spaces and each other."""
-    found = defaultdict[str, list[str]](list)
+    by_category = defaultdict[str, list[str]](list)
     for char in map(chr, range(sys.maxunicode + 1)):
-        found[unicodedata.category(char)].append(char)
-    for category in sorted(set(found) - {"Cs"}):
-        chars = pick.sample(found[category], min(_OF_CATEGORY, len(found[category])))
+        by_category[unicodedata.category(char)].append(char)
+    for category in sorted(set(by_category) - {"Cs"}):
+        chars = pick.sample(by_category[category], min(_OF_CATEGORY, len(by_category[category])))
         yield "".join(f"a{char}1{char} {char}b" for char in chars)
         yield " ".join(chars) + "".join(chars) + "\n".join(chars)
 

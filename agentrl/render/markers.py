@@ -37,7 +37,7 @@ class Markers:
     tokenizer: Any
     ids: Mapping[str, int]
     """Text -> id."""
-    own: frozenset[str] = frozenset()
+    turn_markers: frozenset[str] = frozenset()
     """Markers that a model writes into its own turns, such as `</think>`. Texts often mention them, and they forge no
     turn.
     """
@@ -46,8 +46,8 @@ class Markers:
     def of(cls, tokenizer: Any, source: str, special_ids: Iterable[int]) -> Markers:
         added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
         special = {added.get(i) or tokenizer.convert_ids_to_tokens(i): i for i in special_ids}
-        written = {text: i for i, text in added.items() if text in source and not text.isspace()}
-        return cls(tokenizer, {text: i for text, i in {**written, **special}.items() if text and len(text) > 1})
+        in_source = {text: i for i, text in added.items() if text in source and not text.isspace()}
+        return cls(tokenizer, {text: i for text, i in {**in_source, **special}.items() if text and len(text) > 1})
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -67,7 +67,7 @@ class Markers:
                     break
             else:
                 return 0
-            return sum(found not in self.own for found in self.pattern.findall(value))
+            return sum(marker not in self.turn_markers for marker in self.pattern.findall(value))
         if isinstance(value, (dict, Mapping)):  # checked faster than the abstract class alone
             return sum(self.count(key) + self.count(item) for key, item in value.items())
         return sum(map(self.count, value)) if isinstance(value, list | tuple) else 0
@@ -82,12 +82,12 @@ class Markers:
 
     def _guarded(self, text: str, but: Iterable[str]) -> str:
         text = text.replace(GUARD, "\ufffd") if GUARD in text else text
-        parts, start, at = list[str](), 0, 0
-        while found := self.pattern.search(text, at):  # one may begin within another
-            at = found.start() + 1
-            if found.group() not in but:
-                parts.append(text[start:at])
-                start = at
+        parts, start, offset = list[str](), 0, 0
+        while match := self.pattern.search(text, offset):  # one may begin within another
+            offset = match.start() + 1
+            if match.group() not in but:
+                parts.append(text[start:offset])
+                start = offset
         return GUARD.join([*parts, text[start:]])
 
 
@@ -96,12 +96,12 @@ NO_MARKERS = Markers(None, {})
 
 def _any_of(words: Collection[str]) -> str:
     """A regular expression for the longest of the words. Their common beginning is matched once."""
-    behind: dict[str, set[str]] = {}
+    rests: dict[str, set[str]] = {}
     for word in filter(None, words):
-        behind.setdefault(word[0], set()).add(word[1:])
-    if not behind:
+        rests.setdefault(word[0], set()).add(word[1:])
+    if not rests:
         return ""
-    forms = "|".join(re.escape(first) + _any_of(rest) for first, rest in sorted(behind.items()))
+    forms = "|".join(re.escape(first) + _any_of(rest) for first, rest in sorted(rests.items()))
     return f"(?:{forms}){'?' if '' in words else ''}"
 
 
@@ -144,29 +144,29 @@ class Spelling:
         encoded differently than without this class.
         """
         tokens, start = list[int](), 0
-        for begin, end, left, right in self._guarded_parts(text, after):
+        for begin, end, previous, following in self._guarded_parts(text, after):
             tokens += self.encode_plainly(text[start:begin], "" if start else after)
-            tokens += self._part(text[begin:end], left, right)
+            tokens += self._part(text[begin:end], previous, following)
             start = end
         return tokens + self.encode_plainly(text[start:], "" if start else after)
 
     def _guarded_parts(self, text: str, after: str) -> Iterator[tuple[int, int, str, str]]:
         """The parts that contain a guard, and the markers around each."""
-        start, left = 0, after
-        for found in self.markers.pattern.finditer(text):
-            if GUARD in text[start : found.start()]:
-                yield start, found.start(), left, found.group()
-            start, left = found.end(), found.group()
+        start, previous = 0, after
+        for match in self.markers.pattern.finditer(text):
+            if GUARD in text[start : match.start()]:
+                yield start, match.start(), previous, match.group()
+            start, previous = match.end(), match.group()
         if GUARD in text[start:]:
-            yield start, len(text), left, ""
+            yield start, len(text), previous, ""
 
-    def _part(self, text: str, left: str, right: str) -> list[int]:
+    def _part(self, text: str, previous: str, following: str) -> list[int]:
         text = text.replace(GUARD, "")
-        if self._swallows(left, "rstrip"):
+        if self._swallows(previous, "rstrip"):
             text = text.lstrip()
-        if self._swallows(right, "lstrip"):
+        if self._swallows(following, "lstrip"):
             text = text.rstrip()
-        return self.plain.encode(text, anchored=bool(left))
+        return self.plain.encode(text, anchored=bool(previous))
 
     def _swallows(self, marker: str, side: str) -> bool:
         token = self.markers.tokenizer.added_tokens_decoder.get(self.markers.ids.get(marker, -1))
@@ -195,32 +195,34 @@ class _Plain:
                 f'special_tokens "as_text" needs a tokenizer of the library tokenizers (tokenizer.json), which {name} '
                 'is not; set special_tokens to "keep"'
             )
-        made = cls._made(backend, markers.ids)
+        plain = cls._made(backend, markers.ids)
         for marker, token in markers.ids.items():
-            if token in made.encode(f"a{marker}a", anchored=True):
+            if token in plain.encode(f"a{marker}a", anchored=True):
                 raise TemplateError(
                     f'special_tokens "as_text": the tokenizer of {name} cannot encode {marker!r} as text; '
                     'set special_tokens to "keep"'
                 )
-        return made
+        return plain
 
     @classmethod
     def _made(cls, backend: Any, without: Collection[str]) -> _Plain:
         from tokenizers import Tokenizer
 
         data = json.loads(backend.to_str())
-        kept = [token for token in data["added_tokens"] if token["content"] not in without]
-        data |= {"added_tokens": kept, "post_processor": None, "truncation": None, "padding": None}
-        made: Any = Tokenizer.from_str(json.dumps(data))
-        made.add_special_tokens([_ANCHOR])
-        ids = {made.token_to_id(token["content"]): token["id"] for token in kept}
+        tokens = [token for token in data["added_tokens"] if token["content"] not in without]
+        data |= {"added_tokens": tokens, "post_processor": None, "truncation": None, "padding": None}
+        tokenizer: Any = Tokenizer.from_str(json.dumps(data))
+        tokenizer.add_special_tokens([_ANCHOR])
+        ids = {tokenizer.token_to_id(token["content"]): token["id"] for token in tokens}
         moved = {ours: theirs for ours, theirs in ids.items() if ours != theirs}
-        return cls(made, moved)
+        return cls(tokenizer, moved)
 
     def encode(self, text: str, *, anchored: bool) -> list[int]:
         """The tokens of a text that follows a special token, or is at the beginning."""
         if not text:
             return []
-        found: Sequence[int] = self.tokenizer.encode((_ANCHOR if anchored else "") + text, add_special_tokens=False).ids
-        tokens = found[1:] if anchored else found
+        encoded: Sequence[int] = self.tokenizer.encode(
+            (_ANCHOR if anchored else "") + text, add_special_tokens=False
+        ).ids
+        tokens = encoded[1:] if anchored else encoded
         return [self.ids.get(token, token) for token in tokens]

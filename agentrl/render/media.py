@@ -25,12 +25,12 @@ LEFT_OUT = "[image left out]"
 
 def as_messages(observation: Observation) -> Sequence[Message]:
     """The messages of an observation that is not Raw: text, an image, or parts are one user message."""
-    given: Any = observation
-    if isinstance(given, str | Image):
-        return [{"role": "user", "content": normal_content(given)}]
-    if given and all(isinstance(part, str | Image) for part in given):
-        return [{"role": "user", "content": normal_content(list(given))}]
-    messages: Sequence[Message] = given
+    content: Any = observation
+    if isinstance(content, str | Image):
+        return [{"role": "user", "content": normal_content(content)}]
+    if content and all(isinstance(part, str | Image) for part in content):
+        return [{"role": "user", "content": normal_content(list(content))}]
+    messages: Sequence[Message] = content
     return messages
 
 
@@ -63,11 +63,11 @@ def _places(template: Template, text: str, pad: int) -> list[int] | None:
     mark = template.decode([pad])
     if template.encode(text).count(pad) != text.count(mark):
         return None
-    pieces, words, found = text.split(mark), list[str](), list[int]()
+    pieces, words, counts = text.split(mark), list[str](), list[int]()
     for i, piece in enumerate(pieces):
         words += sorted((word for word in _WORDS if word in piece), key=piece.index)
-        found += [len(words)] if i < len(pieces) - 1 else []
-    return found if words == list(_WORDS) else None
+        counts += [len(words)] if i < len(pieces) - 1 else []
+    return counts if words == list(_WORDS) else None
 
 
 def pictured(rendered: Rendered, images: Sequence[Image], counter: ImageCounter, name: str) -> Rendered:
@@ -83,17 +83,17 @@ def pictured(rendered: Rendered, images: Sequence[Image], counter: ImageCounter,
         )
     if not images:
         return rendered
-    left, tokens, media, at = iter(images), list[int](), list[RenderedImage](), [0]
+    remaining, tokens, media, offsets = iter(images), list[int](), list[RenderedImage](), [0]
     for token in rendered.tokens:
         if token == counter.pad:
-            image = next(left)
+            image = next(remaining)
             count = _count(counter, image)
             media.append(RenderedImage(len(tokens), len(tokens) + count, image))
             tokens += [token] * count
         else:
             tokens.append(token)
-        at.append(len(tokens))
-    spans = tuple(RenderedSpan(span.kind, at[span.start], at[span.stop]) for span in rendered.spans)
+        offsets.append(len(tokens))
+    spans = tuple(RenderedSpan(span.kind, offsets[span.start], offsets[span.stop]) for span in rendered.spans)
     return replace(rendered, tokens=tuple(tokens), spans=spans, media=tuple(media))
 
 
@@ -105,11 +105,11 @@ def fitted(
     if counter is None or budget is None:
         return new, budget, 0
     counts = [_count(counter, image) for image in _images(new)]
-    kept = sum(total <= budget for total in accumulate(counts))
-    beyond = sum(count - 1 for count in counts[:kept])
-    if kept == len(counts):
+    fitting = sum(total <= budget for total in accumulate(counts))
+    beyond = sum(count - 1 for count in counts[:fitting])
+    if fitting == len(counts):
         return new, budget - beyond, 0
-    return _first_images(new, kept), budget - beyond, sum(counts[kept:])
+    return _first_images(new, fitting), budget - beyond, sum(counts[fitting:])
 
 
 def images_of(messages: Sequence[Message]) -> list[Image]:
@@ -132,16 +132,16 @@ def _count(counter: ImageCounter, image: Image) -> int:
         raise TemplateError(f"{image!r} cannot be shown to the model: {exc}") from exc
 
 
-def _first_images(messages: Sequence[Message], kept: int) -> list[Message]:
-    found = list[Message]()
+def _first_images(messages: Sequence[Message], room: int) -> list[Message]:
+    result = list[Message]()
     for message in messages:
         content: Any = message.get("content")
         if has_image(content):
             parts = list[Any]()
             for part in content:
-                shown = not is_image(part) or kept > 0
-                kept -= is_image(part)
-                parts.append(part if shown else {"type": "text", "text": LEFT_OUT})
+                fits = not is_image(part) or room > 0
+                room -= is_image(part)
+                parts.append(part if fits else {"type": "text", "text": LEFT_OUT})
             message = {**message, "content": parts}
-        found.append(message)
-    return found
+        result.append(message)
+    return result

@@ -47,9 +47,9 @@ class TurnPlaces:
 
     def __init__(self, template: Template, thinking: Thinking, *, content: str, results: bool) -> None:
         self._template, self._thinking = template, thinking
-        self._asked = _asked(template, TurnPlace().before(template, content=content))
+        self._prompt = _asked(template, TurnPlace().before(template, content=content))
         after = _asked(template, TurnPlace(after_result=True).before(template, content=content)) if results else ""
-        self._after_result = "" if after == self._asked else after
+        self._after_result = "" if after == self._prompt else after
 
     def at(self, prompt: Sequence[int]) -> TurnPlace:
         """The place behind these tokens."""
@@ -62,7 +62,7 @@ class TurnPlaces:
 
     def _near(self, text: str) -> TurnPlace | None:
         """The place behind a text that ends with a generation prompt; of two prompts, the longer one counts."""
-        ends = [end for end in (self._asked, self._after_result) if end and text.endswith(end)]
+        ends = [end for end in (self._prompt, self._after_result) if end and text.endswith(end)]
         if not ends:
             return None
         return TurnPlace(after_result=max(ends, key=len) == self._after_result)
@@ -70,7 +70,7 @@ class TurnPlaces:
     def _is_open(self, text: str) -> bool:
         """Whether a text ends within a thought of the assistant's last turn."""
         opening = self._thinking.open
-        header = self._asked.partition(opening)[0] if opening else self._asked
+        header = self._prompt.partition(opening)[0] if opening else self._prompt
         if header.strip() and header in text:
             return self._thinking.left_open(text.rpartition(header)[2])
         return bool(opening) and text.rstrip().endswith(opening)
@@ -82,5 +82,5 @@ def _asked(template: Template, before: Sequence[Message]) -> str:
         text, bare = template.render(before, generation_prompt=True), template.render(before)
     except TemplateError:
         return ""
-    asked = text[len(bare) :] if text.startswith(bare) else ""
-    return asked or text.rpartition(before[-1]["content"])[2]
+    prompt = text[len(bare) :] if text.startswith(bare) else ""
+    return prompt or text.rpartition(before[-1]["content"])[2]

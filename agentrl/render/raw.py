@@ -76,5 +76,5 @@ def _encodes_plainly(kind: Hashable) -> bool:
 @cache
 def decodes_plainly(kind: Hashable) -> bool:
     """Whether `decode` is the library's own, which looks at each id in Python before its tokenizer in Rust decodes."""
-    own = [getattr(getattr(kind, name, None), "__module__", "") for name in ("decode", "_decode")]
-    return own[0] == _BASE and own[1] in _RUST
+    modules = [getattr(getattr(kind, name, None), "__module__", "") for name in ("decode", "_decode")]
+    return modules[0] == _BASE and modules[1] in _RUST

@@ -108,11 +108,11 @@ class TemplateRenderer:
             thinking = observation.text.rstrip().endswith(opening)  # a mention of the marker opens nothing
             return self._pictured(Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking), ())
         messages = template.identified(all_in_call_order(as_messages(observation), by_id=self._by_id))
-        self._check_roles(messages, lambda shown: template.render(shown, generation_prompt=True))
+        self._check_roles(messages, lambda probe: template.render(probe, generation_prompt=True))
         text = template.render(messages, generation_prompt=True)
         bare = template.render(messages)
-        asked = text[len(bare) :] if text.startswith(bare) else ""
-        rendered = self._pictured(self._begin.assemble("", text[: len(text) - len(asked)], asked), messages)
+        prompt = text[len(bare) :] if text.startswith(bare) else ""
+        rendered = self._pictured(self._begin.assemble("", text[: len(text) - len(prompt)], prompt), messages)
         return replace(rendered, special=template.special_said(messages) + template.special_said(template.tools))
 
     def parse(
@@ -139,9 +139,9 @@ class TemplateRenderer:
                 f"the chat template of {self._turns.template.name} cannot carry tool results: answer as the user"
             )
         new = in_call_order(new, action.calls, by_id=self._by_id)
-        self._check_roles(new, lambda shown: self._turns.bridged_text(history, action, shown), "assistant")
-        shown, left, lost = fitted(new, self.vision, budget)
-        rendered = self._pictured(self._turns.bridge(history, action, shown, left), shown)
+        self._check_roles(new, lambda probe: self._turns.bridged_text(history, action, probe), "assistant")
+        visible, remaining, lost = fitted(new, self.vision, budget)
+        rendered = self._pictured(self._turns.bridge(history, action, visible, remaining), visible)
         special = self._turns.template.special_said(new)
         return replace(rendered, special=special, cut=rendered.cut + lost) if special or lost else rendered
 
@@ -216,8 +216,8 @@ def _without_memo(certificate: Certificate) -> Certificate:
 
 def _with_own(template: Template, parser: Parser) -> Template:
     """The template, marked with the markers that a model writes into its turns itself."""
-    own = frozenset(text for token, text in parser.atoms.items() if token not in template.special_ids)
-    return replace(template, markers=replace(template.markers, own=own))
+    turn_markers = frozenset(text for token, text in parser.atoms.items() if token not in template.special_ids)
+    return replace(template, markers=replace(template.markers, turn_markers=turn_markers))
 
 
 def _check_tools(template: Template, proof: Proof) -> None:
@@ -232,7 +232,7 @@ def _check_tools(template: Template, proof: Proof) -> None:
     except TemplateError as exc:
         alone = [tool for tool in template.tools if template.bind([tool]).try_render([QUESTION]) is None]
         names = ", ".join((tool.get("function") or tool).get("name", "?") for tool in alone or template.tools)
-        said = " ".join(str(exc.__cause__).split())
+        reason = " ".join(str(exc.__cause__).split())
         raise TemplateError(
-            f"the chat template of {template.name} cannot write the tools {names}{hint_of(template)} ({said})"
+            f"the chat template of {template.name} cannot write the tools {names}{hint_of(template)} ({reason})"
         ) from exc

@@ -123,12 +123,12 @@ class Symbol(str):
     def __ne__(self, other: object) -> bool:
         return not self == other if isinstance(other, str) else NotImplemented
 
-    def __getitem__(self, at: Any) -> str:
-        if isinstance(at, slice):
-            return _changed(self, str.__getitem__, at)
-        if isinstance(at, int):
+    def __getitem__(self, index: Any) -> str:
+        if isinstance(index, slice):
+            return _changed(self, str.__getitem__, index)
+        if isinstance(index, int):
             raise UntraceableError("it reads single characters of a text")
-        return str.__getitem__(self, at)  # a TypeError, as for any string
+        return str.__getitem__(self, index)  # a TypeError, as for any string
 
     def __format__(self, spec: str) -> str:
         if spec:
@@ -171,17 +171,17 @@ def value_of(text: str) -> str:
 def change(symbol: Symbol, function: Callable[..., str], *args: Any, **kwargs: Any) -> Symbol:
     """What a pure function makes of a symbol."""
     hole = _hole_of(symbol)
-    made = Change(function, args, tuple(kwargs.items()))
+    step = Change(function, args, tuple(kwargs.items()))
     value = function(value_of(symbol), *args, **kwargs)
-    return symbol._agentrl_trace.made(value, [Hole(hole.key, (*hole.changes, made))])
+    return symbol._agentrl_trace.made(value, [Hole(hole.key, (*hole.changes, step))])
 
 
-def _same(left: Symbol, right: Symbol) -> bool:
-    ours, theirs = left._agentrl_parts, right._agentrl_parts
+def _same(first: Symbol, second: Symbol) -> bool:
+    ours, theirs = first._agentrl_parts, second._agentrl_parts
     if ours == theirs:
         return True
     keys = [part.key for part in (*ours, *theirs) if isinstance(part, Hole) and not part.changes]
-    if len(ours) == len(theirs) == 1 and len(keys) == 2 and left._agentrl_trace.distinct.issuperset(keys):
+    if len(ours) == len(theirs) == 1 and len(keys) == 2 and first._agentrl_trace.distinct.issuperset(keys):
         return False
     raise UntraceableError("it compares texts with each other")
 
@@ -247,8 +247,8 @@ def _refuses(name: str) -> Callable[..., Any]:
 
 def _cover() -> None:
     """Give Symbol every method of a string that it lacks, so that none reads it unseen."""
-    own = set(vars(Symbol)) - {"__hash__"} | _OF_OBJECTS
-    for name in {*dir(str), *_READING} - own:
+    defined = set(vars(Symbol)) - {"__hash__"} | _OF_OBJECTS
+    for name in {*dir(str), *_READING} - defined:
         kinds = (_CHANGING, _changes), (_ASKING, _asks)
         make = next((make for names, make in kinds if name in names), _refuses)
         setattr(Symbol, name, make(name))

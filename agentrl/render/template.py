@@ -118,8 +118,8 @@ class Template:
                 **self.kwargs,
             )
         except RENDER_ERRORS as exc:
-            said = " ".join(str(exc).split())
-            raise TemplateError(f"the chat template of {self.name} {_verdict(exc)}: {said}") from exc
+            reason = " ".join(str(exc).split())
+            raise TemplateError(f"the chat template of {self.name} {_verdict(exc)}: {reason}") from exc
         return text if self.spelling is None else unescaped(text)
 
     def traced(
@@ -139,7 +139,7 @@ class Template:
         plain = [self.plain(message) for message in messages]
         tools = self._guarded(list(self.tools)) or ([] if self.wants_list else None)
         variables = {
-            "messages": [{key: value for key, value in one.items() if value is not None} for one in plain],
+            "messages": [{key: value for key, value in fields.items() if value is not None} for fields in plain],
             "tools": tools,
             "documents": None,
             "add_generation_prompt": generation_prompt,
@@ -149,16 +149,16 @@ class Template:
         }
         return tracer(self.source)(variables)
 
-    def _guarded(self, said: Any) -> Any:
+    def _guarded(self, value: Any) -> Any:
         """A message or tools; their special tokens are guarded if they must become text."""
         if self.spelling is None:
-            return said
-        own = self.spelling.markers.own if _of_assistant(said) else ()
-        return self.spelling.markers.guarded(said, own)
+            return value
+        exempt = self.spelling.markers.turn_markers if _of_assistant(value) else ()
+        return self.spelling.markers.guarded(value, exempt)
 
-    def special_said(self, said: Sequence[Any]) -> int:
+    def special_said(self, values: Sequence[Any]) -> int:
         """How many special tokens are in texts, tools, or messages that are not the assistant's."""
-        return sum(self.markers.count(one) for one in said if not _of_assistant(one))
+        return sum(self.markers.count(value) for value in values if not _of_assistant(value))
 
     def guarded(self, text: str) -> str:
         """Text of a message, prepared for `encode`."""
@@ -195,23 +195,23 @@ class Template:
         ids = self.encoder(after + text)
         if not after:
             return ids
-        left = self.encode(after)
-        if ids[: len(left)] == left:
-            return ids[len(left) :]
+        head = self.encode(after)
+        if ids[: len(head)] == head:
+            return ids[len(head) :]
         return self.encode(text)
 
     def continued(self, text: str) -> list[int]:
         """Tokens of `text` in the middle of a text. Many SentencePiece tokenizers put a space before their input,
         so a prefix is encoded before it and removed again."""
         if text and self._after(_BEFORE[0], _LETTER) != self.encode(_LETTER):
-            found = next(filter(None, (self._after(before, text) for before in _BEFORE)), None)
-            return found or self.encode(text)
+            tokens = next(filter(None, (self._after(before, text) for before in _BEFORE)), None)
+            return tokens or self.encode(text)
         return self.encode(text)
 
     def _after(self, before: str, text: str) -> list[int]:
         """Tokens of `text` as they are after another text. None if a token straddles both."""
-        left, ids = self.encode(before), self.encode(before + text)
-        return ids[len(left) :] if ids[: len(left)] == left else []
+        head, ids = self.encode(before), self.encode(before + text)
+        return ids[len(head) :] if ids[: len(head)] == head else []
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones included."""
@@ -224,14 +224,14 @@ class Template:
 
     def special_in(self, text: str) -> tuple[str, int] | None:
         """The first special token in the text, as (its text, its id)."""
-        found = next((token for token in self.encode(text) if token in self.special_ids), None)
-        return None if found is None else (self.decode([found]), found)
+        special = next((token for token in self.encode(text) if token in self.special_ids), None)
+        return None if special is None else (self.decode([special]), special)
 
     def last_special(self, text: str, but: str = "") -> str:
         """The last special token in the text that is not in `but`; empty if there is none."""
-        left = self.special_ids.difference(self.encode(but))
-        found = next((token for token in reversed(self.encode(text)) if token in left), None)
-        return "" if found is None else self.decode([found])
+        others = self.special_ids.difference(self.encode(but))
+        special = next((token for token in reversed(self.encode(text)) if token in others), None)
+        return "" if special is None else self.decode([special])
 
     def named_stop(self, text: str) -> str:
         """The tokenizer's end of sequence, if it is in the text."""
@@ -313,8 +313,8 @@ def name_of(tokenizer: Any) -> str:
     return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
 
 
-def _of_assistant(said: Any) -> bool:
-    return isinstance(said, (dict, Mapping)) and said.get("role") == "assistant"
+def _of_assistant(value: Any) -> bool:
+    return isinstance(value, (dict, Mapping)) and value.get("role") == "assistant"
 
 
 def breaks(error: TemplateError) -> bool:

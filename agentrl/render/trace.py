@@ -68,8 +68,8 @@ def _tracing(base: Environment) -> Environment:
     env.filters = {name: _filter(name, function) for name, function in base.filters.items()}
     env.filters |= {"agentrl_joined": _concatenated, "agentrl_in": _contained}
     env.tests = {name: _test(name, function) for name, function in base.tests.items()}
-    made: Environment = env
-    return made
+    tracing: Environment = env
+    return tracing
 
 
 class _Hooks:
@@ -78,12 +78,12 @@ class _Hooks:
     def _parse(self, *args: Any) -> nodes.Template:
         tree = _Rewriting().visit(super()._parse(*args))  # type: ignore[misc]
         tree.set_environment(self)
-        made: nodes.Template = tree
-        return made
+        parsed: nodes.Template = tree
+        return parsed
 
     def call(__self, __context: Context, __function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as in jinja2
-        given = {name: value for name, value in kwargs.items() if name not in _INTERNAL}
-        if not _is_plain((args, given)) and not __self._follows(__function):
+        arguments = {name: value for name, value in kwargs.items() if name not in _INTERNAL}
+        if not _is_plain((args, arguments)) and not __self._follows(__function):
             raise UntraceableError("it calls a function with a text")
         return super().call(__context, __function, *args, **kwargs)  # type: ignore[misc]
 
@@ -94,8 +94,8 @@ class _Hooks:
 
     def _follows(self, function: Any) -> bool:
         """Whether the function only keeps what it is given, or is a method of a symbol."""
-        own = getattr(self, "globals", {})
-        if isinstance(function, Macro) or any(function is own.get(name) for name in ("namespace", "dict")):
+        variables = getattr(self, "globals", {})
+        if isinstance(function, Macro) or any(function is variables.get(name) for name in ("namespace", "dict")):
             return True
         owner = getattr(function, "__self__", None)
         if isinstance(function, MethodType) and isinstance(owner, Symbol):
@@ -117,8 +117,8 @@ class _Rewriting(NodeTransformer):
             return node
         if len(node.ops) > 1:
             raise UntraceableError("it compares in a chain")
-        found = _filtered(node.expr, "agentrl_in", [node.ops[0].expr], node)
-        return found if within == ["in"] else nodes.Not(found, lineno=node.lineno)
+        contained = _filtered(node.expr, "agentrl_in", [node.ops[0].expr], node)
+        return contained if within == ["in"] else nodes.Not(contained, lineno=node.lineno)
 
     def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:  # noqa: N802 - as in jinja2
         raise UntraceableError("it changes how text is escaped")
@@ -126,8 +126,8 @@ class _Rewriting(NodeTransformer):
     visit_EvalContextModifier = visit_ScopedEvalContextModifier  # noqa: N815
 
 
-def _filtered(value: nodes.Expr, name: str, args: list[nodes.Expr], at: nodes.Node) -> nodes.Expr:
-    return nodes.Filter(value, name, args, [], None, None, lineno=at.lineno)
+def _filtered(value: nodes.Expr, name: str, args: list[nodes.Expr], node: nodes.Node) -> nodes.Expr:
+    return nodes.Filter(value, name, args, [], None, None, lineno=node.lineno)
 
 
 def _concatenated(values: Iterable[Any]) -> str:
@@ -135,11 +135,11 @@ def _concatenated(values: Iterable[Any]) -> str:
     return joined(map(str, values))
 
 
-def _contained(left: Any, right: Any) -> bool:
+def _contained(item: Any, container: Any) -> bool:
     """`left in right`"""
-    if isinstance(left, Symbol) and not isinstance(right, Symbol | list | tuple):
+    if isinstance(item, Symbol) and not isinstance(container, Symbol | list | tuple):
         raise UntraceableError("it looks a text up")
-    return left in right
+    return item in container
 
 
 def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

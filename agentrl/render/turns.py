@@ -60,8 +60,8 @@ class Turns:
         rendered = self._bridge(before, action, new)
         if budget is None or _observed(rendered) <= budget:
             return rendered
-        said = (self.template.guarded("".join(texts_in(message.get("content")))) for message in new)
-        contents = [self.template.encode(text) for text in said]
+        texts = (self.template.guarded("".join(texts_in(message.get("content")))) for message in new)
+        contents = [self.template.encode(text) for text in texts]
         keep = sum(map(len, contents))
         cut = 0
         for _ in range(CUT_ROUNDS):
@@ -93,21 +93,21 @@ class Turns:
         """Compare this bridge with what the whole conversation gives, if it is this bridge's turn."""
         if self.watch is None or self._whole or not self.watch.is_due(history, new):
             return _NONE
-        asked = (self.context.before(history), self._shown(action, new), new, bool(action.content))
+        arguments = (self.context.before(history), self._shown(action, new), new, bool(action.content))
         try:
-            written = self._first_accepted(text_behind, whole(history), *asked[1:])
+            expected = self._first_accepted(text_behind, whole(history), *arguments[1:])
         except TemplateError:  # it refuses a turn of the model, which a bridge does not show to it
             return _NONE
-        bridged = self._memoised(*asked)[0]
-        if bridged.text == written:
+        bridged = self._memoised(*arguments)[0]
+        if bridged.text == expected:
             return _CHECKS["equal"]
-        rendered = self.tail(*asked)
-        if rendered.text == written and self.memo is not None:
+        rendered = self.tail(*arguments)
+        if rendered.text == expected and self.memo is not None:
             self.memo.switch_off(self.template, rendered, bridged)
         elif rendered != bridged:  # its text holds the time, and a second has passed
             return _NONE
         else:
-            self.watch.differs(self.template, bridged.text, written)
+            self.watch.differs(self.template, bridged.text, expected)
         return _CHECKS["different"]
 
     def closed(self, action: Action) -> bool:
@@ -173,22 +173,22 @@ class Turns:
             raise self._unclosed(text)
         return self._from_thought(text[start:], prompt.rpartition(last)[2], message, place.thinking)
 
-    def _from_thought(self, turn: str, asked: str, message: Message, thinks: bool | None) -> str:
-        """The turn, after a prompt that has opened a thought or not: `thinks`, or as `asked` has it, which is the
+    def _from_thought(self, turn: str, prompt_end: str, message: Message, thinks: bool | None) -> str:
+        """The turn, after a prompt that has opened a thought or not: `thinks`, or as `prompt_end` has it, which is the
         prompt's end that the turn was written for.
         """
-        thinking, opened = self.profile.thinking, self.profile.thinking.left_open(asked)
+        thinking, opened = self.profile.thinking, self.profile.thinking.left_open(prompt_end)
         if (opened if thinks is None else thinks) and not thinking.ends_in(turn):
             return thinking.closing + turn.lstrip()
         if thinks is False and opened and thinking.ends_in(turn):
-            opening = thinking.open + asked.rpartition(thinking.open)[2]
+            opening = thinking.open + prompt_end.rpartition(thinking.open)[2]
             thought = any((message.get(name) or "").strip() for name in REASONING_FIELDS)
             return opening + turn if thought else thinking.behind(turn).lstrip()
         return turn
 
     def _close_of(self, message: Message) -> Close:
         called = self.profile.called if message.get("tool_calls") else None
-        return called or self.profile.said
+        return called or self.profile.answer
 
     def _up_to_stop(self, text: str, close: Close) -> str:
         ending = close.stop_if_last or close.stop
@@ -225,8 +225,8 @@ class Turns:
         """What `tail` makes, from the memo if there is one. A whole history is never of a shape that comes again."""
         if self.memo is None or self._whole:
             return self.tail(before, calls, new, content), ""
-        asked = (before, calls, new, content)
-        return self.memo.tail(self.template, self.profile, asked, lambda: self.tail(*asked))
+        arguments = (before, calls, new, content)
+        return self.memo.tail(self.template, self.profile, arguments, lambda: self.tail(*arguments))
 
     def tail(self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool) -> Tail:
         """As `tail.tail`, of the first form that the template takes."""
@@ -251,9 +251,9 @@ class Turns:
             earlier = outlined(before) if outline else list(before)
             if outline and earlier == list(before):
                 break
-            for shown, answers, says in forms:
+            for visible, answers, says in forms:
                 try:
-                    return write(self.template, self.profile, shown, answers, content=says, before=earlier)
+                    return write(self.template, self.profile, visible, answers, content=says, before=earlier)
                 except TemplateError as exc:
                     failure = failure or exc
         assert failure is not None
@@ -274,8 +274,8 @@ class Turns:
     def _unsampled_lead(self, action: Action) -> str:
         """What the template writes before its stop token, unless the turn already ends with it."""
         if not action.calls:
-            return _missing(self.profile.said.before_stop, action.text)
-        lead = (self.profile.called or self.profile.said).before_stop
+            return _missing(self.profile.answer.before_stop, action.text)
+        lead = (self.profile.called or self.profile.answer).before_stop
         syntax = lead.rstrip()
         if syntax and not action.text.rstrip().endswith(pieces(syntax)[-1]):
             return _rest_of_list(lead, action.text)
@@ -285,13 +285,13 @@ class Turns:
         self, new: Sequence[Message], contents: Sequence[Sequence[int]], keep: int
     ) -> tuple[list[Message], int]:
         """The messages with `keep` content tokens in total; the longest are cut first, to one common length."""
-        longest, left = 0, keep
+        longest, remaining = 0, keep
         lengths = sorted(map(len, contents))
         for i, length in enumerate(lengths):
-            longest = left // (len(lengths) - i)
+            longest = remaining // (len(lengths) - i)
             if length > longest:
                 break
-            left -= length
+            remaining -= length
         messages, cut = list[Message](), 0
         for message, tokens in zip(new, contents, strict=True):
             if len(tokens) <= longest:
@@ -326,12 +326,12 @@ def _rest_of_list(lead: str, text: str) -> str:
 
 def spans(*lengths: tuple[SpanKind, int]) -> tuple[RenderedSpan, ...]:
     """Spans of these lengths one after the other, without the empty ones."""
-    at, found = 0, list[RenderedSpan]()
+    offset, parts = 0, list[RenderedSpan]()
     for kind, length in lengths:
         if length:
-            found.append(RenderedSpan(kind, at, at + length))
-        at += length
-    return tuple(found)
+            parts.append(RenderedSpan(kind, offset, offset + length))
+        offset += length
+    return tuple(parts)
 
 
 def _begins(text: str, prompt: str) -> int:
@@ -345,10 +345,10 @@ def _begins(text: str, prompt: str) -> int:
     ends = ["".join(rest[i:]) for i in range(len(rest)) if any(map(is_tag, rest[i:]))]
     exact, spaced = map(re.escape, ends), (loose(end) + r"\s*" for end in ends)  # history may vary a header's spaces
     for pattern in (*exact, *spaced):
-        found = re.compile(pattern).search(text, start)
-        before = pieces(text[start : found.start()]) if found else ()
-        if found and all(is_tag(piece) or not piece.isalnum() for piece in before):
-            return found.end()
+        match = re.compile(pattern).search(text, start)
+        before = pieces(text[start : match.start()]) if match else ()
+        if match and all(is_tag(piece) or not piece.isalnum() for piece in before):
+            return match.end()
     return start
 
 

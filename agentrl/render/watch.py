@@ -31,7 +31,7 @@ class Watch:
         texts = [str(len(history)), *(str(message.get("content")) for message in new)]
         return zlib.crc32("\0".join(texts).encode(errors="replace")) % self.every == 0
 
-    def differs(self, template: Template, bridged: str, written: str) -> None:
+    def differs(self, template: Template, bridged: str, expected: str) -> None:
         """Note that a bridge differs from what the whole conversation gives, and log a warning."""
         self.differed = True
         _log.warning(
@@ -39,5 +39,5 @@ class Watch:
             "every bridge is rendered from the whole conversation from now on, which takes longer. Report this",
             template.name,
             bridged[-80:],
-            written[-80:],
+            expected[-80:],
         )

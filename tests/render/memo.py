@@ -26,7 +26,7 @@ def primed_tail(self: Memo, template: Template, profile: Any, asked: Any, render
         for message in new
     ]
     shape = memo._shape(template, memo._Asked(before, calls, new, content))
-    if shape is not None and not self.state.off and shape.key not in self._kept:
+    if shape is not None and not self.state.off and shape.key not in self._scaffolds:
         try:
             made = tail(template, profile, calls, new, content=content, before=before)
             self._learn(template, profile, memo._Asked(before, calls, new, content), shape, made)

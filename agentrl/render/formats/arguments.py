@@ -24,7 +24,7 @@ class Arguments(Protocol):
         """Markers that a Lexer must distinguish from look-alikes."""
         ...
 
-    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
+    def read(self, lexed: Lexed, offset: int, close: str, schema: Schema) -> tuple[Any, int]:
         """A mapping or a ParseFailure, and its end. `close` follows it. `schema` describes the tool's parameters."""
         ...
 
@@ -104,21 +104,21 @@ def null_in(probes: Spelled) -> str:
         return NULL
 
 
-def runs_on(lexed: Lexed, at: int, stop: int, close: str, opening: str) -> bool:
-    """Whether the value at `text[at:stop]` runs past its call's end into the next call: its own close is missing."""
-    ended = lexed.search(loose(close), at) if close else None
+def runs_on(lexed: Lexed, offset: int, stop: int, close: str, opening: str) -> bool:
+    """Whether the value at `text[offset:stop]` runs into the next call, because the close of the value is missing."""
+    ended = lexed.search(loose(close), offset) if close else None
     if ended is None or ended.end() > stop:
         return False
-    begun = lexed.search(opening, ended.end())
-    return begun is not None and begun.end() <= stop
+    opened = lexed.search(opening, ended.end())
+    return opened is not None and opened.end() <= stop
 
 
-def section(lexed: Lexed, at: int, end: str) -> tuple[re.Match[str] | None, str]:
-    """The text of the CDATA section that opens at `at`, and its end: its close plus the marker `end`.
+def section(lexed: Lexed, offset: int, end: str) -> tuple[re.Match[str] | None, str]:
+    """The text of the CDATA section that opens at `offset`, and its end: its close plus the marker `end`.
 
     If another section opens first, this section has lost its close. Without a close, the result is None and no text.
     """
-    start = at + len(CDATA[0])
+    start = offset + len(CDATA[0])
     closed = lexed.search(re.escape(CDATA[1]) + end, start)
     again = lexed.search(re.escape(CDATA[0]), start)
     if closed is None or (again is not None and again.start() < closed.start()):

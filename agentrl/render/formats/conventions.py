@@ -65,11 +65,11 @@ def _object(function: Mapping[str, Any]) -> str:
 
 
 def _python(function: Mapping[str, Any]) -> str:
-    given = (
+    arguments = (
         f"{key}={json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)}"
         for key, value in function["arguments"].items()
     )
-    return f"{function['name']}({', '.join(given)})"
+    return f"{function['name']}({', '.join(arguments)})"
 
 
 TAGGED = Convention(
@@ -100,16 +100,16 @@ def convention_of(template: Template) -> Convention:
     """The first convention whose mark is in the template's text, else the first whose mark is a token, else the most
     common.
     """
-    shown = [convention for convention in CONVENTIONS if convention.mark in template.source]
-    known = [convention for convention in CONVENTIONS if _is_token(template, convention.mark)]
-    return next(iter((*shown, *known)), TAGGED)
+    in_source = [convention for convention in CONVENTIONS if convention.mark in template.source]
+    as_token = [convention for convention in CONVENTIONS if _is_token(template, convention.mark)]
+    return next(iter((*in_source, *as_token)), TAGGED)
 
 
 def conventional(template: Template) -> Block:
     """Calls in the template's convention; those in the other conventions are read too."""
-    own = convention_of(template)
-    more = [convention.block for convention in CONVENTIONS if convention is not own]
-    return replace(own.block, others=(*own.block.others, *more))
+    chosen = convention_of(template)
+    more = [convention.block for convention in CONVENTIONS if convention is not chosen]
+    return replace(chosen.block, others=(*chosen.block.others, *more))
 
 
 def _is_token(template: Template, mark: str) -> bool:

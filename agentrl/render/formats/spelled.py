@@ -54,14 +54,14 @@ def words(i: int) -> list[str]:
 
 def places(text: str, i: int) -> list[int] | None:
     """The places of the i-th call's words, if in this order; a key's last place is before its value."""
-    found, at = list[int](), 0
+    offsets, offset = list[int](), 0
     for word in words(i):
-        at = text.find(word, at)
-        if at < 0:
+        offset = text.find(word, offset)
+        if offset < 0:
             return None
-        found.append(at)
-        at += len(word)
-    return found
+        offsets.append(offset)
+        offset += len(word)
+    return offsets
 
 
 def wrap(before: str, inner: str | None, after: str) -> Wrap:
@@ -82,20 +82,20 @@ def around(texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> tuple[str, 
     return text[:start], inner, text[end:]
 
 
-def common_start(left: str, right: str) -> str:
+def common_start(first: str, second: str) -> str:
     """The common beginning of both, in whole pieces."""
     common = list[str]()
-    for ours, theirs in zip(pieces(left), pieces(right), strict=False):
+    for ours, theirs in zip(pieces(first), pieces(second), strict=False):
         if ours != theirs:
             break
         common.append(ours)
     return "".join(common)
 
 
-def common_end(left: str, right: str) -> str:
+def common_end(first: str, second: str) -> str:
     """The common end of both, in whole pieces."""
     common = list[str]()
-    for ours, theirs in zip(reversed(pieces(left)), reversed(pieces(right)), strict=False):
+    for ours, theirs in zip(reversed(pieces(first)), reversed(pieces(second)), strict=False):
         if ours != theirs:
             break
         common.insert(0, ours)

@@ -18,7 +18,7 @@ from agentrl.render.template import Template
 class Profile:
     """The facts of one template that probing found."""
 
-    said: Close
+    answer: Close
     called: Close | None
     """None: the template does not write tool calls."""
     parallel_calls: bool
@@ -39,8 +39,8 @@ class Profile:
         text = template.render([QUESTION, assistant(SAID)])
         if SAID not in text:
             raise TemplateError(f"the chat template of {template.name} does not write the assistant's text")
-        said = close_of(template, assistant(SAID), REPLY, SAID)
-        if not said.sampled_stop:
+        answer = close_of(template, assistant(SAID), REPLY, SAID)
+        if not answer.sampled_stop:
             raise TemplateError(f"the chat template of {template.name} does not close this turn: {text[-40:]!r}")
         needs_content = ASKED not in (template.try_render([QUESTION, assistant("", [ASKED])]) or "")
         content = SAID if needs_content else ""
@@ -54,36 +54,36 @@ class Profile:
         orphan = template.try_render([QUESTION, assistant(SAID), RESULT]) or ""
         both = template.try_render([QUESTION, assistant(SAID, [ASKED]), RESULT]) or ""
         return cls(
-            said=said,
+            answer=answer,
             called=called,
             parallel_calls=parallel,
             calls_need_content=needs_content,
             carries_orphans=RESULT["content"] in orphan.rpartition(SAID)[2],
             content_after_calls=0 <= both.rfind(ASKED) < both.rfind(SAID),
-            thinking=_thinking(template, said),
-            stop_token_ids=frozenset(_stop_ids(template, said, called)),
+            thinking=_thinking(template, answer),
+            stop_token_ids=frozenset(_stop_ids(template, answer, called)),
         )
 
 
-def _thinking(template: Template, said: Close) -> Thinking:
+def _thinking(template: Template, answer: Close) -> Thinking:
     """The markers of thoughts. A close that also ends content, if more follows, does not end thoughts alone."""
     thinking = learn_thinking(template)
-    ends_messages = bool(said.stop_if_last) and thinking.close == said.stop
+    ends_messages = bool(answer.stop_if_last) and thinking.close == answer.stop
     return replace(thinking, ends_more=thinking.ends_more or ends_messages)
 
 
-def _stop_ids(template: Template, said: Close, called: Close | None) -> Iterable[int]:
+def _stop_ids(template: Template, answer: Close, called: Close | None) -> Iterable[int]:
     """Tokens that end a turn: the tokenizer's, the template's, and those named in the model's folder."""
     tokenizer = template.tokenizer
     if tokenizer.eos_token_id is not None:
         yield tokenizer.eos_token_id
-    for close in filter(None, (said, called)):
-        found = template.special_in(close.sampled_stop)
-        if found is not None:
-            yield found[1]
-    if not said.stop and not said.stop_if_last:
+    for close in filter(None, (answer, called)):
+        special = template.special_in(close.sampled_stop)
+        if special is not None:
+            yield special[1]
+    if not answer.stop and not answer.stop_if_last:
         text = template.try_render([QUESTION, assistant(SAID), RESULT]) or ""
-        found = template.special_in(behind(text, [SAID])) if SAID in text else None
-        if found is not None:
-            yield found[1]
+        special = template.special_in(behind(text, [SAID])) if SAID in text else None
+        if special is not None:
+            yield special[1]
     yield from named_stops(getattr(tokenizer, "name_or_path", ""))

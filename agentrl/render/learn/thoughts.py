@@ -14,10 +14,10 @@ def learn_thinking(template: Template) -> Thinking:
     """The markers around a thought. If the template writes none, the most common ones."""
     before_answer = _around(template, SAID, ())
     before_call = _around(template, "", (ASKED,))
-    found = before_answer or before_call
-    if found is None:
+    around = before_answer or before_call
+    if around is None:
         return Thinking()
-    before, after = found
+    before, after = around
     prompt = behind_question(template.render([QUESTION], generation_prompt=True))
     bare = behind_question(template.render([QUESTION, assistant(SAID)])).partition(SAID)[0]
     other = before_call[1] if before_answer and before_call else None
@@ -29,14 +29,14 @@ def learn_thinking(template: Template) -> Thinking:
     return Thinking(_open(before, prompt, close.strip()), close.strip(), close, close.strip() in between)
 
 
-def _around(template: Template, said: str, asked: tuple[str, ...]) -> tuple[str, str] | None:
+def _around(template: Template, content: str, arguments: tuple[str, ...]) -> tuple[str, str] | None:
     """The text between the question and a thought, and between the thought and the answer or the call."""
     field = template.forms.reasoning_field
-    text = template.try_render([QUESTION, {**assistant(said, asked), field: THOUGHT}]) or ""
+    text = template.try_render([QUESTION, {**assistant(content, arguments), field: THOUGHT}]) or ""
     if text.count(THOUGHT) != 1:
         return None
     before, _, after = text.partition(THOUGHT)
-    return behind_question(before), after.partition(said or ASKED)[0]
+    return behind_question(before), after.partition(content or ASKED)[0]
 
 
 def _close(after: str, other: str | None, bare: str) -> str:
@@ -54,7 +54,7 @@ def _end_in_both(parts: Sequence[str], after: str, other: str) -> str:
     """What an answer and a call have in common after a thought, up to the start of a tag."""
     common = shared(after, other)
     cuts = [len("".join(parts[:i])) for i in range(len(parts) + 1)]
-    fits = [at for at in cuts if at <= len(common) and _begins_anew(after[at:]) and _begins_anew(other[at:])]
+    fits = [cut for cut in cuts if cut <= len(common) and _begins_anew(after[cut:]) and _begins_anew(other[cut:])]
     end = after[: max(fits, default=0)]
     return end if has_tag(end) else ""
 
@@ -98,14 +98,14 @@ def _open(before: str, prompt: str, close: str) -> str:
     return "".join(opening[tags[-as_many] :]).strip() if len(tags) >= as_many else Thinking().open
 
 
-def _from_a_tag(text: str, at: int) -> str:
-    """The text from `at` on, or from the tag before it if `at` is inside a tag's word."""
-    if _begins_anew(text[at:].lstrip()):
-        return text[at:]
+def _from_a_tag(text: str, offset: int) -> str:
+    """The text from `offset` on, or from the tag before it if `offset` is inside a tag's word."""
+    if _begins_anew(text[offset:].lstrip()):
+        return text[offset:]
     parts, start = pieces(text), 0
     begins = [0]
     for piece in parts:
         start += len(piece)
         begins.append(start)
-    tags = [begin for begin, piece in zip(begins, parts, strict=False) if is_tag(piece) and begin < at]
-    return text[max(tags) :] if tags else text[at:]
+    tags = [begin for begin, piece in zip(begins, parts, strict=False) if is_tag(piece) and begin < offset]
+    return text[max(tags) :] if tags else text[offset:]

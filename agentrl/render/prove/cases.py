@@ -33,11 +33,11 @@ def _call(index: int, name: str = "lookup") -> ToolCall:
 
 
 def _asks(*calls: ToolCall, content: str = "", thought: str = "") -> Message:
-    written = [
+    tool_calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
     ]
-    message = {"role": "assistant", "content": content, "tool_calls": written}
+    message = {"role": "assistant", "content": content, "tool_calls": tool_calls}
     return {**message, "reasoning_content": thought} if thought else message
 
 

@@ -8,7 +8,7 @@ known. Then texts that answer otherwise are rendered too. A text that cannot be 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -74,17 +74,17 @@ class _History:
 
     def messages(self, values: Sequence[str]) -> tuple[list[Message], list[ToolCall], list[Message]]:
         """The messages before the turn, its calls, and the messages after it."""
-        before, asked = list[Message](), ToolCall("", "lookup", {})
+        before, call = list[Message](), ToolCall("", "lookup", {})
         for letter, value in zip(self.letters, values, strict=True):
             if letter == "C":
-                asked = ToolCall(value, "lookup", {})
-                before.append(assistant("", ["x"], [asked]))
+                call = ToolCall(value, "lookup", {})
+                before.append(assistant("", ["x"], [call]))
             elif letter == "T":
-                before.append(_result(asked, value))
+                before.append(_result(call, value))
             else:
                 before.append(_said(letter, value))
         if self.letters[-1] == "C":
-            return before[:-1], [asked], [_result(asked, "alpha")]
+            return before[:-1], [call], [_result(call, "alpha")]
         return before[:-1], [], [{"role": "user", "content": "alpha"}]
 
 
@@ -149,12 +149,7 @@ class _Search:
     def _others(self, guards: Iterable[Guard], values: Sequence[str], depth: int) -> Iterator[list[str]]:
         """The values with texts that answer the questions otherwise: in the first message of a role, in the first two
         and so on, in all, and in the last."""
-        questions = dict[str, tuple[str, Guard]]()
-        for guard in guards:
-            role = self.history.roles[guard.hole.key] if guard.hole.key >= 0 else ""
-            if role in self.symbolic:
-                questions.setdefault(f"{role} {guard.hole.changes} {guard.function} {guard.args}", (role, guard))
-        for role, guard in questions.values() if depth < _DEEPEST else ():
+        for role, guard in self._questions(guards) if depth < _DEEPEST else ():
             places = [i for i, other in enumerate(self.history.roles) if other == role]
             counts = range(1, len(places)) if depth == 0 else ()
             texts = _other_texts(guard, values)
@@ -164,6 +159,15 @@ class _Search:
             for number, text in enumerate(texts):
                 for which in chosen if number == 0 else chosen[:1]:
                     yield [text(value) if i in which else value for i, value in enumerate(values)]
+
+    def _questions(self, guards: Iterable[Guard]) -> Collection[tuple[str, Guard]]:
+        """Each different question about the texts of a symbolic role, with the role."""
+        questions = dict[str, tuple[str, Guard]]()
+        for guard in guards:
+            role = self.history.roles[guard.hole.key] if guard.hole.key >= 0 else ""
+            if role in self.symbolic:
+                questions.setdefault(f"{role} {guard.hole.changes} {guard.function} {guard.args}", (role, guard))
+        return questions.values()
 
     def _traced(self, values: Sequence[str]) -> _Traced:
         history, template, profile = self.history, self.turns.template, self.turns.profile
@@ -192,10 +196,10 @@ def _after_turn(parts: Sequence[Part]) -> list[Part]:
     """What is after the last sentinel of the turn."""
     texts = [part if isinstance(part, str) else "" for part in parts]
     word = ASKED if any(ASKED in text for text in texts) else SAID
-    at = max((i for i, text in enumerate(texts) if word in text), default=-1)
-    if at < 0:
+    index = max((i for i, text in enumerate(texts) if word in text), default=-1)
+    if index < 0:
         raise UntraceableError("it drops the turn")
-    return [texts[at].rpartition(word)[2], *parts[at + 1 :]]
+    return [texts[index].rpartition(word)[2], *parts[index + 1 :]]
 
 
 def _other_texts(guard: Guard, values: Sequence[str]) -> list[Callable[[str], str]]:
@@ -290,8 +294,8 @@ def _is_right(turns: Turns, history: _History, values: Sequence[str]) -> bool:
     """Whether the context gives what the whole history gives; also if the template refuses the history."""
     before, calls, new = history.messages(values)
     turn = assistant("fine", ["x"] * len(calls), calls)
-    written = _tail_of(turns, whole([*before, turn]), calls, new)
-    return written is None or written == _tail_of(turns, turns.context.before([*before, turn]), calls, new)
+    expected = _tail_of(turns, whole([*before, turn]), calls, new)
+    return expected is None or expected == _tail_of(turns, turns.context.before([*before, turn]), calls, new)
 
 
 def _counted(turns: Turns, history: _History) -> set[str]:

@@ -58,12 +58,12 @@ def proof_of(template: Template, tokenizer: str) -> Proof:
     Without tools the certificate covers both. Raises TemplateError if the template cannot be served.
     """
     key = key_of(tokenizer, template.source, template.kwargs)
-    found = _WITH_TOOLS.get(key, lambda: _tried(template.bind([TOOL])))
+    with_tools = _WITH_TOOLS.get(key, lambda: _tried(template.bind([TOOL])))
     if not template.tools:
-        return _WITHOUT.get(key, lambda: _without_tools(template, found))
-    if isinstance(found, TemplateError):
-        raise found
-    return found
+        return _WITHOUT.get(key, lambda: _without_tools(template, with_tools))
+    if isinstance(with_tools, TemplateError):
+        raise with_tools
+    return with_tools
 
 
 def _tried(template: Template) -> Proof | TemplateError:
@@ -95,8 +95,8 @@ def _without_tools(template: Template, with_tools: Proof | TemplateError) -> Pro
 
 def _both(without: Certificate, with_tools: Certificate) -> Certificate:
     """The certificate for both proofs: what either proved, and the departures of both."""
-    own = [departure for departure in without.departures if departure not in with_tools.departures]
-    departures = (*with_tools.departures, *(f"without tools: {departure}" for departure in own))
+    without_only = [departure for departure in without.departures if departure not in with_tools.departures]
+    departures = (*with_tools.departures, *(f"without tools: {departure}" for departure in without_only))
     departed = {departure.partition(":")[0] for departure in without.departures}
     return replace(
         with_tools,
@@ -156,8 +156,8 @@ def _call_ends(turns: Turns) -> frozenset[int]:
         return frozenset()
     turn = assistant(SAID if profile.calls_need_content else "", [ASKED])
     called = behind(template.render([QUESTION, turn]), [ASKED])
-    answered = behind(template.render([QUESTION, assistant(SAID)]), [SAID]) + profile.said.stop
-    answered += profile.said.sampled_stop
+    answered = behind(template.render([QUESTION, assistant(SAID)]), [SAID]) + profile.answer.stop
+    answered += profile.answer.sampled_stop
     texts = {token: template.decode([token]) for token in profile.stop_token_ids}
     return frozenset(token for token, text in texts.items() if text in called and text not in answered)
 
@@ -176,11 +176,11 @@ def _block(turns: Turns) -> Block | None:
     prompt = turns.template.render([QUESTION], generation_prompt=True).removeprefix(bare)
     content = SAID if profile.calls_need_content else ""
     block = derive(turns.template, sampled, profile.parallel_calls, content, prompt)
-    said = _said_first(turns)
-    if block is None or not said:
+    turn = _said_first(turns)
+    if block is None or not turn:
         return block
-    opened = None if block.lead else block.find(Lexer(turns.template, block.markers)(turns.template.encode(said)), 0)
-    if opened is not None and opened < said.index(SAID):  # the content is within the opening
+    opened = None if block.lead else block.find(Lexer(turns.template, block.markers)(turns.template.encode(turn)), 0)
+    if opened is not None and opened < turn.index(SAID):  # the content is within the opening
         block = derive(turns.template, sampled, profile.parallel_calls, SAID, prompt) or block
     return replace(block, behind_text=True)
 
@@ -195,9 +195,9 @@ def _said_first(turns: Turns) -> str:
 
 
 def _unread(turns: Turns) -> str:
-    known = known_calls(1, SAID if turns.profile.calls_need_content else "", turns.template.forms)[0]
+    turn = known_calls(1, SAID if turns.profile.calls_need_content else "", turns.template.forms)[0]
     try:
-        return turns.sampled(known.message)
+        return turns.sampled(turn.message)
     except TemplateError as exc:
         return str(exc)
 
@@ -256,8 +256,8 @@ def _repaired(schema: Any, remedies: Sequence[_Remedy]) -> Any:
         return [_repaired(item, remedies) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: _repaired(value, remedies) for key, value in schema.items()}
+    repaired = {key: _repaired(value, remedies) for key, value in schema.items()}
     for remedy in remedies:
-        added = remedy.add(made)
-        made |= {key: value for key, value in added.items() if key == "properties" or key not in made}
-    return made
+        added = remedy.add(repaired)
+        repaired |= {key: value for key, value in added.items() if key == "properties" or key not in repaired}
+    return repaired

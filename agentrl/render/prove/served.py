@@ -44,9 +44,9 @@ def _served(turns: Turns, calls: int, state: MemoState) -> str:
     memo, before = Memo(state), state.served
     turns = replace(turns, memo=memo)
     for number, text in enumerate(_TEXTS):
-        asked = [ToolCall(f"call{number:03}{i}x", "lookup", {}) for i in range(calls)]
+        tool_calls = [ToolCall(f"call{number:03}{i}x", "lookup", {}) for i in range(calls)]
         try:
-            turns.bridge(_HISTORY, _action(asked), _answer(text, asked))
+            turns.bridge(_HISTORY, _action(tool_calls), _answer(text, tool_calls))
         except TemplateError as exc:
             return f"render: {exc}"
     return MEMO if state.served > before else f"render: {memo.reason}"

@@ -49,12 +49,12 @@ def spans(pattern: re.Pattern[str] | None, lexed: Lexed, start: int, stop: int) 
 
 def without(text: str, start: int, stop: int, cuts: Sequence[tuple[int, int]]) -> list[str]:
     """The parts of `text[start:stop]` that are outside the cuts."""
-    parts, at = list[str](), start
+    parts, offset = list[str](), start
     for begin, end in cuts:
-        if begin >= at and end <= stop:
-            parts.append(text[at:begin])
-            at = end
-    return [*parts, text[at:stop]]
+        if begin >= offset and end <= stop:
+            parts.append(text[offset:begin])
+            offset = end
+    return [*parts, text[offset:stop]]
 
 
 def _any_word(literal: str) -> str:

@@ -16,15 +16,15 @@ class ParseFailure:
     reason: str
 
 
-def json_at(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that begins at `at`, and its end. Without one: a ParseFailure, and `at`."""
+def json_at(text: str, offset: int) -> tuple[Any, int]:
+    """The JSON value that begins at `offset`, and its end. Without one: a ParseFailure, and `offset`."""
     try:
-        value, end = NUMBERS.raw_decode(text, at)
+        value, end = NUMBERS.raw_decode(text, offset)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as exc:
         return ParseFailure(
             getattr(exc, "msg", None) or (str(exc) if type(exc) is ValueError else type(exc).__name__)
-        ), at
+        ), offset
     return value, end
 
 

@@ -33,16 +33,16 @@ class Lexed:
     syntax: str
     scanned: int = 0
     """Number of characters that searches have looked at: the work of reading a turn."""
-    _found: dict[str, tuple[int, re.Match[str] | None]] = field(default_factory=dict)
+    _matches: dict[str, tuple[int, re.Match[str] | None]] = field(default_factory=dict)
 
-    def search(self, pattern: str, at: int) -> re.Match[str] | None:
-        """The first match in `syntax` from `at` on; no part is searched twice."""
-        since, match = self._found.get(pattern, (len(self.syntax) + 1, None))
-        if since <= at and (match is None or match.start() >= at):
+    def search(self, pattern: str, offset: int) -> re.Match[str] | None:
+        """The first match in `syntax` from `offset` on; no part is searched twice."""
+        since, match = self._matches.get(pattern, (len(self.syntax) + 1, None))
+        if since <= offset and (match is None or match.start() >= offset):
             return match
-        match = _compiled(pattern).search(self.syntax, at)
-        self.scanned += (match.end() if match else len(self.syntax)) - at
-        self._found[pattern] = (at, match)
+        match = _compiled(pattern).search(self.syntax, offset)
+        self.scanned += (match.end() if match else len(self.syntax)) - offset
+        self._matches[pattern] = (offset, match)
         return match
 
 
@@ -73,16 +73,16 @@ class Lexer:
         """`lead` is what the prompt wrote before the turn, if it is the beginning of the turn's own syntax."""
         text, syntax, start = [lead], [lead], 0
         marks = self._atoms.keys() & set(tokens)
-        ends = [at for at, token in enumerate(tokens) if token in marks] if marks else []
-        for at in (*ends, len(tokens)):
-            if start < at:
-                plain = self._template.decode(tokens[start:at])
+        ends = [index for index, token in enumerate(tokens) if token in marks] if marks else []
+        for index in (*ends, len(tokens)):
+            if start < index:
+                plain = self._template.decode(tokens[start:index])
                 text.append(plain)
                 syntax.append(self._spelled.sub(lambda m: BLANK * len(m.group()), plain) if self._spelled else plain)
-            if at < len(tokens):
-                text.append(self._atoms[tokens[at]])
-                syntax.append(self._atoms[tokens[at]])
-            start = at + 1
+            if index < len(tokens):
+                text.append(self._atoms[tokens[index]])
+                syntax.append(self._atoms[tokens[index]])
+            start = index + 1
         return Lexed("".join(text), "".join(syntax))
 
 

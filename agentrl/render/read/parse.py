@@ -27,7 +27,7 @@ class _Walk:
     executable: bool
     cuts: Sequence[tuple[int, int]]
     """Frames that count only at the start of a turn."""
-    at: int = 0
+    offset: int = 0
     ended: bool = False
     content: list[tuple[int, int]] = field(default_factory=list)
     """Places of the text outside thoughts and calls."""
@@ -162,20 +162,20 @@ class Parser:
         return call is None or end.start() < call
 
     def _read_thought(self, walk: _Walk) -> None:
-        end = walk.lexed.search(self._close, walk.at)
-        walk.thoughts.append(walk.lexed.text[walk.at : end.start() if end else None].strip())
+        end = walk.lexed.search(self._close, walk.offset)
+        walk.thoughts.append(walk.lexed.text[walk.offset : end.start() if end else None].strip())
         if end is not None:
-            walk.at = end.end()
+            walk.offset = end.end()
         else:
             walk.ended = True
 
     def _read_text(self, walk: _Walk) -> bool:
         """Read up to the next thought, past the next calls, or to the end. Returns whether a thought follows."""
-        think = self._thought(walk.lexed, walk.at)
-        call = self._find(walk.lexed, walk.at) if walk.executable else None
+        think = self._thought(walk.lexed, walk.offset)
+        call = self._find(walk.lexed, walk.offset) if walk.executable else None
         if think is not None and (call is None or think[0] < call):
             self._say(walk, think[0])
-            walk.at = think[1]
+            walk.offset = think[1]
             return True
         if call is None or self._block is None:
             self._say(walk, len(walk.lexed.text))
@@ -183,37 +183,37 @@ class Parser:
             return False
         self._say(walk, call)
         walk.attempts += self._block.read(walk.lexed, call, self._types)
-        walk.at = walk.attempts[-1].stop
+        walk.offset = walk.attempts[-1].stop
         if len(walk.attempts) >= CALLS_AT_MOST:
-            rest = walk.lexed.text[walk.at :]
-            walk.attempts.append(Attempt(walk.at, len(walk.lexed.text), rest, error="too many calls in one turn"))
+            rest = walk.lexed.text[walk.offset :]
+            walk.attempts.append(Attempt(walk.offset, len(walk.lexed.text), rest, error="too many calls in one turn"))
             walk.ended = True
         return False
 
-    def _thought(self, lexed: Lexed, at: int) -> tuple[int, int] | None:
+    def _thought(self, lexed: Lexed, offset: int) -> tuple[int, int] | None:
         """The marker that opens the next thought: right here, or at the start of a line if the thought is also closed.
 
         Anywhere else it is a word of the content: "wrap it in <think>".
         """
-        here = self._here.match(lexed.syntax, at)
+        here = self._here.match(lexed.syntax, offset)
         if here is not None:
             return here.span(1)
-        found = lexed.search(self._open if self._anywhere else rf"\n[^\S\n]*{self._open}", at)
-        if found is None or self._anywhere:
-            return found.span() if found else None
-        return found.span() if lexed.search(self._close, found.end()) else None
+        match = lexed.search(self._open if self._anywhere else rf"\n[^\S\n]*{self._open}", offset)
+        if match is None or self._anywhere:
+            return match.span() if match else None
+        return match.span() if lexed.search(self._close, match.end()) else None
 
-    def _find(self, lexed: Lexed, at: int) -> int | None:
+    def _find(self, lexed: Lexed, offset: int) -> int | None:
         """The next call's opening: from here on, or after a frame that is right here."""
-        found = self._block.find(lexed, at) if self._block is not None else None
-        if found is not None or self._block is None:
-            return found
-        frame = self._frames.match(lexed.syntax, at) if self._frames else None
+        start = self._block.find(lexed, offset) if self._block is not None else None
+        if start is not None or self._block is None:
+            return start
+        frame = self._frames.match(lexed.syntax, offset) if self._frames else None
         return self._block.find(lexed, frame.end()) if frame else None
 
     def _say(self, walk: _Walk, stop: int) -> None:
         """Add the text up to `stop` to the content."""
-        walk.content.append((walk.at, stop))
+        walk.content.append((walk.offset, stop))
 
     def _framed(self, walk: _Walk) -> Iterator[tuple[int, int]]:
         """The places of frames within the content."""
@@ -229,15 +229,15 @@ class Parser:
             parts += without(walk.lexed.text, start, stop, within)
         return parts
 
-    def _joined(self, said: Sequence[str], *, cut: bool) -> str:
+    def _joined(self, parts: Sequence[str], *, cut: bool) -> str:
         """The whole content of a turn; what is in separate frames becomes separate lines.
 
         The spaces at the end of a turn that was cut stay, because another turn may continue it.
         """
         if self._frames is None:
-            return "".join(said).lstrip() if cut else "".join(said).strip()
-        content = "\n".join(part.strip() for part in said if part.strip())
-        return content + said[-1][len(said[-1].rstrip()) :] if content and cut else content
+            return "".join(parts).lstrip() if cut else "".join(parts).strip()
+        content = "\n".join(part.strip() for part in parts if part.strip())
+        return content + parts[-1][len(parts[-1].rstrip()) :] if content and cut else content
 
 
 def began_thinking(action: Action, thinking: Thinking) -> bool:
@@ -263,8 +263,12 @@ def _named(attempts: Sequence[Attempt], tokens: Sequence[int], turn: int) -> Ite
     """
     seed = hashlib.blake2s(array("q", [turn, *tokens]).tobytes(), digest_size=8) if attempts else None
     for i, attempt in enumerate(attempts):
-        made = seed.copy() if seed else hashlib.blake2s()
-        made.update(i.to_bytes(8, "little"))
+        digest = seed.copy() if seed else hashlib.blake2s()
+        digest.update(i.to_bytes(8, "little"))
         yield ToolCall(
-            attempt.id or f"c{made.hexdigest()[:8]}", attempt.name, attempt.arguments or {}, attempt.raw, attempt.error
+            attempt.id or f"c{digest.hexdigest()[:8]}",
+            attempt.name,
+            attempt.arguments or {},
+            attempt.raw,
+            attempt.error,
         )

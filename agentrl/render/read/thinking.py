@@ -42,14 +42,14 @@ class Thinking:
         return text[ends[-1] :] if ends else text
 
 
-def shared(left: str, right: str) -> str:
+def shared(first: str, second: str) -> str:
     """The common beginning of both texts, up to the end of a marker."""
-    at = 0
-    for ours, theirs in zip(pieces(left), pieces(right), strict=False):
+    length = 0
+    for ours, theirs in zip(pieces(first), pieces(second), strict=False):
         if ours != theirs:
             break
-        at += len(ours)
-    return left[:at]
+        length += len(ours)
+    return first[:length]
 
 
 def _last(pattern: str, text: str) -> int:
