@@ -1,10 +1,10 @@
-"""Special tokens in the text of messages: found and counted, and encoded as text where requested.
+"""Special tokens in the text of messages: counted, and encoded as text where requested.
 
-A web page may contain `<|im_start|>`. Encoded as the template's own render does it, it forges a turn. As text, it gets
-the tokens that the tokenizer would give it if it had no such special token.
+A web page may contain `<|im_start|>`. Encoded as in the template's own render, the marker forges a turn. As text, the
+marker gets the tokens of a tokenizer without this special token.
 
-Such text is guarded before the template sees it: a private character follows the first one of each marker, so that
-the template does not see a marker. `Spelling.encode` removes the guards again.
+The text is guarded before the template sees the text: a private character follows the first character of each marker,
+so the template does not see a marker. `Spelling.encode` removes the guards again.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ _warned = False
 
 @dataclass(frozen=True, eq=False)
 class Markers:
-    """The special tokens of one tokenizer, and other added tokens that its template writes."""
+    """The special tokens of a tokenizer, and other added tokens in the template's text."""
 
     tokenizer: Any
     ids: Mapping[str, int]
     """Text -> id."""
     turn_markers: frozenset[str] = frozenset()
-    """Markers that a model writes into its own turns, such as `</think>`. Texts often mention them, and they forge no
-    turn.
-    """
+    """Markers of the model's own turns: `</think>`. Texts often mention these markers, and the markers forge no
+    turn."""
 
     @classmethod
     def of(cls, tokenizer: Any, source: str, special_ids: Iterable[int]) -> Markers:
@@ -51,16 +50,16 @@ class Markers:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Any of them; the longest first, as a tokenizer looks for them."""
+        """Any marker, the longest first, as in a tokenizer."""
         return re.compile(_any_of(self.ids) or r"(?!)")
 
     @cached_property
     def _first(self) -> frozenset[str]:
-        """The characters with which they begin."""
+        """The first characters of the markers."""
         return frozenset(text[0] for text in self.ids)
 
     def count(self, value: Any) -> int:
-        """How many special tokens are in the strings of a value, apart from the model's own markers."""
+        """The number of special tokens in the strings of a value, apart from the model's own markers."""
         if isinstance(value, str):
             for char in self._first:
                 if char in value:
@@ -95,7 +94,7 @@ NO_MARKERS = Markers(None, {})
 
 
 def _any_of(words: Collection[str]) -> str:
-    """A regular expression for the longest of the words. Their common beginning is matched once."""
+    """A regular expression for the longest of the words. A common beginning of words is matched once."""
     rests: dict[str, set[str]] = {}
     for word in filter(None, words):
         rests.setdefault(word[0], set()).add(word[1:])
@@ -106,7 +105,7 @@ def _any_of(words: Collection[str]) -> str:
 
 
 def unescaped(text: str) -> str:
-    """What a template wrote, with its guards restored."""
+    """A template's text, with its guards restored."""
     if "0010fffd" in text or "udffd" in text:
         for escaped in _ESCAPED:
             text = text.replace(escaped, GUARD)
@@ -114,7 +113,7 @@ def unescaped(text: str) -> str:
 
 
 def warn(count: int) -> None:
-    """Log the first special tokens of this process that a message contains and that are encoded as such."""
+    """Log the first special tokens in a message of this process, if encoded as special tokens."""
     global _warned
     if count and not _warned:
         _warned = True
@@ -131,17 +130,17 @@ class Spelling:
 
     markers: Markers
     encode_plainly: Callable[[str, str], list[int]]
-    """Encodes a text without guards, after a special token: `Template.encode` of that text alone."""
+    """Encodes a text without guards, after a special token: `Template.encode` of the text alone."""
     name: str
     """The tokenizer's name in error messages."""
     key: str
-    """Distinguishes the tokenizer from others."""
+    """Distinguishes the tokenizer."""
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """The tokens of the text, as if its tokenizer did not know the guarded markers.
+        """The tokens of the text, as if the tokenizer did not know the guarded markers.
 
-        Special tokens cut a text into parts that are encoded separately. So only the parts with a guard are
-        encoded differently than without this class.
+        Special tokens cut a text into parts, and each part is encoded separately. So only the parts with a guard differ
+        from the usual tokens.
         """
         tokens, start = list[int](), 0
         for begin, end, previous, following in self._guarded_parts(text, after):
@@ -151,7 +150,7 @@ class Spelling:
         return tokens + self.encode_plainly(text[start:], "" if start else after)
 
     def _guarded_parts(self, text: str, after: str) -> Iterator[tuple[int, int, str, str]]:
-        """The parts that contain a guard, and the markers around each."""
+        """The parts with a guard, and the markers around each part."""
         start, previous = 0, after
         for match in self.markers.pattern.finditer(text):
             if GUARD in text[start : match.start()]:
@@ -174,18 +173,18 @@ class Spelling:
 
     @cached_property
     def plain(self) -> _Plain:
-        """The tokenizer without its markers; one per tokenizer and process."""
+        """The tokenizer without its markers. Shared by the process."""
         key = f"{self.key} {sorted(self.markers.ids.items())}"
         return _PLAIN.get(key, lambda: _Plain.of(self.markers, self.name))
 
 
 @dataclass(frozen=True, eq=False)
 class _Plain:
-    """A tokenizer that does not know some of its added tokens."""
+    """A tokenizer without some of its added tokens."""
 
     tokenizer: Any
     ids: Mapping[int, int]
-    """Its ids -> those of the original tokenizer, where they differ."""
+    """The ids of this tokenizer -> the ids of the original tokenizer, where both differ."""
 
     @classmethod
     def of(cls, markers: Markers, name: str) -> _Plain:
@@ -218,7 +217,7 @@ class _Plain:
         return cls(tokenizer, moved)
 
     def encode(self, text: str, *, anchored: bool) -> list[int]:
-        """The tokens of a text that follows a special token, or is at the beginning."""
+        """The tokens of a text after a special token (`anchored`), or of a text at the beginning."""
         if not text:
             return []
         encoded: Sequence[int] = self.tokenizer.encode(

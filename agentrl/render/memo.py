@@ -1,11 +1,11 @@
 """The scaffold of bridges, rendered once for each shape of a turn and its answer.
 
-What a template writes around a tool's result rarely depends on the result. So the text after a turn is learned as a
-function of the strings in it (`symbols`), with a guard for each question that the template asked of them. It serves all
-strings that answer these questions alike. Otherwise, and for a template that cannot be followed, the text is rendered.
+The template's text around a tool's result rarely depends on the result. So the text after a turn is learned as a
+function of the strings in the messages (`symbols`), with a guard for each question of the template about a string. The
+scaffold serves all strings with the same answers. Other strings, and templates without a trace, are rendered.
 
-One bridge in `CHECKED_EVERY` is rendered as well and compared, as long as the process runs. The first difference
-switches the memo off for the template.
+1 bridge in `CHECKED_EVERY` is rendered as well and compared, as long as the process runs. The first difference switches
+the memo off for the template.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from agentrl.types import Message, ToolCall
 
 CHECKED_EVERY = 64
 VARIABLE = "AGENTRL_BRIDGE_MEMO"
-"""The environment variable that switches the memo off, if it is "off" when a renderer is loaded."""
+"""The environment variable. "off" at the load of a renderer switches the memo off."""
 
 _SHAPES, _ANSWERS = 256, 8
-"""How many shapes are kept, and for each of them how many sets of answers."""
+"""The limits of shapes, and of answers for each shape."""
 _KEYS = frozenset({"role", "content", "name", "tool_call_id"})
 _WORDS = (SAID, ASKED)
 _SEED = "zq"
-"""What every sentinel begins with: a text that contains it is rendered under other sentinels."""
+"""The beginning of every sentinel. A text with this word is rendered under other sentinels."""
 _FIRST_OPAQUE, _OPAQUE = 0xF0000, 0x1000
-"""Private characters that stand for holes while a text is cut."""
+"""Private characters in place of holes while a text is cut."""
 
 _log = logging.getLogger("agentrl")
 
@@ -49,17 +49,17 @@ Check = Literal["", "equal", "different"]
 
 @dataclass(slots=True)
 class MemoState:
-    """What is common to all uses of one template."""
+    """The common state of all uses of a template."""
 
     off: str = ""
-    """Why the memo is switched off; empty if it is on."""
+    """The reason of the switch-off. Empty: the memo is on."""
     every: int = CHECKED_EVERY
-    """One bridge in so many is also rendered, and compared."""
+    """1 bridge in `every` is also rendered, and compared."""
     served: int = 0
 
 
 class _Asked(NamedTuple):
-    """A tail to make, as `tail` gets it."""
+    """The request for a tail: the arguments of `tail`."""
 
     before: Sequence[Message]
     calls: Sequence[ToolCall]
@@ -67,7 +67,7 @@ class _Asked(NamedTuple):
     content: bool
 
     def is_chosen(self, every: int) -> bool:
-        """Whether this is one of the bridges that are compared. The messages decide, so that a run repeats exactly."""
+        """Whether this bridge is compared. The messages decide, so a run repeats exactly."""
         last = self.before[-1].get("content") if self.before else ""
         texts = [str(len(self.before)), str(last), *(str(message.get("content")) for message in self.new)]
         return zlib.crc32("\0".join(texts).encode(errors="replace")) % every == 0
@@ -76,22 +76,22 @@ class _Asked(NamedTuple):
 class _Shape(NamedTuple):
     key: Hashable
     values: list[str]
-    """The contents of the new messages, then all different ids, then the system message if there is one."""
+    """The contents of the new messages, then all different ids, then the content of the system message, if any."""
     ids: Mapping[str, int]
-    """An id's place in `values`."""
+    """The place of each id in `values`."""
     system: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Scaffold:
-    """A tail with holes, for strings that answer the guards."""
+    """A tail with holes, for strings with the answers of the guards."""
 
     fields: tuple[tuple[Part, ...], ...]
     ends: frozenset[str]
     guards: tuple[Guard, ...]
 
     def tail(self, values: Sequence[str]) -> Tail | None:
-        """The tail with these strings; None if they answer otherwise."""
+        """The tail with these strings. None for strings with other answers."""
         if not all(guard.holds(values) for guard in self.guards):
             return None
         filled = list[str]()
@@ -111,12 +111,12 @@ class Memo:
 
     state: MemoState
     reason: str = ""
-    """Why the last shape could not be learned."""
+    """The reason why the last shape could not be learned."""
     _scaffolds: dict[Hashable, list[_Scaffold] | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, state: MemoState) -> Memo | None:
-        """A memo; None if it is switched off."""
+        """A memo. None if the memo is switched off."""
         return None if os.environ.get(VARIABLE) == "off" else cls(state)
 
     def tail(
@@ -126,7 +126,7 @@ class Memo:
         arguments: tuple[Sequence[Message], Sequence[ToolCall], Sequence[Message], bool],
         render: Callable[[], Tail],
     ) -> tuple[Tail, Check]:
-        """The tail that `render` makes, without calling it where that is proved; and whether both were compared."""
+        """The tail of `render`, without a call of `render` where the tail is proved; and the result of a comparison."""
         request = _Asked(*arguments)
         shape = None if self.state.off else _shape(template, request)
         if shape is None:
@@ -155,7 +155,7 @@ class Memo:
         return rendered, "different"
 
     def switch_off(self, template: Template, rendered: Tail, memoised: Tail) -> None:
-        """Note that a tail of the memo differs from the rendered one."""
+        """Record a difference between a tail of the memo and the rendered tail."""
         self._switch_off(template, f"it is {rendered.observation[:80]!r}, not {memoised.observation[:80]!r}")
 
     def _switch_off(self, template: Template, why: str) -> None:
@@ -183,7 +183,7 @@ class Memo:
 
 
 def _shape(template: Template, request: _Asked) -> _Shape | None:
-    """What of a request is part of the scaffold, and its strings. None if it must be rendered."""
+    """The shape of a request, with the strings. None for a request that must be rendered."""
     first = request.before[0]
     role = str(first.get("role"))
     system = role in LEADING
@@ -225,12 +225,12 @@ def _can_be_traced(template: Template, values: Sequence[str], names: Iterable[st
 
 
 def _is_usual(value: object) -> bool:
-    """Whether it is a string that contains no sentinel."""
+    """Whether the value is a string without a sentinel."""
     return type(value) is str and _SEED not in value
 
 
 def _is_itself(template: Template, values: Sequence[str]) -> bool:
-    """Whether special tokens that must become text are in none of the values, nor anything that looks like a guard."""
+    """Whether the values contain no special tokens to spell as text, and no look-alike of a guard."""
     if template.spelling is None:
         return True
     pattern = template.spelling.markers.pattern
@@ -239,7 +239,7 @@ def _is_itself(template: Template, values: Sequence[str]) -> bool:
 
 
 def _traced(template: Template, profile: Profile, request: _Asked, shape: _Shape) -> _Scaffold:
-    """The scaffold of a request. Raises UntraceableError, or what the template raises."""
+    """The scaffold of a request. Raises UntraceableError, or the template's error."""
     trace = Trace(shape.values, shape.ids.values())
     places = shape.ids
     calls = [replace(call, id=trace.symbol(places[call.id])) for call in request.calls]
@@ -266,7 +266,7 @@ def _traced(template: Template, profile: Profile, request: _Asked, shape: _Shape
 
 
 class _Opaque:
-    """Texts in which one private character stands for each hole."""
+    """Texts with a private character in place of each hole."""
 
     def __init__(self) -> None:
         self._holes: list[Hole] = []
@@ -314,13 +314,13 @@ def _check_literal(text: str, *, follows: bool, followed: bool) -> None:
 
 
 def _check_prompt(text: str, bare: str) -> None:
-    """Raise unless it is certain for all strings whether `text` continues `bare`."""
+    """Raise unless the answer to "does `text` continue `bare`" is the same for all strings."""
     if not text.startswith(bare) and not _differs(text, bare):
         raise UntraceableError("its generation prompt depends on the texts")
 
 
 def _differs(text: str, start: str) -> bool:
-    """Whether the text certainly does not begin with `start`: their first difference is in literal text."""
+    """Whether the text certainly does not begin with `start`: the first difference is in literal text."""
     index = next((i for i, (a, b) in enumerate(zip(text, start, strict=False)) if a != b), None)
     if index is None:
         return not any(map(_is_opaque, start[len(text) :]))
@@ -328,7 +328,7 @@ def _differs(text: str, start: str) -> bool:
 
 
 def _check_ends(template: Template, close: Close, body: str) -> None:
-    """Raise unless `split` finds the turn's end at the same place whatever the holes hold."""
+    """Raise unless `split` cuts at the same place for all strings."""
     if not body.startswith(close.before_stop):
         raise UntraceableError("its turn ends otherwise than the probe's")
     rest = body[len(close.before_stop) :]
