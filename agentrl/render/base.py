@@ -1,4 +1,4 @@
-"""From messages to tokens and from sampled tokens back to an Action: what an episode needs of a chat template."""
+"""From messages to tokens and from sampled tokens back to an Action: the part of a chat template in an episode."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Certificate:
     learned, proved and checked. "render: " and a reason: every bridge is rendered."""
     depends: tuple[str, ...] = ()
     """The parts of a conversation, besides the turn and its answer, on which the text after a turn depends:
-    "system", "users", "results", "ids", "turns" (earlier turns), "clock". A text with untraceable use counts as a
+    "system", "users", "results", "ids", "turns" (earlier turns), "clock". An untraceable text counts as a
     dependence. With "users", "results", "ids" or "turns" every bridge is made from the whole conversation."""
     results: Literal["id", "place", ""] = ""
     """The link between a result and its call: the "id" of the call, or the "place" (the order of the calls). Empty
@@ -75,7 +75,7 @@ class Renderer(Protocol):
     certificate: Certificate
     stop_token_ids: frozenset[int]
     arguments: frozenset[str]
-    """The names of the template arguments that the template reads, such as `enable_thinking`."""
+    """The names of the arguments in the template's text, such as `enable_thinking`."""
     marks: Mapping[int, str]
     """Tokens that the template writes as marks, and their texts: `<tool_call>`. The same text in other tokens is no
     mark."""

@@ -84,7 +84,7 @@ class FastBpe:
         _compared.texts += 1
         if actual != expected:
             _compared.different += 1
-            self._switch_off(f"it encodes {_shown(text, expected, actual)}; report this")
+            self._switch_off(f"it encodes {_difference(text, expected, actual)}; report this")
         return expected
 
     def check(self, texts: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ class FastBpe:
             actual = self.other(text)
             spent = [spent[0] + halfway - began, spent[1] + time.process_time() - halfway]
             if expected != actual:
-                return self._switch_off(f"it encodes {_shown(text, expected, actual)}")
+                return self._switch_off(f"it encodes {_difference(text, expected, actual)}")
         if spent[1] > spent[0]:
             self._switch_off("it is slower than the tokenizer")
         return None
@@ -195,7 +195,7 @@ def _check_merges(bpe: FastBpe, backend: Any, other: Any, model: Mapping[str, An
     ours, theirs = backend.encode_batch_fast(texts, add_special_tokens=False), other.encode_batch(texts)
     for text, expected, actual in zip(texts, ours, theirs, strict=True):
         if expected.ids != actual.ids:
-            return bpe._switch_off(f"it encodes {_shown(text, expected.ids, actual.ids)}")
+            return bpe._switch_off(f"it encodes {_difference(text, expected.ids, actual.ids)}")
     return None
 
 
@@ -215,7 +215,7 @@ def _parts(merge: str | Sequence[str]) -> tuple[str, str]:
     return first, second
 
 
-def _shown(text: str, expected: Sequence[int], actual: Sequence[int]) -> str:
+def _difference(text: str, expected: Sequence[int], actual: Sequence[int]) -> str:
     """The first difference of two encodings, as a message."""
     index = next((i for i, (a, b) in enumerate(zip(expected, actual, strict=False)) if a != b), 0)
     ours, theirs = list(expected[index : index + 4]), list(actual[index : index + 4])

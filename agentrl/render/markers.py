@@ -82,7 +82,7 @@ class Markers:
     def _guarded(self, text: str, but: Iterable[str]) -> str:
         text = text.replace(GUARD, "\ufffd") if GUARD in text else text
         parts, start, offset = list[str](), 0, 0
-        while match := self.pattern.search(text, offset):  # one may begin within another
+        while match := self.pattern.search(text, offset):  # a marker may begin within a marker
             offset = match.start() + 1
             if match.group() not in but:
                 parts.append(text[start:offset])
@@ -194,7 +194,7 @@ class _Plain:
                 f'special_tokens "as_text" needs a tokenizer of the library tokenizers (tokenizer.json), which {name} '
                 'is not; set special_tokens to "keep"'
             )
-        plain = cls._made(backend, markers.ids)
+        plain = cls._reduced(backend, markers.ids)
         for marker, token in markers.ids.items():
             if token in plain.encode(f"a{marker}a", anchored=True):
                 raise TemplateError(
@@ -204,7 +204,7 @@ class _Plain:
         return plain
 
     @classmethod
-    def _made(cls, backend: Any, without: Collection[str]) -> _Plain:
+    def _reduced(cls, backend: Any, without: Collection[str]) -> _Plain:
         from tokenizers import Tokenizer
 
         data = json.loads(backend.to_str())

@@ -1,7 +1,7 @@
-"""Images in rendered messages: which roles carry them, their pad tokens, and cutting an observation that shows some.
+"""Images in rendered messages: roles with images, pad tokens, and the cut of an observation with images.
 
-A template writes one pad token for each image. The trained sequence holds as many as the image has merged patches, so
-each pad is expanded, and an engine that takes images gets single pads again (`Segment.engine_ids`).
+A template writes a pad token for each image. The trained sequence holds a pad for each merged patch of the image. So
+each pad is expanded, and an engine for images gets single pads again (`Segment.engine_ids`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def as_messages(observation: Observation) -> Sequence[Message]:
 
 
 def image_roles(template: Template, pad: int) -> frozenset[str]:
-    """The roles in whose messages the template writes images: one pad each, at their places between the texts."""
+    """The roles with images in the template: one pad for each image, at its place between the texts."""
     every = replace(template, image_roles=frozenset({"user", "tool"}))
     return frozenset(role for role in ("user", "tool") if _carries(every, role, pad))
 
@@ -45,13 +45,13 @@ def _carries(template: Template, role: str, pad: int) -> bool:
         content: list[Mapping[str, Any]] = []
         for place, word in enumerate(_WORDS):
             content += [{"type": "image", "image": ""}] * images.count(place) + [{"type": "text", "text": word}]
-        text = template.try_render(_asked(role, content), generation_prompt=True)
+        text = template.try_render(_conversation(role, content), generation_prompt=True)
         if text is None or _places(template, text, pad) != sorted(images):
             return False
     return True
 
 
-def _asked(role: str, content: Any) -> list[Message]:
+def _conversation(role: str, content: Any) -> list[Message]:
     if role == "user":
         return [{"role": "user", "content": content}]
     result = {"role": "tool", "tool_call_id": "call00000", "name": "lookup", "content": content}
@@ -59,7 +59,7 @@ def _asked(role: str, content: Any) -> list[Message]:
 
 
 def _places(template: Template, text: str, pad: int) -> list[int] | None:
-    """How many of the words are before each pad. None if a word is missing or in another order."""
+    """The number of words before each pad. None if a word is missing or in another order."""
     mark = template.decode([pad])
     if template.encode(text).count(pad) != text.count(mark):
         return None
@@ -73,7 +73,7 @@ def _places(template: Template, text: str, pad: int) -> list[int] | None:
 def pictured(rendered: Rendered, images: Sequence[Image], counter: ImageCounter, name: str) -> Rendered:
     """The tokens with each pad expanded, and the place of each image.
 
-    Raises TemplateError unless there are as many pads as images: a text may hold the pad's own text.
+    Raises TemplateError if the number of pads is not the number of images: a text may hold the pad's own text.
     """
     pads = rendered.tokens.count(counter.pad)
     if pads != len(images):
@@ -100,8 +100,11 @@ def pictured(rendered: Rendered, images: Sequence[Image], counter: ImageCounter,
 def fitted(
     new: Sequence[Message], counter: ImageCounter | None, budget: int | None
 ) -> tuple[Sequence[Message], int | None, int]:
-    """The messages with as many images as fit into the budget, what the budget leaves for all else, and the tokens of
-    the images left out. The first images stay. An image is shown whole or not at all."""
+    """The messages with the images that fit into the budget, the rest of the budget for text, and the tokens of the
+    images left out.
+
+    The first images stay. An image is shown whole or not at all.
+    """
     if counter is None or budget is None:
         return new, budget, 0
     counts = [_count(counter, image) for image in _images(new)]
@@ -113,7 +116,7 @@ def fitted(
 
 
 def images_of(messages: Sequence[Message]) -> list[Image]:
-    """The images of the messages, in order. Raises TemplateError for one that cannot be read."""
+    """The images of the messages, in order. Raises TemplateError for an unreadable image."""
     return list(_images(messages))
 
 

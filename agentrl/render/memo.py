@@ -2,7 +2,8 @@
 
 The template's text around a tool's result rarely depends on the result. So the text after a turn is learned as a
 function of the strings in the messages (`symbols`), with a guard for each question of the template about a string. The
-scaffold serves all strings with the same answers. Other strings, and templates without a trace, are rendered.
+scaffold serves all strings with the same answers. For other strings, and for templates that cannot be traced, the text
+is rendered.
 
 1 bridge in `CHECKED_EVERY` is rendered as well and compared, as long as the process runs. The first difference switches
 the memo off for the template.
@@ -34,7 +35,7 @@ VARIABLE = "AGENTRL_BRIDGE_MEMO"
 """The environment variable. "off" at the load of a renderer switches the memo off."""
 
 _SHAPES, _ANSWERS = 256, 8
-"""The limits of shapes, and of answers for each shape."""
+"""The largest number of shapes, and of scaffolds for each shape."""
 _KEYS = frozenset({"role", "content", "name", "tool_call_id"})
 _WORDS = (SAID, ASKED)
 _SEED = "zq"
@@ -58,7 +59,7 @@ class MemoState:
     served: int = 0
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     """The request for a tail: the arguments of `tail`."""
 
     before: Sequence[Message]
@@ -127,7 +128,7 @@ class Memo:
         render: Callable[[], Tail],
     ) -> tuple[Tail, Check]:
         """The tail of `render`, without a call of `render` where the tail is proved; and the result of a comparison."""
-        request = _Asked(*arguments)
+        request = _Request(*arguments)
         shape = None if self.state.off else _shape(template, request)
         if shape is None:
             return render(), ""
@@ -166,7 +167,7 @@ class Memo:
             why,
         )
 
-    def _learn(self, template: Template, profile: Profile, request: _Asked, shape: _Shape, rendered: Tail) -> None:
+    def _learn(self, template: Template, profile: Profile, request: _Request, shape: _Shape, rendered: Tail) -> None:
         scaffolds = self._scaffolds.get(shape.key) or []
         try:
             if len(scaffolds) >= _ANSWERS:
@@ -182,7 +183,7 @@ class Memo:
         self._scaffolds[shape.key] = learned
 
 
-def _shape(template: Template, request: _Asked) -> _Shape | None:
+def _shape(template: Template, request: _Request) -> _Shape | None:
     """The shape of a request, with the strings. None for a request that must be rendered."""
     first = request.before[0]
     role = str(first.get("role"))
@@ -204,7 +205,7 @@ def _has_usual_keys(message: Message) -> bool:
     return type(message) is dict and _KEYS.issuperset(message) and "content" in message
 
 
-def _ids_of(request: _Asked) -> Sequence[str]:
+def _ids_of(request: _Request) -> Sequence[str]:
     """The different ids of the calls and of the new messages, in order."""
     results = (message.get("tool_call_id") for message in request.new)
     return list(
@@ -238,7 +239,7 @@ def _is_itself(template: Template, values: Sequence[str]) -> bool:
     return not any(pattern.search(value) or any(text in value for text in odd) for value in values)
 
 
-def _traced(template: Template, profile: Profile, request: _Asked, shape: _Shape) -> _Scaffold:
+def _traced(template: Template, profile: Profile, request: _Request, shape: _Shape) -> _Scaffold:
     """The scaffold of a request. Raises UntraceableError, or the template's error."""
     trace = Trace(shape.values, shape.ids.values())
     places = shape.ids

@@ -72,9 +72,9 @@ class Trace:
 
     def symbol(self, key: int) -> Symbol:
         """The symbol of a string."""
-        return self.made(self.values[key], [Hole(key)])
+        return self.combined(self.values[key], [Hole(key)])
 
-    def made(self, value: str, parts: Iterable[Part]) -> Symbol:
+    def combined(self, value: str, parts: Iterable[Part]) -> Symbol:
         """A symbol of several parts."""
         symbol = Symbol(value)
         symbol._agentrl_parts, symbol._agentrl_trace = tuple(parts), self
@@ -154,7 +154,7 @@ def joined(texts: Iterable[str]) -> str:
             parts[-1] += part
         else:
             parts.append(part)
-    return symbols[0]._agentrl_trace.made("".join(map(value_of, texts)), parts)
+    return symbols[0]._agentrl_trace.combined("".join(map(value_of, texts)), parts)
 
 
 def parts_of(text: str) -> tuple[Part, ...]:
@@ -174,7 +174,7 @@ def change(symbol: Symbol, function: Callable[..., str], *args: Any, **kwargs: A
     hole = _hole_of(symbol)
     step = Change(function, args, tuple(kwargs.items()))
     value = function(value_of(symbol), *args, **kwargs)
-    return symbol._agentrl_trace.made(value, [Hole(hole.key, (*hole.changes, step))])
+    return symbol._agentrl_trace.combined(value, [Hole(hole.key, (*hole.changes, step))])
 
 
 def _same(first: Symbol, second: Symbol) -> bool:

@@ -1,4 +1,4 @@
-"""A rendered conversation from its sampled turn on, cut at the end of that turn."""
+"""A rendered conversation from its sampled turn on, cut at the end of the turn."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Tail:
     observation: str
     prompt: str
     ends: frozenset[str] = frozenset()
-    """Stop tokens; any of them ends the turn as `stop` does."""
+    """Stop tokens. Any of these tokens ends the turn as `stop` does."""
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return self.before_stop + self.stop + self.after_stop + self.observation + self.prompt
 
 
@@ -41,11 +41,10 @@ def tail(
     content: bool,
     before: Sequence[Message] = (QUESTION,),
 ) -> Tail:
-    """What the template writes after an assistant turn with these calls, when `new` follows it.
+    """The template's text after an assistant turn with these calls and before the next turn, with the messages `new`.
 
-    A placeholder takes the place of the turn: the calls' ids and names are real, content and arguments are
-    sentinels, so the cost depends on `new` alone. Raises TemplateError if the template refuses, or writes no end of
-    the turn.
+    A placeholder takes the place of the turn: the calls' ids and names are real, content and arguments are sentinels.
+    So the cost depends on `new` alone. Raises TemplateError if the template refuses, or writes no end of the turn.
     """
     conversation, visible, words = _conversation(profile, calls, new, content, before)
     text = template.render(conversation, generation_prompt=True)
@@ -62,7 +61,7 @@ def text_behind(
     content: bool,
     before: Sequence[Message],
 ) -> str:
-    """The text of a tail, of which nothing else is known. It takes one render; `tail` takes two."""
+    """The text of a tail, without the cut into parts. A single render is enough; `tail` takes two."""
     conversation, _, (content_word, argument_word) = _conversation(profile, calls, new, content, before)
     return behind(template.render(conversation, generation_prompt=True), [argument_word, content_word])
 
@@ -87,9 +86,9 @@ def stand_in(profile: Profile, calls: Sequence[ToolCall], content: bool, words: 
 def behind_turn(
     profile: Profile, calls: Sequence[ToolCall], text: str, bare: str, words: tuple[str, str]
 ) -> tuple[Close, str, str]:
-    """How the turn ends, the text from its last sentinel to the generation prompt, and that prompt.
+    """The close of the turn, the text from its last sentinel to the generation prompt, and the prompt.
 
-    `text` is a rendered conversation, and `bare` the same without a generation prompt.
+    `text` is a rendered conversation, and `bare` the same conversation without a generation prompt.
     """
     content_word, argument_word = words
     prompt = text[len(bare) :] if text.startswith(bare) else ""
@@ -111,7 +110,7 @@ def _fresh(new: Sequence[Message]) -> tuple[str, str]:
 
 
 def split(template: Template, close: Close, body: str, prompt: str) -> Tail:
-    """The text after a turn, cut at the end of the turn. If it lacks the turn's close, it contains no close."""
+    """The text after a turn, cut at the end of the turn. A text without the turn's close gets no close."""
     before = close.before_stop if body.startswith(close.before_stop) else shared(close.before_stop, body)
     rest = body[len(before) :]
     if close.stop and rest.startswith(close.stop):

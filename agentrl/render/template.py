@@ -56,7 +56,7 @@ class Forms:
     no_nulls: bool = False
     """The template leaves out null arguments, so a model does not write null arguments."""
 
-    def said(self, arguments: Mapping[str, JSON]) -> dict[str, JSON]:
+    def writable(self, arguments: Mapping[str, JSON]) -> dict[str, JSON]:
         """The arguments that a call can contain."""
         return _without_nulls(arguments) if self.no_nulls else dict(arguments)
 
@@ -160,7 +160,7 @@ class Template:
         exempt = self.spelling.markers.turn_markers if _of_assistant(value) else ()
         return self.spelling.markers.guarded(value, exempt)
 
-    def special_said(self, values: Sequence[Any]) -> int:
+    def count_special(self, values: Sequence[Any]) -> int:
         """The number of special tokens in texts, tools, and messages of other roles than the assistant."""
         return sum(self.markers.count(value) for value in values if not _of_assistant(value))
 

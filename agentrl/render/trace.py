@@ -1,4 +1,4 @@
-"""Renders a chat template with symbols, in an environment in which nothing reads them unseen."""
+"""Renders a chat template with symbols, in an environment that lets no code read a symbol unseen."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _ITSELF = (
     *("list", "first", "last", "length", "count", "reverse", "map", "select", "reject", "selectattr", "rejectattr"),
     *("default", "d", "items", "trim", "string", "upper", "lower", "capitalize", "replace"),
 )
-"""Filters that are Python code: they use the methods of what they are given."""
+"""Filters in Python code: the filters use the methods of their arguments."""
 _OF_TYPE = (
     *("defined", "undefined", "none", "string", "mapping", "number", "boolean", "integer", "float", "true", "false"),
     *("callable", "filter", "test"),
 )
-"""Tests whose answer is the same for all strings."""
+"""Tests with the same answer for all strings."""
 _OF_SHAPE = ("sequence", "iterable")
-"""The same, but the answer needs a look at the string. Of a list they look at nothing in it."""
+"""Tests with the same answer for all strings, but by a look at the string. Of a list these tests read no element."""
 _EQUAL = ("eq", "equalto", "==", "ne", "!=")
 _INTERNAL = ("_loop_vars", "_block_vars")
-"""Arguments that jinja2 adds within loops and blocks. They are for functions that take a context."""
+"""Arguments added by jinja2 within loops and blocks, for functions with a context."""
 _SCALARS = (str, int, float, type(None), Undefined, Macro, EvalContext, Context, Environment)
 
 
 @lru_cache(maxsize=64)
 def tracer(source: str) -> Render:
-    """A function that renders the template with the given variables, symbols among them.
+    """A function that renders the template with the given variables, symbols among the variables.
 
-    Raises UntraceableError if the library does not compile templates as this module expects.
+    Raises UntraceableError if the library does not compile templates as expected.
     """
     try:
         from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -55,7 +55,7 @@ def tracer(source: str) -> Render:
 
 def clock(trace: Trace) -> Callable[[str], str]:
     """`strftime_now` for a render with symbols: its text is a symbol too."""
-    return lambda _: trace.made("zqtime", [Hole(TIME)])
+    return lambda _: trace.combined("zqtime", [Hole(TIME)])
 
 
 def _tracing(base: Environment) -> Environment:
@@ -73,7 +73,7 @@ def _tracing(base: Environment) -> Environment:
 
 
 class _Hooks:
-    """What a tracing environment does in its own way."""
+    """The hooks of a tracing environment."""
 
     def _parse(self, *args: Any) -> nodes.Template:
         tree = _Rewriting().visit(super()._parse(*args))  # type: ignore[misc]
@@ -93,7 +93,7 @@ class _Hooks:
         return super().call_binop(context, operator, left, right)  # type: ignore[misc]
 
     def _follows(self, function: Any) -> bool:
-        """Whether the function only keeps what it is given, or is a method of a symbol."""
+        """Whether the function only keeps its arguments, or is a method of a symbol."""
         variables = getattr(self, "globals", {})
         if isinstance(function, Macro) or any(function is variables.get(name) for name in ("namespace", "dict")):
             return True

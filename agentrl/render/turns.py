@@ -1,4 +1,4 @@
-"""Around a sampled turn: the tokens that follow it, and a turn as a model would have sampled it."""
+"""The tokens after a sampled turn, and a turn as a model would have sampled the turn."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ class Turns:
 
     def bridged_text(self, history: Sequence[Message], action: Action, new: Sequence[Message]) -> str:
         """The text of a bridge, rendered and not encoded."""
-        return self.tail(self._before(history), self._shown(action, new), new, bool(action.content)).text
+        return self.tail(self._before(history), self._visible_calls(action, new), new, bool(action.content)).text
 
     def reopen(self, history: Sequence[Message], action: Action) -> Rendered:
-        """Tokens that let the model continue a turn that it closed: the rest of the close and a generation prompt."""
+        """Tokens that reopen a turn closed by the model: the rest of the close and a generation prompt."""
         reads = history and (self.context.system or self._whole)
         return self._bridge(self._before(history) if reads else (QUESTION,), action, ())
 
@@ -93,7 +93,7 @@ class Turns:
         """Compare this bridge with a render of the whole conversation, if the bridge is due for a comparison."""
         if self.watch is None or self._whole or not self.watch.is_due(history, new):
             return _NONE
-        arguments = (self.context.before(history), self._shown(action, new), new, bool(action.content))
+        arguments = (self.context.before(history), self._visible_calls(action, new), new, bool(action.content))
         try:
             expected = self._first_accepted(text_behind, whole(history), *arguments[1:])
         except TemplateError:  # it refuses a turn of the model, which a bridge does not show to it
@@ -207,7 +207,7 @@ class Turns:
     def _unclosed(self, text: str) -> TemplateError:
         return TemplateError(f"the chat template of {self.template.name} does not close this turn: {text[-40:]!r}")
 
-    def _shown(self, action: Action, new: Sequence[Message]) -> Sequence[ToolCall]:
+    def _visible_calls(self, action: Action, new: Sequence[Message]) -> Sequence[ToolCall]:
         """The calls of a turn, as shown to the template."""
         answered = any(message.get("role") == "tool" for message in new)
         if answered and not action.calls and not self.profile.carries_orphans:
@@ -217,7 +217,7 @@ class Turns:
         return action.calls
 
     def _bridge(self, before: Sequence[Message], action: Action, new: Sequence[Message]) -> Rendered:
-        end, check = self._memoised(before, self._shown(action, new), new, bool(action.content))
+        end, check = self._memoised(before, self._visible_calls(action, new), new, bool(action.content))
         last = self.template.decode(action.tokens[-1:]) if self.closed(action) else ""
         close = self._unsampled_close(action, end, last)
         return self.assemble(close, end.observation, end.prompt, after=last, within=not last, checks=_CHECKS[check])
@@ -321,9 +321,9 @@ def _missing(lead: str, text: str) -> str:
 
 
 def _rest_of_list(lead: str, text: str) -> str:
-    """What ends a list of calls after a text that ends with the mark of a single call: `<｜tool▁calls▁end｜>`.
+    """The end of a list of calls, after a text with the mark of a single call at its end: `<｜tool▁calls▁end｜>`.
 
-    Empty if the call itself was not ended, because it cannot be ended here.
+    Empty if the call itself was not ended: the end of a call is not added here.
     """
     parts = pieces(lead)
     ends = [index for index, part in enumerate(parts[:-1], 1) if is_tag(part) and text.rstrip().endswith(part)]

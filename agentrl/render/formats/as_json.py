@@ -1,4 +1,4 @@
-"""Arguments as one JSON object, or as a JSON string that holds one."""
+"""Arguments as a JSON object, or as a JSON string around an object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class AsJson:
-    """One JSON object."""
+    """A JSON object."""
 
     as_text: bool = False
     """The object is inside a JSON string."""
@@ -38,7 +38,7 @@ class AsJson:
 
 
 def learn(probes: Spelled) -> Learned | None:
-    """Find the JSON value that is a call's arguments."""
+    """Detect the JSON value of a call's arguments."""
     regions, as_text = Regions(), False
     for n, text in enumerate(probes.texts):
         regions.append([])

@@ -18,7 +18,7 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class AsBareKeys:
-    """An object whose keys are bare words and whose strings are enclosed in `quote` marks: {key:<|"|>text<|"|>}."""
+    """An object with bare words as keys, and strings within `quote` marks: {key:<|"|>text<|"|>}."""
 
     quote: str
 
@@ -97,7 +97,7 @@ def learn(probes: Spelled) -> Learned | None:
 
 
 def _word(lexed: Lexed, offset: int) -> tuple[Any, int]:
-    """A value without quotes: a word of JSON, a number, or a string whose quotes were left out."""
+    """A value without quotes: a word of JSON, a number, or a string without its quotes."""
     word = re.compile(r"[^\s,\[\]{}:]+").match(lexed.syntax, offset)
     if word is None:
         raise ValueError("a value is missing")

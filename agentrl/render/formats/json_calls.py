@@ -1,4 +1,4 @@
-"""Calls that are one JSON object each: `{"name": "search", "arguments": {...}}`."""
+"""Calls that are a JSON object each: `{"name": "search", "arguments": {...}}`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PYTHON_TAG = "<|python_tag|>"
 _BETWEEN = re.compile(r"[\s;,]*")
 
 _BEFORE = r'(?:"[^"\s]*"\s*:\s*(?:"[^"\s]*"\s*,\s*|\{\s*)){0,4}?'
-"""What may precede a call's name: `"type": "function", `."""
+"""The text that may precede a call's name: `"type": "function", `."""
 _SYNONYMS = ("arguments", "parameters")
-"""Models use either word for the arguments, whichever one their template writes."""
+"""Models use either word for the arguments, regardless of the template."""
 _KEYS = frozenset({"name", "type", "id", *_SYNONYMS})
-"""All keys that a call has."""
+"""All keys of a call."""
 
 Path = tuple[str, ...]
 """Keys from the outermost object to a value."""
@@ -30,9 +30,9 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """One JSON object per call, between `open` and `close`; with neither, the object itself begins the turn.
+    """A JSON object per call, between `open` and `close`. Without markers, the object itself begins the turn.
 
-    Without `name_at` the innermost object has one key, the name, and its value is the arguments.
+    Without `name_at` the innermost object has a single key, the name, with the arguments as the value.
     """
 
     open: str
@@ -55,7 +55,7 @@ class JsonCalls:
         return () if self.in_block else (PYTHON_TAG,)
 
     def find(self, lexed: Lexed, offset: int) -> int | None:
-        """Without a marker, a call is found at `offset` only."""
+        """Without a marker, only a call at `offset` counts."""
         if self.open:
             mark = lexed.search(loose(self.open), offset)
             return mark.start() if mark else None
@@ -71,10 +71,10 @@ class JsonCalls:
         return replace(self, names=tuple(names))
 
     def _is_call(self, text: str, offset: int) -> bool:
-        """Whether an object without markers is a call: it has arguments beside a name, or the name of a known tool.
+        """Whether an object without markers is a call: with arguments beside a name, or with the name of a known tool.
 
-        An object with only a call's keys, and arguments among them, is a call without its name. An object that is not
-        valid JSON is a malformed call if it shows the same.
+        An object with only a call's keys, and arguments among the keys, is a call without its name. An object with
+        invalid JSON is a malformed call under the same conditions.
         """
         value, _ = json_at(text, offset)
         if isinstance(value, ParseFailure):
@@ -85,11 +85,11 @@ class JsonCalls:
         return name in self.names or (isinstance(arguments, dict | str) and bool(self.name_at or not self.names))
 
     def _has_no_more(self, value: Any) -> bool:
-        """Whether an object has only a call's keys: then it is a call that has lost its name, and not an answer."""
+        """Whether an object has only a call's keys: then the object is a call without its name, and not an answer."""
         return bool(self.name_at) and value.keys() <= _KEYS | {*self.name_at, *self.arguments_at, *self.id_at}
 
     def _shows_a_call(self, text: str, offset: int) -> bool:
-        """Whether text that is not valid JSON begins as a call does."""
+        """Whether text with invalid JSON begins like a call."""
         names = "|".join(map(re.escape, self.names)) or r"[^\"\s]*"
         key = rf'"{re.escape(self.name_at[-1])}"\s*:\s*' if self.name_at else ""
         named = re.compile(rf'\{{\s*{_BEFORE}{key}"(?:{names})"\s*(?:[:,}}]|\Z)').match(text, offset)
@@ -143,12 +143,12 @@ class JsonCalls:
         return name, arguments
 
     def named(self, names: str) -> str:
-        """Skips the keys before the name's."""
+        """Skips the keys before the name's key."""
         return rf'{loose(self.open)}\s*\{{\s*{_BEFORE}"[^"\s]*"\s*:\s*"(?:{names})"'
 
 
 def learn(probes: Spelled) -> Iterator[Block]:
-    """Find the objects that hold a call's name and arguments, at any depth."""
+    """Detect the objects with a call's name and arguments, at any depth."""
     matches = [_objects(text) for text in probes.texts]
     if any(len(objects) != n + 1 for n, objects in enumerate(matches)):
         return
@@ -168,16 +168,16 @@ def learn(probes: Spelled) -> Iterator[Block]:
 
 
 def _block(wrap: spelled.Wrap) -> tuple[str, str, str, str, bool]:
-    """The markers, and whether a bare object is a call because it is between the block's markers."""
+    """The markers, and whether a bare object is a call because of the block's markers."""
     opening, call_open, call_close, closing = wrap
     if not opening and call_open.endswith("["):  # one call at a time, in a list of one
         opening, call_open, call_close, closing = call_open, "", "", call_close
-    # a bracket alone opens a block only before what is a call
+    # a bracket alone opens a block only before a call
     return opening, call_open, call_close, closing, bool(opening and (call_open or is_distinct(opening)))
 
 
 def _objects(text: str) -> list[tuple[int, int, dict[str, Any]]]:
-    """The outermost JSON objects that hold a probe's name and arguments, or the arguments under the name."""
+    """The outermost JSON objects with a probe's name and arguments, or with the arguments under the name."""
     matches, offset = list[tuple[int, int, dict[str, Any]]](), 0
     while (offset := text.find("{", offset)) >= 0:
         value, end = json_at(text, offset)
@@ -191,7 +191,7 @@ def _objects(text: str) -> list[tuple[int, int, dict[str, Any]]]:
 
 
 def _path(value: Any, target: Any) -> Path | None:
-    """The keys that lead to a value, whether it is there itself or as JSON text."""
+    """The keys that lead to a value, or to the same value as JSON text."""
     for key, item in value.items():
         if item == target or (isinstance(target, dict) and isinstance(item, str) and json_at(item, 0)[0] == target):
             return (key,)

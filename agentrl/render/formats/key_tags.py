@@ -35,7 +35,7 @@ class AsKeyTags:
     escaped: bool = False
     """`&lt;` means `<`."""
     cdata: bool = False
-    """Text with markup in it is in a CDATA section."""
+    """Text with markup is in a CDATA section."""
     null: str = NULL
 
     @property
@@ -49,7 +49,7 @@ class AsKeyTags:
     def _elements(
         self, lexed: Lexed, offset: int, stop: int, schema: Schema, depth: int, call_close: str = ""
     ) -> tuple[list[tuple[str, JSON]], int, str]:
-        """Keys and values from `offset` on, their end, and what is wrong with them."""
+        """Keys and values from `offset` on, their end, and the error, if any."""
         opening = re.compile(r"\s*" + self._opening(r"(?P<key>[^\W\d][\w.-]{0,127})"))
         elements = list[tuple[str, JSON]]()
         while (opened := opening.match(lexed.syntax, offset, stop)) is not None:
@@ -71,7 +71,7 @@ class AsKeyTags:
         return elements, offset, ""
 
     def _closing(self, lexed: Lexed, key: str, ends: re.Pattern[str], offset: int, stop: int) -> re.Match[str] | None:
-        """The end of an element; nested elements of the same name are counted, if there can be any."""
+        """The end of an element. Nested elements of the same name are counted, if nesting is possible."""
         begins = re.compile(self._opening(re.escape(key)))
         closed = ends.search(lexed.syntax, offset, stop)
         if not self.nested:
@@ -95,7 +95,7 @@ class AsKeyTags:
         return by_schema(html.unescape(text) if self.escaped else text, schema, self.null)
 
     def _inner(self, lexed: Lexed, offset: int, stop: int, schema: Schema, depth: int) -> JSON:
-        """The object or list written as elements; None if there is anything but elements."""
+        """The object or list in elements. None if there is text outside elements."""
         inner, end, error = self._elements(lexed, offset, stop, schema, depth + 1)
         if not inner or error or lexed.text[end:stop].strip():
             return None
@@ -134,9 +134,9 @@ def learn(probes: Spelled) -> Learned | None:
 
 
 def _regions(texts: Sequence[str]) -> tuple[Regions, set[tuple[str, ...]]]:
-    """The place of the arguments, and the text between key and value, after a value, and between arguments.
+    """The places of the arguments, and the marks: between key and value, after a value, and between arguments.
 
-    None if the words of a call are not in this order.
+    No marks if the words of a call are not in this order.
     """
     regions, marks = Regions(), set[tuple[str, ...]]()
     for n, text in enumerate(texts):

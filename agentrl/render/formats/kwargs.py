@@ -16,7 +16,7 @@ from agentrl.types import JSON
 
 _KEY = re.compile(r"[\s,]*(?P<key>[^\W\d][\w.-]{0,127})\s*=\s*")
 _ENDS = re.compile(r"\s*(?:,\s*[^\W\d][\w.-]{0,127}\s*=|,?\s*\))")
-"""What follows a value."""
+"""The text after a value."""
 _NEXT = re.compile(r",\s*[^\W\d][\w.-]{0,127}\s*=")
 _PADDED = re.compile(r"[-+]?0[0-9]{1,40}")
 """A number with leading zeros is not valid Python: a date's `07`."""
@@ -66,9 +66,9 @@ class AsKwargs:
 
 
 def _with_quotes_within(text: str, offset: int) -> tuple[str, int] | None:
-    """A string that contains its own kind of quotes: it ends at the first one before an argument or a bracket.
+    """A string with its own kind of quotes inside: the string ends at the first quote before an argument or a bracket.
 
-    None if that string would include another argument.
+    None if the string would include a second argument.
     """
     quote = text[offset : offset + 1]
     closing = re.compile(f"{quote}(?={_ENDS.pattern})").search(text, offset + 1) if quote in ("'", '"') else None

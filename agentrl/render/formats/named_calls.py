@@ -26,7 +26,7 @@ ARGUMENTS: tuple[Callable[[Spelled], Learned | None], ...] = (
 
 _LETTER = r"[^\s<>\[\](){}\"'`,;|=\x00]"
 _TYPES = ("code", "text")
-"""Words that models write for the type of a message where their template writes another word."""
+"""Words that models write for the type of a message, although their template writes a different word."""
 _NAMESPACE = re.compile(r"(.*\W)(\w+\.)", re.DOTALL)
 _TAG = r"(?:<[^<>\s]{0,40}>|\[/?[A-Z_]{1,40}\])"
 _WINDOW = 80
@@ -42,9 +42,9 @@ class NamedCalls:
     close: str
     arguments: Arguments
     name_in_id: bool = False
-    """The call's id replaces its name, and contains it: `functions.lookup:0`."""
+    """The call's id replaces the name, and contains the name: `functions.lookup:0`."""
     whole: bool = False
-    """The first tag of `open` also begins other things. Only the whole marker identifies a call."""
+    """The first tag of `open` also begins other parts of a turn. Only the whole marker identifies a call."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ class NamedCalls:
         return tuple(filter(None, (self.open, self.between, self.close, *self.arguments.markers)))
 
     def find(self, lexed: Lexed, offset: int) -> int | None:
-        """The place of the opening marker's first tag; for a marker without any tag, of the whole header."""
+        """The place of the opening marker's first tag. For a marker without a tag: the place of the whole header."""
         if has_tag(self.open):
             mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), offset)
             return mark.start() if mark else None
@@ -63,15 +63,15 @@ class NamedCalls:
         return begins.start("call") if begins else None
 
     def named(self, names: str) -> str:
-        """The whole header, with one of these names."""
+        """The whole header, with any of these names."""
         return rf"{loose(self.open)}\s*(?:{names})\s*{loose(self.between)}"
 
     def bind(self, names: Sequence[str]) -> NamedCalls:
-        """Markers distinguish these calls from text, whatever the tools are."""
+        """Markers distinguish these calls from text, with any tools."""
         return self
 
     def _framed(self, lexed: Lexed, offset: int, start: int) -> int:
-        """An opening marker without a tag may follow one of the header's tags: `<|channel|>commentary to=`."""
+        """The start of a call, moved back to the header's tag before an opening marker: `<|channel|>commentary to=`."""
         tag = next(iter(self._tags), "")
         begin = max(offset, start - _WINDOW)
         frame = re.search(rf"{re.escape(tag)}\w*\s*\Z", lexed.syntax[begin:start]) if tag else None
@@ -113,7 +113,7 @@ class NamedCalls:
         return re.compile(more).match(lexed.syntax, offset) is not None
 
     def _nothing(self, lexed: Lexed, offset: int, schema: Schema | None) -> tuple[dict[str, Any], int] | None:
-        """No arguments at all, for a known tool that needs none."""
+        """Empty arguments, for a known tool without required arguments."""
         end = re.compile(r"\s*" + (loose(self.close) or r"\Z")).match(lexed.syntax, offset)
         return ({}, offset) if end is not None and schema is not None and not schema.requires else None
 
@@ -122,7 +122,7 @@ class NamedCalls:
         return replace(attempt, name=name)
 
     def _header(self) -> str:
-        """The text between name and arguments. A model may vary it, except for the last tag."""
+        """The text between name and arguments. A model may vary the text, except for the last tag."""
         between = _or_without(self.between, "" if ID in self.open else ID)
         tags = self._tags
         if tags and not {ID, NUMBER} & set(self.between):
@@ -135,15 +135,15 @@ class NamedCalls:
         return rf"{self._opened()}\s*{self._name('?' if between else '')}\s*{between}"
 
     def _name(self, lazy: str) -> str:
-        """A name, or an id that contains one. It is as long as possible if no marker ends it, and never punctuation
-        alone.
+        """A name, or an id that contains a name. The name is as long as possible if no marker ends the name.
+        Punctuation alone is no name.
         """
         letter = r"[\w.-]" if self.name_in_id else _LETTER
         name = rf"(?P<name>(?!/)(?={letter}{{0,127}}\w){letter}{{1,128}}{lazy})(?<!\.)"
         return rf"(?P<id>(?:[\w-]+\.)?{name}(?::\d+)?)" if self.name_in_id else name
 
     def _opened(self) -> str:
-        """The opening marker. A model may leave out a namespace (`functions.`), which is not a name itself."""
+        """The opening marker. A model may leave out a namespace (`functions.`). The namespace alone is no name."""
         to, namespace = self._spaced
         if not namespace:
             return _or_without(self.open, ID, begins=True)
@@ -151,7 +151,7 @@ class NamedCalls:
         return rf"{loose(to)}\s*(?:{loose(namespace)}(?!\s)|(?!{alone}))"
 
     def _misnamed(self) -> str:
-        """A header whose name is not a single word: `search web`."""
+        """A header with several words as a name: `search web`."""
         if not self._tags:
             return r"(?!)"
         return rf"{loose(self._spaced[0])}[^\n{{}}\x00]{{0,128}}?{re.escape(self._tags[-1])}"
@@ -172,10 +172,10 @@ class NamedCalls:
 
 
 def _or_without(marker: str, captured: str, begins: bool = False) -> str:
-    """A regular expression for the marker, with or without its id or number and the piece before it.
+    """A regular expression for the marker, with or without its id or number and the piece before.
 
-    The first piece of a marker that begins a call is required. If no piece follows the id, the id is required too: a
-    call without it could not be recognized.
+    The first piece of a marker that begins a call is required. If no piece follows the id, the id is required too:
+    without the id, the call could not be recognized.
     """
     parts = [piece for piece in pieces(marker) if not piece.isspace()]
     index = next((i for i, piece in enumerate(parts) if piece in (ID, NUMBER)), None)
@@ -189,7 +189,7 @@ def _or_without(marker: str, captured: str, begins: bool = False) -> str:
 
 
 def learn(probes: Spelled) -> Iterator[Block]:
-    """Find names, each followed by arguments in some spelling."""
+    """Detect names, each followed by arguments in some spelling."""
     texts, name_in_id = list[str](), False
     for text in probes.texts:
         for i in range(2):
@@ -208,7 +208,7 @@ def learn(probes: Spelled) -> Iterator[Block]:
 
 
 def _around(texts: tuple[str, ...], arguments: Arguments, regions: list[list[tuple[int, int]]]) -> Block | None:
-    """The text around names and arguments; None if any word with a bracket would be a call."""
+    """The text around names and arguments. None if any word with a bracket would be a call."""
     befores, betweens = list[str](), list[str]()
     for text, row in zip(texts, regions, strict=True):
         offset = 0

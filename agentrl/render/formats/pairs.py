@@ -36,8 +36,8 @@ _KEY = r"[^\s<>\"\x00]+?"
 class AsPairs:
     """`open` key `between` value `close`, for each argument.
 
-    Strings are not quoted, so the schema of a value decides: a string is taken unchanged; anything else is read as
-    JSON, or as Python if a template writes Python. If `between` names the type (`string="true">`), that decides.
+    Strings are not quoted, so the schema of a value decides: a string is taken unchanged. Other values are read as
+    JSON, or as Python if a template writes Python. A type in `between` (`string="true">`) takes precedence.
     """
 
     open: str
@@ -50,7 +50,7 @@ class AsPairs:
     escaped: bool = False
     """`&lt;` means `<`."""
     cdata: bool = False
-    """Text with markup in it is in a CDATA section."""
+    """Text with markup is in a CDATA section."""
     null: str = NULL
 
     @property
@@ -74,12 +74,14 @@ class AsPairs:
         return rf"{loose(self.open)}\s*(?P<key>{key})\s*{loose(self.between, captured)}"
 
     def _another(self) -> re.Pattern[str]:
-        """A sign that another argument has begun."""
+        """A pattern for the start of a second argument."""
         tags = [re.escape(tag) for tag in pieces(self.between) if is_tag(tag)]
         return re.compile("|".join([self._opening(_KEY), *tags] if self.open else tags) or r"(?!)")
 
     def _text(self, lexed: Lexed, offset: int, name: str, close: str, missing: str) -> tuple[str, int] | ParseFailure:
-        """The text of a value from `offset` on, and the end of its close. `missing` are keys of arguments to come."""
+        """The text of a value from `offset` on, and the end of its close. `missing` is a pattern for keys of later
+        arguments.
+        """
         follows = "|".join(filter(None, (loose(self.open), loose(close), r"\Z")))
         end = rf"{loose(self.close)}(?=\s*(?:{follows}))"
         protected = self.cdata and lexed.syntax.startswith(CDATA[0], offset)
@@ -102,10 +104,10 @@ class AsPairs:
         return text, closed.end()
 
     def _swallowed(self, lexed: Lexed, offset: int, stop: int, missing: str) -> int | None:
-        """The start of another argument within `text[offset:stop]`. If there is one, this value ends before it."""
+        """The start of a second argument within `text[offset:stop]`. This value ends before the second argument."""
         opened, closed = lexed.search(self._opening(missing), offset), lexed.search(loose(self.close), offset)
         if opened is None or opened.end() > stop or (closed is not None and closed.start() < stop):
-            return None  # what is closed within a value is text
+            return None  # an argument closed within a value is text
         return opened.start()
 
     def _value(self, text: str, kind: str | None, schema: Schema) -> JSON:
@@ -150,7 +152,7 @@ def _regions(texts: Sequence[str]) -> Regions | None:
 
 
 def _apart(text: str) -> list[str]:
-    """The text after the name, the first key, its value, and the last value of the first call."""
+    """Texts of the first call: after the name, after the first key, after its value, and after the last value."""
     words, place = spelled.words(0), spelled.places(text, 0) or []
     ends = [offset + len(word) for offset, word in zip(place, words, strict=True)]
     first, between, second, _, after_last = (text[a:b] for a, b in zip(ends, [*place[1:], len(text)], strict=True))
@@ -176,7 +178,7 @@ def _typed_between(between: str, number: str) -> tuple[str, str]:
 
 
 def _common(first: str, second: str) -> str:
-    """The characters that both begin with."""
+    """The common beginning of both texts."""
     return "".join(ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 

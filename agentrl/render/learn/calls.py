@@ -1,4 +1,4 @@
-"""The spelling of a template's calls: learned from known calls, and trusted once it reads others back."""
+"""The spelling of a template's calls: learned from known calls, and trusted once other calls are read back."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PLAIN: Mapping[str, JSON] = {"city": "Ulm's <b> & {x}", "code": "12", "yes": Fa
 _PLAIN_WORDS = "Plain words."
 _NAME = "seek_2"
 _LEADS = 6
-"""How many pieces of a prompt may be the beginning of a call."""
+"""The limit of a prompt's pieces that may be the beginning of a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownTurn:
-    """A turn whose calls are known in advance."""
+    """A turn with known calls."""
 
     message: Mapping[str, JSON]
     calls: tuple[tuple[str, str, Mapping[str, JSON]], ...]
@@ -36,19 +36,19 @@ class KnownTurn:
 
 
 def known_calls(count: int, content: str, forms: Forms) -> list[KnownTurn]:
-    """Turns with one call and, if `count` is 2, with two: hard arguments, plain ones, and none."""
+    """Turns with a single call and, if `count` is 2, with two calls. Arguments are hard, plain, or none."""
     hard: list[Mapping[str, JSON]] = [{**KNOWN, "i": i} for i in range(count)]
     turns: list[list[Mapping[str, JSON]]] = [hard[:1], hard, [_PLAIN, {}][:count], [{}]]
-    return [_known(content, list(map(forms.said, arguments)), forms.name_in_id) for arguments in turns]
+    return [_known_turn(content, list(map(forms.writable, arguments)), forms.name_in_id) for arguments in turns]
 
 
 def derive(
     template: Template, sampled: Callable[[Mapping[str, Any]], str], parallel: bool, content: str, prompt: str
 ) -> Block | None:
-    """The format of the calls in what `sampled` makes of a message: a turn without its stop token and its thoughts.
+    """The format of the calls in turns. `sampled` makes the text of a message, without stop token and thoughts.
 
-    `prompt` is what the template writes before a turn: it may be the beginning of a first call. None if no candidate
-    reads back what was written without seeing calls in a turn that has none.
+    `prompt` is the template's text before a turn, and may be the beginning of a first call. None if no candidate reads
+    back the turns without seeing calls in a turn without calls.
     """
     name_in_id = template.forms.name_in_id
     count = 2 if parallel else 1
@@ -60,7 +60,7 @@ def derive(
         first = next(iter(arguments))
         return sampled(_turn(content, [(call_id, name, {**arguments, first: value})]))
 
-    turns = list(_written(known_calls(count, content, template.forms), sampled))
+    turns = list(_texts_of(known_calls(count, content, template.forms), sampled))
     silent = sampled({"role": "assistant", "content": _PLAIN_WORDS})
     for lead in _leads(prompt, texts[-1]):
         for block in _candidates(Spelled(tuple(lead + text for text in texts), typed)):
@@ -73,7 +73,7 @@ def derive(
     return None
 
 
-def _written(
+def _texts_of(
     turns: Sequence[KnownTurn], sampled: Callable[[Mapping[str, Any]], str]
 ) -> Iterator[tuple[KnownTurn, str]]:
     for i, turn in enumerate(turns):
@@ -84,7 +84,7 @@ def _written(
                 raise
 
 
-def _known(content: str, arguments: Sequence[Mapping[str, JSON]], name_in_id: bool) -> KnownTurn:
+def _known_turn(content: str, arguments: Sequence[Mapping[str, JSON]], name_in_id: bool) -> KnownTurn:
     ids = [named_id(_NAME, i) if name_in_id else f"k7{i}m2x9q{i}" for i in range(len(arguments))]
     calls = tuple((call_id, _NAME, values) for call_id, values in zip(ids, arguments, strict=True))
     return KnownTurn(_turn(content, calls), calls)
@@ -103,7 +103,7 @@ def _turn(content: str, calls: Sequence[tuple[str, str, Mapping[str, JSON]]]) ->
 
 
 def _leads(prompt: str, two_calls: str) -> Iterator[str]:
-    """Empty text, then longer and longer ends of the prompt, as long as that text is also between two calls."""
+    """Empty text, then longer and longer ends of the prompt, as long as the same text is also between two calls."""
     yield ""
     between = two_calls.partition(spelled.words(0)[-1])[2].partition(spelled.name(1))[0]
     parts = pieces(prompt)
@@ -116,7 +116,7 @@ def _leads(prompt: str, two_calls: str) -> Iterator[str]:
 
 
 def _candidates(probes: Spelled) -> Iterator[Block]:
-    """The markers that the formats find; then the same with markers that count only as a whole."""
+    """The markers that the formats detect; then the same markers, counted only as a whole."""
     blocks = [block for learn in FORMATS for block in learn(probes)]
     yield from blocks
     for block in blocks:

@@ -1,4 +1,4 @@
-"""What a template writes around content, learned from turns with and without thoughts and calls."""
+"""The template's text around content, learned from turns with and without thoughts and calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def learn_frames(
 
 
 def _around_turns(profile: Profile, prompt: str, literals: Iterable[str]) -> Iterator[str]:
-    """What begins and ends a whole turn, if its content is in frames with a tag."""
+    """The text around a whole turn, if its content is in frames with a tag."""
     framed = [literal for literal in literals if has_tag(literal)]
     if framed and has_tag(prompt):
         yield prompt

@@ -1,4 +1,4 @@
-"""Messages that probe a template: their words can be found again in the rendered text."""
+"""Messages that probe a template. The words of the messages are searched in the rendered text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESULT: Message = {"role": "tool", "tool_call_id": "call00000", "name": "lookup"
 
 
 def assistant(content: str, arguments: Sequence[str] = (), calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
-    """An assistant message whose n-th call asks for `arguments[n]`, under the id and name of `calls[n]` if given."""
+    """An assistant message. The n-th call asks for `arguments[n]`, under the id and name of `calls[n]` if given."""
     identities = calls or [ToolCall(f"call0000{i}", "lookup", {}) for i in range(len(arguments))]
     tool_calls = [
         {
@@ -43,5 +43,5 @@ def assistant(content: str, arguments: Sequence[str] = (), calls: Sequence[ToolC
 
 
 def behind_question(text: str) -> str:
-    """What a template writes after QUESTION."""
+    """The template's text after QUESTION."""
     return text.rpartition(QUESTION["content"])[2]

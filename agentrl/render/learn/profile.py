@@ -1,4 +1,4 @@
-"""The facts of one template that probing finds."""
+"""The facts of a template, learned by probes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.render.template import Template
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The facts of one template that probing found."""
+    """The facts of a template, learned by probes."""
 
     answer: Close
     called: Close | None
@@ -24,17 +24,17 @@ class Profile:
     parallel_calls: bool
     calls_need_content: bool
     content_after_calls: bool
-    """The template moves a turn's content after its calls; a model writes it before them."""
+    """The template moves a turn's content after its calls. A model writes content before calls."""
     carries_orphans: bool
-    """The template shows a tool result that answers no call."""
+    """The template shows a tool result without a call."""
     thinking: Thinking
     stop_token_ids: frozenset[int]
 
     @classmethod
     def of(cls, template: Template, *, calls: bool = True) -> Profile:
-        """Probe the template. Raises TemplateError if an assistant's turn cannot be found or nothing ends it.
+        """Probe the template. Raises TemplateError if an assistant's turn is dropped or has no end.
 
-        Without `calls` it is treated as a template that writes none.
+        Without `calls` the template is treated as a template without calls.
         """
         text = template.render([QUESTION, assistant(SAID)])
         if SAID not in text:
@@ -73,7 +73,7 @@ def _thinking(template: Template, answer: Close) -> Thinking:
 
 
 def _stop_ids(template: Template, answer: Close, called: Close | None) -> Iterable[int]:
-    """Tokens that end a turn: the tokenizer's, the template's, and those named in the model's folder."""
+    """Tokens that end a turn: the tokenizer's, the template's, and the tokens named in the model's folder."""
     tokenizer = template.tokenizer
     if tokenizer.eos_token_id is not None:
         yield tokenizer.eos_token_id

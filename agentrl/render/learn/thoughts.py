@@ -1,4 +1,4 @@
-"""The markers around a model's thoughts, learned from what a template writes around one."""
+"""The markers around a model's thoughts, learned from the template's text around a thought."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.render.template import Template
 
 
 def learn_thinking(template: Template) -> Thinking:
-    """The markers around a thought. If the template writes none, the most common ones."""
+    """The markers around a thought. If the template writes no thoughts: the most common markers."""
     before_answer = _around(template, SAID, ())
     before_call = _around(template, "", (ASKED,))
     around = before_answer or before_call
@@ -23,7 +23,7 @@ def learn_thinking(template: Template) -> Thinking:
     other = before_call[1] if before_answer and before_call else None
     close = _close(after, other, bare if before_answer else "")
     if not close.strip():
-        return Thinking()  # a thought and what follows it look alike: reading back will show this
+        return Thinking()  # a thought and the text after look alike: reading back will show this
     two = template.try_render([QUESTION, assistant("", [f"{ASKED}0", f"{ASKED}1"])]) or ""
     between = two.partition(f"{ASKED}0")[2].partition(f"{ASKED}1")[0]
     return Thinking(_open(before, prompt, close.strip()), close.strip(), close, close.strip() in between)
@@ -51,7 +51,7 @@ def _close(after: str, other: str | None, bare: str) -> str:
 
 
 def _end_in_both(parts: Sequence[str], after: str, other: str) -> str:
-    """What an answer and a call have in common after a thought, up to the start of a tag."""
+    """The common text of an answer and a call after a thought, up to the start of a tag."""
     common = shared(after, other)
     cuts = [len("".join(parts[:i])) for i in range(len(parts) + 1)]
     fits = [cut for cut in cuts if cut <= len(common) and _begins_anew(after[cut:]) and _begins_anew(other[cut:])]
@@ -60,7 +60,7 @@ def _end_in_both(parts: Sequence[str], after: str, other: str) -> str:
 
 
 def _end_before(parts: Sequence[str], bare: str) -> str:
-    """The text before the tags with which every answer begins. The first tag is never one of them."""
+    """The text before the tags at the start of every answer. The first tag is never among these tags."""
     tags = [i for i, piece in enumerate(parts) if is_tag(piece)]
     for i in tags[1:]:
         if bare.endswith("".join(parts[i:])):
@@ -69,7 +69,7 @@ def _end_before(parts: Sequence[str], bare: str) -> str:
 
 
 def _first_tag(parts: Sequence[str]) -> str:
-    """Up to the first tag and the space after it. Without a tag, everything."""
+    """The text up to the first tag and the space after the tag. Without a tag, all of the text."""
     end = next((i for i, piece in enumerate(parts) if is_tag(piece)), len(parts) - 1)
     space = parts[end + 1] if end + 1 < len(parts) and parts[end + 1].isspace() else ""
     return "".join(parts[: end + 1]) + space
@@ -80,10 +80,10 @@ def _begins_anew(text: str) -> bool:
 
 
 def _open(before: str, prompt: str, close: str) -> str:
-    """The opening of a thought: text that only a turn with a thought has, or only the prompt; else its last tags.
+    """The opening of a thought: text of only a turn with a thought, or of only the prompt; else the last tags.
 
-    If the prompt itself opens the thought, the marker is what history leaves out, which may be a phrase ("Here are my
-    reasoning steps:").
+    If the prompt itself opens the thought, the marker is the text that history leaves out, perhaps a phrase ("Here are
+    my reasoning steps:").
     """
     added, dropped = before[len(shared(before, prompt)) :], prompt[len(shared(before, prompt)) :].strip()
     if has_tag(added) and before == prompt + added:

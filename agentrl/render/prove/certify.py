@@ -25,7 +25,7 @@ from agentrl.types import Action, Message, ToolCall
 
 
 class _WrongError(TemplateError):
-    """A bridge is wrong; `case` is the name of the conversation."""
+    """A bridge is wrong. `case` is the name of the conversation."""
 
     def __init__(self, case: str, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class _WrongError(TemplateError):
 
 @dataclass(slots=True)
 class _Renders:
-    """The template's own output, rendered and encoded once. It does not depend on the context of a bridge."""
+    """The template's own output, rendered and encoded once. The output does not depend on the context of a bridge."""
 
     turns: Turns
     _full: dict[tuple[str, int], list[int]] = field(default_factory=dict)
@@ -63,10 +63,10 @@ class _Findings:
 
 
 def certify(turns: Turns, reading: ReadingProblems, *, calls: bool = True) -> tuple[Turns, Certificate]:
-    """Walk every case with the least context that a bridge of this template needs. Without `calls`, walk only cases
+    """Walk every case with the least context for right bridges of this template. Without `calls`, walk only cases
     without calls.
 
-    Raises TemplateError if a bridge differs from what the template writes itself, whatever the context.
+    Raises TemplateError if a bridge differs from the template's own text in every context.
     """
     turns, certificate = _certified(turns, reading, calls=calls)
     dependence = dependence_of(turns, certificate.capabilities)
@@ -90,7 +90,7 @@ def _certified(turns: Turns, reading: ReadingProblems, *, calls: bool) -> tuple[
     for context in dict.fromkeys((turns.context, *CONTEXTS)):
         turns = replace(turns, context=context)
         try:
-            for case in cases:  # try first what failed with the last context
+            for case in cases:  # first the case that failed with the last context
                 if case.name == last:
                     _certify(turns, case, _Findings(), renders)
             findings = _walked(turns, reading, renders, cases)
@@ -179,7 +179,7 @@ def _carries(turns: Turns, case: Case, capability: str, findings: _Findings) -> 
 
 
 def _walk(turns: Turns, case: Case, renders: _Renders, shows_results: bool) -> list[str]:
-    """The departures of the case, if any. Raises TemplateError at the first bridge that is wrong."""
+    """The departures of the case, if any. Raises TemplateError at the first wrong bridge."""
     template, messages, departures = turns.template, case.messages, list[str]()
     index = _next_turn(messages, 0)
     prompt = template.render(messages[:index], generation_prompt=True)
@@ -208,9 +208,9 @@ def _walk(turns: Turns, case: Case, renders: _Renders, shows_results: bool) -> l
 
 
 def _check_all_is_said(template: Template, case: Case, new: Sequence[Message], text: str, shows_results: bool) -> None:
-    """Raise if a part of a message is lost: the model cannot learn to use what it never sees."""
+    """Raise if a part of a message is lost: the model cannot learn to use an unseen text."""
     for message in new:
-        if not _shown(message["content"], text) and (shows_results or message["role"] != "tool"):
+        if not _has_words(message["content"], text) and (shows_results or message["role"] != "tool"):
             raise TemplateError(
                 f"the chat template of {template.name} leaves out a part of a message of the {message['role']}: "
                 f"{case.name}: {message['content']!r} is written as {text[-200:]!r}"
@@ -218,7 +218,7 @@ def _check_all_is_said(template: Template, case: Case, new: Sequence[Message], t
 
 
 def _check_header(template: Template, case: Case, index: int, sampled: Sequence[int]) -> None:
-    """Raise if a sampled turn begins with the header of a turn, which its prompt has written already.
+    """Raise if a sampled turn begins with the header of a turn, although the prompt has written the header already.
 
     The bridge may still be right, but a model trained on the turn would learn to write its header.
     """
@@ -237,7 +237,7 @@ def _check_header(template: Template, case: Case, index: int, sampled: Sequence[
 
 
 def _between(text: str, before: str, words: Collection[str]) -> str:
-    """The text after the last `before`, up to the first of the words; all of it without words."""
+    """The text after the last `before`, up to the first of the words. Without words: all of the text."""
     rest = text.rpartition(before)[2] if before else text
     return rest[: min((m.start() for m in re.finditer(r"\w+", rest) if m.group() in words), default=len(rest))]
 
@@ -257,7 +257,7 @@ def _compare(
     bridge: Sequence[int],
     full: Sequence[int],
 ) -> None:
-    """Raise unless the full render ends with the bridge, and what precedes it ends as the sampled turn does.
+    """Raise unless the full render ends with the bridge, and the text before the bridge ends like the sampled turn.
 
     The template may leave out the turn's stop token, or the whole turn: the sampled tokens are kept anyway.
     """
@@ -269,7 +269,9 @@ def _compare(
         before = before[len(shared(before, prompt)) :]
         turn = case.messages[index]
         ours, theirs = _ending(turn, template.decode(sampled), before)
-        lost = [m for m in new if not _shown(m["content"], template.decode(bridge)) and _shown(m["content"], before)]
+        lost = [
+            m for m in new if not _has_words(m["content"], template.decode(bridge)) and _has_words(m["content"], before)
+        ]
         closes = [
             close.stop for close in (turns.profile.answer, turns.profile.called) if close is not None and close.stop
         ]
@@ -284,7 +286,7 @@ def _compare(
 
 
 def _same_end(ours: str, theirs: str, stops: Sequence[str]) -> bool:
-    """Whether both turns end alike but for the stop token and the space before it, or with the sampled stop token."""
+    """Whether both turns end alike except for the stop token and the space before, or with the sampled stop token."""
     our_ends, their_ends = ({side.removesuffix(stop).rstrip() for stop in ("", *stops)} for side in (ours, theirs))
     sampled = stops[0]
     return not our_ends.isdisjoint(their_ends) or (
@@ -300,12 +302,12 @@ def _differs_by_id(turn: Message, ours: str, theirs: str) -> bool:
     return bool(rest.strip()) and ours.endswith(rest)
 
 
-def _shown(content: str, text: str) -> bool:
+def _has_words(content: str, text: str) -> bool:
     return all(word in text for word in re.findall(r"\w+", content))
 
 
 def _ending(turn: Message, sampled: str, rendered: str) -> tuple[str, str]:
-    """The text after the turn's last surviving word, as sampled and as the template shows it."""
+    """The text after the turn's last surviving word, as sampled and as in the template's text."""
     words = _words({**turn, "reasoning_content": ""})
     ends = [{m.group(): m.end() for m in re.finditer(r"\w+", side)} for side in (sampled, rendered)]
     survived = words.intersection(*ends)

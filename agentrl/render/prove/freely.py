@@ -1,4 +1,4 @@
-"""Calls as models write them when they depart from their template: a key before the name, no id, a lost close."""
+"""Calls as models write calls, unlike their template: a key before the name, no id, a lost close."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from agentrl.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """A turn with one call. If it is not `sound` it may be malformed, but it must never be read as another call."""
+    """A turn with a call. If the turn is not `sound`, the call may be malformed, but must never be read as a different
+    call.
+    """
 
     change: str
     text: str
@@ -26,7 +28,7 @@ class Variation:
 
 
 def variations(block: Block, message: Message, text: str) -> Iterator[Variation]:
-    """The turn `text` of a message with one call, written differently."""
+    """The turn `text` of a message with a single call, in other spellings."""
     (call,) = message["tool_calls"]
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     if isinstance(block.calls, JsonCalls):
@@ -40,7 +42,7 @@ def variations(block: Block, message: Message, text: str) -> Iterator[Variation]
 
 
 def _with_type(text: str, name: str) -> str:
-    """With a first key in the innermost object that holds the name."""
+    """The text with a first key in the innermost object around the name."""
     offset = text.rfind("{", 0, text.find(f'"{name}"') + 1)
     value, _ = json_at(text, offset) if offset >= 0 else (None, 0)
     is_call = isinstance(value, dict) and name in value.values()
@@ -62,7 +64,7 @@ def _without_id(block: Block, text: str, call_id: str) -> str:
 
 
 def _without_close(block: Block, text: str, key: str, value: str) -> str:
-    """Without the end of the first argument, whose value is this text."""
+    """The text without the end of the first argument, which has this value."""
     spelling = block.calls.arguments if isinstance(block.calls, NamedCalls) else None
     if isinstance(spelling, AsPairs):
         close = loose(spelling.close)

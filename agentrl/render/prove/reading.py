@@ -1,4 +1,4 @@
-"""Whether what a template writes is read back: content, thoughts and questions of a turn, each unchanged."""
+"""Whether the template's turns are read back: content, thoughts and questions of a turn, each unchanged."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class ReadingProblems:
     """Problems with reading the template's own turns."""
 
     answers: str = ""
-    """Why the template cannot be used at all: an answer or a thought is read back as something else."""
+    """The reason why the template cannot be used at all: an answer or a thought is misread."""
     calls: str = ""
-    """Why tools cannot be offered; empty if they can."""
+    """The reason why tools cannot be offered. Empty if tools can be offered."""
     beside_text: str = ""
-    """Why a call is not read if the turn has content too."""
+    """The reason why a call is not read if the turn has content too."""
     freely: str = ""
-    """Why a call is not read as models write it, though it is read as the template writes it."""
+    """The reason why a call in a model's spelling is not read, although the template's spelling is read."""
 
 
 def read_back(turns: Turns, parser: Parser) -> ReadingProblems:
@@ -47,7 +47,7 @@ def read_back(turns: Turns, parser: Parser) -> ReadingProblems:
 
 
 def _read_freely(problems: ReadingProblems, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
-    """Read a call as models write it. If it is read as another call, tools are refused."""
+    """Read a call in a model's spellings. If the call is read as a different call, tools are refused."""
     try:
         text = turns.sampled(message)
     except TemplateError:
@@ -85,13 +85,15 @@ def _carried(message: Message, forms: Forms) -> Message:
     if not (forms.no_nulls and message.get("tool_calls")):
         return message
     functions = [call["function"] for call in message["tool_calls"]]
-    reduced = [{**function, "arguments": forms.said(function["arguments"])} for function in functions]
+    reduced = [{**function, "arguments": forms.writable(function["arguments"])} for function in functions]
     calls = [{**call, "function": function} for call, function in zip(message["tool_calls"], reduced, strict=True)]
     return {**message, "tool_calls": calls}
 
 
 def _wrong(turns: Turns, parser: Parser, message: Message, thinking: bool) -> str | None:
-    """The difference after a turn is written and read back. None if there is none, or if the turn cannot be written."""
+    """The difference after a turn is written and read back. None without a difference, or if the turn cannot be
+    written.
+    """
     try:
         text = turns.sampled(message)
     except TemplateError:
@@ -135,7 +137,7 @@ def _misread_thought(message: Message, action: Action, text: str) -> str | None:
 
 
 def _misread_ids(message: Message, action: Action, text: str) -> str | None:
-    """Which ids are read wrongly. An id that the template writes must not change, and no two calls may share one."""
+    """The wrongly read ids. An id in the template's text must not change, and no two calls may share an id."""
     ids = [call["id"] for call in message.get("tool_calls", ())]
     actual = [call.id for call in action.calls]
     misplaced = any(ours in ids and ours != theirs for ours, theirs in zip(actual, ids, strict=False))

@@ -1,4 +1,4 @@
-"""The proof that special tokens within messages become text, and that nothing else changes."""
+"""The proof that special tokens within messages become text, and that no other token changes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PROVED: Cache[bool] = Cache(64)
 
 
 def spelling_out(template: Template, tokenizer: str) -> Template:
-    """The template, set to encode special tokens within messages as text. `tokenizer` distinguishes it from others.
+    """The template, set to encode special tokens within messages as text. `tokenizer` distinguishes the tokenizer.
 
-    Raises TemplateError if the tokenizer cannot do that.
+    Raises TemplateError if the tokenizer has no spelling of special tokens as text.
     """
 
     def encode(text: str, after: str) -> list[int]:

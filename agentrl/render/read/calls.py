@@ -1,4 +1,4 @@
-"""Tool calls in a turn's text: what a format reads, and the block around calls."""
+"""Tool calls in a turn's text: the reading of a format, and the block around calls."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Types: TypeAlias = Mapping[str, Schema]
 """The JSON schema of each tool's arguments."""
 
 CALLS_AT_MOST = 64
-"""Calls in one turn. Later ones are not read. This bounds the cost of a model that repeats a marker thousands of times.
-"""
+"""Calls in a turn. Later calls are not read. The limit bounds the cost of a model that repeats a marker thousands of
+times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A call found at `text[start:stop]`; `error` explains why it is malformed."""
+    """A call in `text[start:stop]`. `error` is the reason if the call is malformed."""
 
     start: int
     stop: int
@@ -34,16 +34,16 @@ class Attempt:
 
 
 class Calls(Protocol):
-    """How single calls are spelled. `read` never raises: what cannot be read is an Attempt with its error."""
+    """The spelling of single calls. `read` never raises: an unreadable call is an Attempt with an error."""
 
     @property
     def open(self) -> str:
-        """The marker with which each call begins; may be empty."""
+        """The marker at the start of each call; may be empty."""
         ...
 
     @property
     def close(self) -> str:
-        """The marker with which each call ends; may be empty."""
+        """The marker at the end of each call; may be empty."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class Calls(Protocol):
         ...
 
     def named(self, names: str) -> str:
-        """A regular expression for how a call of these tools begins; `names` is one for their names."""
+        """A regular expression for the start of a call of these tools. `names` is a pattern for the names."""
         ...
 
     def bind(self, names: Sequence[str]) -> Calls:
@@ -70,21 +70,21 @@ class Calls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Calls in a row, between `open` and `close` if the format has them: `[TOOL_CALLS][` call, call `]`."""
+    """Calls in a row, between `open` and `close` if the format has these markers: `[TOOL_CALLS][` call, call `]`."""
 
     calls: Calls
     open: str = ""
     close: str = ""
     lead: str = ""
-    """What the generation prompt has written of the first call (functionary's `>>>`)."""
+    """The part of the first call in the generation prompt (functionary's `>>>`)."""
     whole: bool = False
-    """The first tag of `open` begins other things too: only the whole marker opens a block."""
+    """The first tag of `open` begins other parts of a turn too: only the whole marker opens a block."""
     behind_text: bool = False
-    """The template writes calls after the content, so that bare calls are looked for there, by `names`."""
+    """The template writes calls after the content. So bare calls are searched there too, by `names`."""
     names: tuple[str, ...] = ()
     """The tools of this episode."""
     others: tuple[Block, ...] = ()
-    """Other spellings that the same models use, read where this one does not match."""
+    """Other spellings by the same models, read where this spelling does not match."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -98,12 +98,12 @@ class Block:
         return replace(self, names=tuple(names), calls=self.calls.bind(names), others=others)
 
     def find(self, lexed: Lexed, offset: int) -> int | None:
-        """The next block's opening, in any of its spellings."""
+        """The next block's opening, in any spelling."""
         starts = (self._find(lexed, offset), *(block.find(lexed, offset) for block in self.others))
         return min((start for start in starts if start is not None), default=None)
 
     def _find(self, lexed: Lexed, offset: int) -> int | None:
-        """The next block's opening; a call outside any block also counts if calls have their own markers."""
+        """The next block's opening. A call outside any block also counts if calls have their own markers."""
         start = self._opens(lexed, offset) if self.open else None
         if not self.open or self.calls.open:
             call = self.calls.find(lexed, offset)
@@ -111,14 +111,15 @@ class Block:
         return self._named(lexed, offset) if start is None and self.behind_text and self.names else start
 
     def _named(self, lexed: Lexed, offset: int) -> int | None:
-        """The start of a call that only its tool's name identifies."""
+        """The start of a call known only by the name of its tool."""
         names = "|".join(map(re.escape, self.names))
         mark = lexed.search(rf"{loose(self.open)}\s*{self.calls.named(names)}", offset)
         return mark.start() if mark else None
 
     def _opens(self, lexed: Lexed, offset: int) -> int | None:
-        """Whether an opening marker counts. One that may occur in plain text opens a block only where content begins
-        and a call follows.
+        """The place of an opening marker, if the marker counts.
+
+        A marker that may occur in plain text opens a block only where content begins and a call follows.
         """
         if is_distinct(self.open):
             mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), offset)
@@ -156,7 +157,7 @@ class Block:
         return [*attempts[:-1], replace(attempts[-1], stop=stop)]
 
     def _in_a_row(self, lexed: Lexed, offset: int, types: Types, opened: bool) -> list[Attempt]:
-        """The calls from `offset` on; outside a block, at most one."""
+        """The calls from `offset` on. Outside a block, at most one call."""
         attempts = list[Attempt]()
         while len(attempts) < (CALLS_AT_MOST if opened else 1):
             start = self._next(lexed, offset, opened)
@@ -167,7 +168,9 @@ class Block:
         return attempts
 
     def _stop(self, lexed: Lexed, offset: int, opened: bool) -> int:
-        """The end of the block whose last call ends at `offset`. A call outside a block may be closed like one."""
+        """The end of the block after a last call with the end `offset`. A call outside a block may have the block's
+        close.
+        """
         if not opened and not self.close:
             return offset
         close = r"[\s;,]*" + _optional(self.close) if opened else r"\s*" + loose(self.close)
@@ -175,7 +178,7 @@ class Block:
         return closed.end() if closed else offset
 
     def _unread(self, lexed: Lexed, offset: int, begin: int) -> Attempt:
-        """The attempt for a block in which no call begins."""
+        """The attempt for a block without the start of a call."""
         end = lexed.search(trigger(self.close), begin) if self.close else None
         stop = end.end() if end else len(lexed.text)
         raw = lexed.text[begin : end.start() if end else stop]
@@ -208,10 +211,11 @@ def types_of(tools: Sequence[ToolSpec]) -> Types:
 
 
 def stray_marks(block: Block | None, atoms: Mapping[int, str], others: Collection[str]) -> re.Pattern[str]:
-    """A regular expression for marks of calls that are no answer where no call is read.
+    """A regular expression for marks of calls. Where no call is read, such a mark is no answer.
 
-    A mark that is a token (one of `atoms`) counts anywhere, because no prose contains it. The spelling of a close
-    counts at the end of the turn, behind a line or a bracket. Marks in `others` are also part of other things.
+    A mark with its own token (see `atoms`) counts anywhere, because no prose contains the token. The spelling of a
+    close counts at the end of the turn, behind a line or a bracket. Marks in `others` also have other uses, and do not
+    count.
     """
     ends, marks = set[str](), set[str]()
     for part in (block, *block.others) if block is not None else ():
@@ -226,7 +230,7 @@ def stray_marks(block: Block | None, atoms: Mapping[int, str], others: Collectio
 
 @lru_cache(maxsize=4096)
 def trigger(marker: str) -> str:
-    """A regular expression for the part of an opening marker that identifies a call: up to its first tag."""
+    """A regular expression for the part of an opening marker that identifies a call: up to the first tag."""
     return loose(head(marker))
 
 
@@ -243,5 +247,5 @@ def _opening(marker: str) -> str:
 
 
 def _optional(marker: str) -> str:
-    """A regular expression for the marker's pieces in their order, any of which may be missing."""
+    """A regular expression for the marker's pieces in order. Any piece may be missing."""
     return "".join(rf"(?:\s*{loose(piece)})?" for piece in pieces(marker) if not piece.isspace())

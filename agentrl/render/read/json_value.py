@@ -11,13 +11,13 @@ from agentrl.plain import finite, no_constant
 
 @dataclass(frozen=True, slots=True)
 class ParseFailure:
-    """Why a text is not a value."""
+    """The reason why a text is not a value."""
 
     reason: str
 
 
 def json_at(text: str, offset: int) -> tuple[Any, int]:
-    """The JSON value that begins at `offset`, and its end. Without one: a ParseFailure, and `offset`."""
+    """The JSON value at `offset`, and the end of the value. Without a value: a ParseFailure, and `offset`."""
     try:
         value, end = NUMBERS.raw_decode(text, offset)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # half a surrogate pair is no text
@@ -29,4 +29,4 @@ def json_at(text: str, offset: int) -> tuple[Any, int]:
 
 
 NUMBERS = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
-"""Reads only the numbers that JSON has."""
+"""Reads only the numbers of JSON."""

@@ -21,7 +21,7 @@ _NEVER = r"(?!)"
 
 @dataclass(slots=True)
 class _Walk:
-    """How far a turn is read, and what was found in it."""
+    """The progress and the results of reading a turn."""
 
     lexed: Lexed
     executable: bool
@@ -36,10 +36,10 @@ class _Walk:
 
 
 class Parser:
-    """Reads turns in one format of calls. Never raises: a model may sample anything.
+    """Reads turns in a format of calls. Never raises: a model may sample anything.
 
-    `frames` are left out of an Action's content. Without a `block` nothing is read as a call. `call_ends` are stop
-    tokens that close a call and never an answer.
+    `frames` are left out of an Action's content. Without a `block` no call is read. `call_ends` are stop tokens that
+    close a call and never an answer.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Parser:
         self._types: Types = {}
 
     def without_calls(self) -> Parser:
-        """The same parser, but it treats calls as text."""
+        """The same parser, but calls are text."""
         bound = Parser.__new__(Parser)
         bound.__dict__.update(self.__dict__)
         bound._block = None
@@ -77,7 +77,7 @@ class Parser:
 
     @property
     def block(self) -> Block | None:
-        """How calls are spelled."""
+        """The spelling of calls."""
         return self._block
 
     @property
@@ -118,7 +118,7 @@ class Parser:
         )
 
     def _walk(self, lexed: Lexed, thinking: bool, executable: bool) -> _Walk:
-        """Read the whole turn. A call within reasoning is a thought, and in a cut turn it is text."""
+        """Read the whole turn. A call within reasoning is a thought. In a cut turn a call is text."""
         cuts = list(spans(self._first, lexed, 0, len(lexed.text)))
         if self._first is not None and cuts:  # such a frame may look like a call
             lexed.syntax = self._first.sub(lambda match: BLANK * len(match.group()), lexed.syntax)
@@ -133,8 +133,9 @@ class Parser:
         return walk
 
     def _read_stray(self, walk: _Walk, ended: bool) -> None:
-        """Marks of calls in a turn without a call are a call that lost its opening: they are no answer. `ended`: the
-        turn's stop token is such a mark.
+        """Record an unopened call for the marks of calls in a turn without a call: the marks are no answer.
+
+        `ended`: the turn's stop token is a mark of a call.
         """
         lexed, cuts = walk.lexed, [*walk.cuts, *self._framed(walk)]
         marks = [
@@ -151,7 +152,7 @@ class Parser:
             walk.cuts = sorted([*walk.cuts, *marks])
 
     def _began_within(self, walk: _Walk) -> bool:
-        """Whether the turn ends a thought before anything else: then the prompt had opened that thought."""
+        """Whether a thought ends before any other part of the turn: then the prompt had opened the thought."""
         end = None if self._ends_more else walk.lexed.search(self._close, 0)
         if end is None:
             return False
@@ -193,7 +194,7 @@ class Parser:
     def _thought(self, lexed: Lexed, offset: int) -> tuple[int, int] | None:
         """The marker that opens the next thought: right here, or at the start of a line if the thought is also closed.
 
-        Anywhere else it is a word of the content: "wrap it in <think>".
+        Anywhere else the marker is a word of the content: "wrap it in <think>".
         """
         here = self._here.match(lexed.syntax, offset)
         if here is not None:
@@ -230,9 +231,9 @@ class Parser:
         return parts
 
     def _joined(self, parts: Sequence[str], *, cut: bool) -> str:
-        """The whole content of a turn; what is in separate frames becomes separate lines.
+        """The whole content of a turn. Content in separate frames becomes separate lines.
 
-        The spaces at the end of a turn that was cut stay, because another turn may continue it.
+        The spaces at the end of a cut turn stay, because the next turn may continue the text.
         """
         if self._frames is None:
             return "".join(parts).lstrip() if cut else "".join(parts).strip()
@@ -241,12 +242,12 @@ class Parser:
 
 
 def began_thinking(action: Action, thinking: Thinking) -> bool:
-    """Whether a turn began within a thought that its generation prompt had opened."""
+    """Whether a turn began within a thought opened by its generation prompt."""
     return action.reasoning is not None and re.match(rf"\s*{thinking.opening}", action.text) is None
 
 
 def ended_thinking(action: Action, thinking: Thinking) -> bool:
-    """Whether a turn ended within a thought. A mention of a marker opens none."""
+    """Whether a turn ended within a thought. A mention of a marker opens no thought."""
     if action.reasoning is None:
         return False
     if thinking.ends_more:
@@ -256,10 +257,10 @@ def ended_thinking(action: Action, thinking: Thinking) -> bool:
 
 
 def _named(attempts: Sequence[Attempt], tokens: Sequence[int], turn: int) -> Iterator[ToolCall]:
-    """Attempts under the ids that were sampled, or under ids made here.
+    """Attempts under the sampled ids, or under generated ids.
 
-    Made from the turn's number and tokens: parsing it twice gives the same ids, and equal calls of two turns get two.
-    Nine letters and digits are accepted by every template.
+    Generated ids depend on the turn's number and tokens: a second parse gives the same ids, and equal calls of two
+    turns get different ids. Every template accepts nine letters and digits.
     """
     seed = hashlib.blake2s(array("q", [turn, *tokens]).tobytes(), digest_size=8) if attempts else None
     for i, attempt in enumerate(attempts):

@@ -27,18 +27,18 @@ _KINDS = frozenset({"string", "integer", "number", "boolean", "array", "object",
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A JSON schema within `root`, to which its references point."""
+    """A JSON schema within `root`, the document for references."""
 
     definition: Any = field(default_factory=dict)
     root: Any = field(default_factory=dict)
 
     @property
     def kinds(self) -> frozenset[str] | None:
-        """The JSON types that it names; None if it allows any."""
+        """The JSON types of the schema. None: any type."""
         return _kinds(self.definition, self.root, _UNSET, frozenset())
 
     def allows(self, value: Any) -> bool:
-        """Whether the value has one of its types, and is one of the values that it lists."""
+        """Whether the schema allows the value's type, and the value is among the listed values, if any."""
         kinds = _kinds(self.definition, self.root, value, frozenset())
         return kinds is None or kind_of(value) in kinds
 
@@ -57,7 +57,7 @@ class Schema:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The keys of an object that it names."""
+        """The keys of an object schema."""
         return frozenset(key for part in self._parts() for key in _mapping(part, "properties"))
 
     @property
@@ -66,7 +66,7 @@ class Schema:
         return any(part.get("required") for part in self._parts())
 
     def _parts(self) -> Iterator[Mapping[str, Any]]:
-        """The schema, those that it refers to, and those that it consists of."""
+        """The schema, the targets of its references, and the members of its unions."""
         queue, seen = [self.definition], set[int]()
         while queue:
             schema = queue.pop(0)
@@ -89,7 +89,7 @@ def kind_of(value: Any) -> str:
 
 
 def _kinds(schema: Any, root: Any, value: Any, seen: frozenset[int]) -> frozenset[str] | None:
-    """The types that a schema names, None for any. Given a value, only the matching one of the listed values counts."""
+    """The types of a schema, None for any. With a value, only the equal value among the listed values counts."""
     if not isinstance(schema, Mapping) or id(schema) in seen:
         return None
     seen |= {id(schema)}
@@ -107,7 +107,7 @@ def _kinds(schema: Any, root: Any, value: Any, seen: frozenset[int]) -> frozense
 
 
 def _named(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """By `type`, which may be a list; without it, by keys that only objects or lists have."""
+    """The types by `type`, which may be a list. Without the key: by keys that only objects or lists have."""
     named = schema.get("type")
     if named is None:
         return frozenset({"object"} if "properties" in schema else {"array"}) if _shaped(schema) else None
@@ -123,7 +123,7 @@ def _shaped(schema: Mapping[str, Any]) -> bool:
 
 
 def _listed(schema: Mapping[str, Any], value: Any) -> frozenset[str] | None:
-    """By `const` and `enum`."""
+    """The types by `const` and `enum`."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not _is_list(values):
         return None
@@ -135,7 +135,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _target(schema: Mapping[str, Any], root: Any) -> Any:
-    """The target of a `$ref` within the same document; None if there is none."""
+    """The target of a `$ref` within the same document. None without a target."""
     ref = schema.get("$ref")
     if not isinstance(ref, str) or not ref.startswith("#"):
         return None
@@ -164,4 +164,4 @@ def _is_list(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
 
 
 ANY = Schema()
-"""The schema of an argument that has none."""
+"""The schema of an argument without a schema."""
