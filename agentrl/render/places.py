@@ -48,9 +48,8 @@ class TurnPlaces:
     def __init__(self, template: Template, thinking: Thinking, *, content: str, results: bool) -> None:
         self._template, self._thinking = template, thinking
         self._prompt = _prompt_after(template, TurnPlace().before(template, content=content))
-        after = (
-            _prompt_after(template, TurnPlace(after_result=True).before(template, content=content)) if results else ""
-        )
+        before = TurnPlace(after_result=True).before(template, content=content) if results else ()
+        after = _prompt_after(template, before) if before else ""
         self._after_result = "" if after == self._prompt else after
 
     def at(self, prompt: Sequence[int]) -> TurnPlace:

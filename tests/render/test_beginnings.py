@@ -115,13 +115,13 @@ def test_a_special_token_that_another_one_swallows_is_no_cut(monkeypatch):
 def test_a_token_that_takes_what_is_beside_it_is_no_cut(wrong):
     tokenizer = chatml_tokenizer()
     tokenizer.add_tokens([AddedToken("<|odd|>", special=True, **wrong)], special_tokens=True)
-    assert "<|odd|>" not in beginnings._written(tokenizer, tokenizer.chat_template + "<|odd|>")
+    assert "<|odd|>" not in beginnings._markers_in(tokenizer, tokenizer.chat_template + "<|odd|>")
 
 
 def test_a_token_within_another_is_no_cut():
     tokenizer = chatml_tokenizer()
     tokenizer.add_tokens(["<|im_end|>\n"])
-    assert "<|im_end|>" not in beginnings._written(tokenizer, tokenizer.chat_template)
+    assert "<|im_end|>" not in beginnings._markers_in(tokenizer, tokenizer.chat_template)
 
 
 def test_an_encoder_that_does_not_cut_there_is_taken_as_it_is():
