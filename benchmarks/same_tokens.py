@@ -75,7 +75,7 @@ def compared(tokenizer: Any, corpus: list[str]) -> dict[str, Any]:
         times = [time.process_time()]
         found = bpe.encode(text)
         times.append(time.process_time())
-        expected = bpe.own(text)
+        expected = bpe.reference(text)
         spent = [spent[0] + times[1] - times[0], spent[1] + time.process_time() - times[1]]
         different += found != expected
     return {**row, "texts": len(corpus), "different": different, "times as fast": round(spent[1] / spent[0], 1)}

@@ -1,7 +1,7 @@
 """Messages to tokens and back, for a given chat template: `load_renderer(tokenizer) -> Renderer`.
 
-A model samples the tokens of one turn. The next prompt must be exactly those tokens, followed by what the template
-writes after them: the *bridge*. Sampled text is never rendered or encoded again. No template is recognized by its name.
+A model samples the tokens of a turn. The next prompt must be exactly these tokens, followed by the template's text
+after the turn: the *bridge*. Sampled text is never rendered or encoded again. No template is recognized by its name.
 
                           tokenizer + template
                                    │
@@ -15,12 +15,12 @@ writes after them: the *bridge*. Sampled text is never rendered or encoded again
                                    │
     renderer                  the Renderer
 
-A tail is rendered once for each shape, and then comes from the memo, where that is proved (`memo`, `symbols`, `trace`).
-If it depends on earlier messages, they are rendered too (`context`). In every run some are compared (`watch`).
+A tail is rendered once for each shape, and then comes from the memo, where the memo is proved (`memo`, `symbols`,
+`trace`). A tail with a dependence on earlier messages is made from a render of these messages (`context`). In every run
+some bridges are compared (`watch`).
 
 Who may import whom, from the top down: renderer, prove, turns, watch, memo, tail, context, learn, formats, read,
-template, trace, symbols.
-docs/templates.md describes what is proved, for which templates, and why it is done this way.
+template, trace, symbols. docs/templates.md describes the proofs, the templates, and the reasons.
 """
 
 from agentrl.render.base import Certificate, Renderer

@@ -1,7 +1,7 @@
-"""The tokens of long beginnings that prompts share, such as a coding agent's instructions and tools.
+"""The tokens of long beginnings shared by prompts, such as a coding agent's instructions and tools.
 
-A tokenizer cuts a text at its special tokens before it does anything else. So what ends with one has the same tokens
-whatever follows. They are remembered by content.
+A tokenizer first cuts a text at its special tokens. So a text with a special token at its end has the same tokens
+before any other text. The tokens are remembered by content.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from weakref import WeakKeyDictionary
 from agentrl.render.raw import HARD_TEXTS, encodes_in_rust
 
 _LONG = 4096
-"""Characters of the shortest text that is remembered."""
+"""Characters of the shortest remembered text."""
 _MOST = 4 << 20
-"""Tokens that are remembered, in all: 16 MiB."""
+"""The limit of remembered tokens in all: 16 MiB."""
 _MARKERS = 16
-"""How many special tokens are tried, of those that a template writes."""
+"""How many special tokens of a template are tried."""
 
 Encode = Callable[[str], list[int]]
 
 
 class _Memory:
-    """Tokens by a key. Those that were used the longest time ago are dropped first. Threads may share it."""
+    """Tokens by a key. The tokens with the oldest use are dropped first. Threads may share a memory."""
 
     def __init__(self, most: int) -> None:
         self._most, self._size = most, 0
-        self._kept: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._entries: OrderedDict[bytes, array[int]] = OrderedDict()
         self._lock = Lock()
 
     def get(self, key: bytes, make: Callable[[], Sequence[int]]) -> array[int]:
         with self._lock:
-            if (kept := self._kept.get(key)) is not None:
-                self._kept.move_to_end(key)
-                return kept
-        made = array("i", make())
+            if (cached := self._entries.get(key)) is not None:
+                self._entries.move_to_end(key)
+                return cached
+        tokens = array("i", make())
         with self._lock:
-            if key not in self._kept and len(made) <= self._most:
-                self._kept[key] = made
-                self._size += len(made)
+            if key not in self._entries and len(tokens) <= self._most:
+                self._entries[key] = tokens
+                self._size += len(tokens)
             while self._size > self._most:
-                self._size -= len(self._kept.popitem(last=False)[1])
-        return made
+                self._size -= len(self._entries.popitem(last=False)[1])
+        return tokens
 
 
 _memory = _Memory(_MOST)
@@ -63,28 +63,28 @@ class BeginningEncoder:
     encode: Encode
     cuts: re.Pattern[str]
     ids: dict[str, int]
-    """The special tokens at which a text may be cut, with their ids."""
+    """The special tokens with a possible cut, and their ids."""
     tokenizer: str
-    """Distinguishes the tokenizer from others."""
+    """Distinguishes the tokenizer."""
 
     def __call__(self, text: str) -> list[int]:
-        tokens, before, at = list[int](), "", 0
+        tokens, before, offset = list[int](), "", 0
         for piece, marker in self._pieces(text):
-            tokens += _memory.get(self._key(before, piece), partial(self._behind, before, piece))
+            tokens += _memory.get(self._key(before, piece), partial(self._tokens_after, before, piece))
             if tokens[-1:] != [self.ids[marker]]:  # another token begins before it and takes a part of it
                 return self.encode(text)
-            before, at = marker, at + len(piece)
-        return tokens + self._behind(before, text[at:]) if at < len(text) else tokens
+            before, offset = marker, offset + len(piece)
+        return tokens + self._tokens_after(before, text[offset:]) if offset < len(text) else tokens
 
     def _pieces(self, text: str) -> Iterator[tuple[str, str]]:
-        """Long pieces from the text's start on, each with the special token that it ends with."""
+        """Long pieces from the text's start on, each with the special token at its end."""
         start = 0
-        for found in self.cuts.finditer(text, _LONG):
-            if found.end() - start >= _LONG:
-                yield text[start : found.end()], found.group()
-                start = found.end()
+        for match in self.cuts.finditer(text, _LONG):
+            if match.end() - start >= _LONG:
+                yield text[start : match.end()], match.group()
+                start = match.end()
 
-    def _behind(self, before: str, text: str) -> list[int]:
+    def _tokens_after(self, before: str, text: str) -> list[int]:
         """The tokens of a text behind a special token, or at the start."""
         tokens = self.encode(before + text)
         return tokens[1:] if before else tokens
@@ -95,39 +95,39 @@ class BeginningEncoder:
 
 
 def remembering(encode: Encode, tokenizer: Any, source: str, fingerprint: str) -> Encode:
-    """`encode`, which remembers long beginnings if the tokenizer is known to cut at a special token of the template.
+    """`encode`, but long beginnings are remembered if the tokenizer always cuts at a special token of the template.
 
     `source` is the template's text.
     """
-    markers = _written(tokenizer, source)
-    known = _CUTS.setdefault(tokenizer, {}) if markers else {}
-    if (key := (*markers, fingerprint)) not in known:
-        known[key] = {text: token for text, token in markers.items() if _cuts(encode, text, token)}
-    ids = known[key]
+    markers = _markers_in(tokenizer, source)
+    cached = _CUTS.setdefault(tokenizer, {}) if markers else {}
+    if (key := (*markers, fingerprint)) not in cached:
+        cached[key] = {text: token for text, token in markers.items() if _cuts(encode, text, token)}
+    ids = cached[key]
     if not ids:
         return encode
     cuts = re.compile("|".join(map(re.escape, ids)))
     return BeginningEncoder(encode, cuts, ids, fingerprint)
 
 
-def _written(tokenizer: Any, source: str) -> dict[str, int]:
-    """Added tokens that the template writes, that swallow nothing beside them, and that are in no other token."""
+def _markers_in(tokenizer: Any, source: str) -> dict[str, int]:
+    """Added tokens in the template's text that take no neighbouring characters, and are part of no other token."""
     if not encodes_in_rust(tokenizer):
         return {}
     added = {i: token for i, token in tokenizer.added_tokens_decoder.items() if token.content}
     ends = {str(value) for value in tokenizer.special_tokens_map.values()}
-    found = {
+    markers = {
         token.content: i
         for i, token in added.items()
         if token.content in source or token.content in ends
         if not (token.lstrip or token.rstrip or token.single_word or token.normalized)
         if not any(token.content in other.content for j, other in added.items() if j != i)
     }
-    return dict(list(found.items())[:_MARKERS])
+    return dict(list(markers.items())[:_MARKERS])
 
 
 def _cuts(encode: Encode, marker: str, token: int) -> bool:
-    """Whether texts on both sides of a special token are encoded apart, on texts that are hard to encode."""
+    """Whether texts on both sides of a special token are encoded apart. Tried on texts that are hard to encode."""
     for before in HARD_TEXTS:
         head = encode(before + marker)
         for after in HARD_TEXTS:

@@ -1,4 +1,4 @@
-"""A cache of what was probed and bound, keyed by value."""
+"""A cache of probed and bound templates, keyed by value."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ _FINGERPRINTS: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
 
 
 class Cache(Generic[T]):
-    """At most `size` values; the oldest is dropped first. If two threads make the same value, only one of the two is
-    kept.
-    """
+    """At most `size` values. The oldest is dropped first. If two threads make the same value, only one is kept."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -43,11 +41,11 @@ def key_of(*parts: Any) -> str:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """What distinguishes tokenizers within a process: name, vocabulary, special tokens, and a sample of the merges."""
+    """The identity of a tokenizer within a process: name, vocabulary, special tokens, and a sample of the merges."""
     now = f"{len(tokenizer)} {tokenizer.special_tokens_map}"
-    before, known = _FINGERPRINTS.get(tokenizer, ("", ""))
+    before, cached = _FINGERPRINTS.get(tokenizer, ("", ""))
     if before == now:
-        return known
+        return cached
     parts = (
         getattr(tokenizer, "name_or_path", ""),
         hash(frozenset(tokenizer.get_vocab().items())),

@@ -1,4 +1,4 @@
-"""The part of a history that a template reads when it writes the text after a turn."""
+"""The part of a history that a template reads for the text after a turn."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ LEADING = ("system", "developer")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a template needs of the history before it writes what follows a turn; most need nothing."""
+    """The part of the history that a template needs for the text after a turn. Most templates need no history."""
 
     system: bool = False
-    """The system message: Mistral-Nemo repeats it in the last user message, SmolLM3 looks for `/no_think` in it."""
+    """The system message: Mistral-Nemo repeats the message in the last user message, SmolLM3 looks for `/no_think`."""
     calls: Literal["none", "last", "one", "all"] = "none"
-    """Placeholders for earlier calls: some templates open a list of results once, or number the calls. "last" adds one
-    if a result is right before the turn, because some templates look two messages back."""
+    """Placeholders for earlier calls: some templates open a list of results once, or number the calls. "last" adds a
+    placeholder if a result is right before the turn, because some templates look two messages back."""
     whole: bool = False
-    """Every message: some templates look for a switch in any of them, or count failed results."""
+    """Every message: some templates look for a switch in any message, or count failed results."""
 
     def before(self, history: Sequence[Message]) -> list[Message]:
-        """What to render before the sampled turn, which is the last of `history`."""
+        """The messages to render before the sampled turn, the last of `history`."""
         if self.whole:
             return whole(history)
         first = history[:1] if self.system and history and history[0].get("role") in LEADING else ()
@@ -49,11 +49,11 @@ CONTEXTS = (
     Context(calls="all"),
     Context(whole=True),
 )
-"""From the cheapest to the most expensive: certification takes the first with which every bridge is right."""
+"""From the cheapest to the most expensive. Certification takes the first context with right bridges everywhere."""
 
 
 def whole(history: Sequence[Message]) -> list[Message]:
-    """The messages before the sampled turn, which is the last of `history`. A question is added if no user spoke."""
+    """The messages before the sampled turn, the last of `history`. A question is added if no user spoke."""
     before = list(history[:-1])
     if any(message.get("role") == "user" for message in before):
         return before
@@ -64,7 +64,7 @@ def whole(history: Sequence[Message]) -> list[Message]:
 def outlined(messages: Sequence[Message]) -> list[Message]:
     """The messages with a placeholder for each turn: a model may write turns that its template refuses.
 
-    Placeholders keep the calls' ids and names. Turns in a row, which a Raw answer may cause, become a single one.
+    Placeholders keep the calls' ids and names. Turns in a row, perhaps from a Raw answer, become a single turn.
     """
     outline: list[Message] = []
     for message in messages:

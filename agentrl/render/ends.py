@@ -14,7 +14,7 @@ _CALL = {"id": "c00000000", "type": "function", "function": {"name": "lookup", "
 
 
 def turn_ends(renderer: Renderer) -> frozenset[int]:
-    """The ids of the tokens that end an answer and a turn of calls. Empty if plain text ends them."""
+    """The ids of the tokens at the end of an answer and of a turn with calls. Empty if plain text ends both."""
     answer: Message = {"role": "assistant", "content": "Yes."}
     tokens = [renderer.encode(answer)]
     with suppress(TemplateError):  # a template without calls

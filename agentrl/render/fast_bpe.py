@@ -1,13 +1,13 @@
-"""Another BPE in place of the tokenizer's own, if a variable asks for it: ten times as fast, and compared for ever.
+"""A second BPE in place of the tokenizer's BPE, on request by a variable: ten times as fast, and compared forever.
 
-`fastokens` (Apache-2.0) reads the same vocabulary and merges, and finds the tokens by another algorithm. That it finds
-the same ones is not proved. So it is compared with the tokenizer:
+`fastokens` (Apache-2.0) reads the same vocabulary and merges, and has a different algorithm. The equality of the tokens
+is not proved. So the tokens are compared with the tokenizer's:
 
 - at load, on every token of the vocabulary, on merges that compete, and on texts that are hard to cut into words;
 - later, on one text in `CHECKED_EVERY`, as long as the process runs.
 
-The first difference or error switches it off for the tokenizer, with a warning, and the tokenizer's own tokens are
-taken. At stake is how a text is cut into tokens, never that the trainer and the engine see the same ones.
+The first difference or error switches the fast BPE off for the tokenizer, with a warning, and the tokenizer's own
+tokens are taken. At stake is the cut of a text into tokens. Trainer and engine always see the same tokens.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from agentrl.render.raw import encoder_of
 from agentrl.types import CheckCounts, Rendered
 
 VARIABLE = "AGENTRL_FAST_BPE"
-"""The environment variable that is "on" when a renderer is loaded, if another BPE may encode."""
+"""The environment variable. "on" at the load of a renderer lets a fast BPE encode."""
 CHECKED_EVERY = 64
 _RIVALS = 30_000
-"""About how many merges are tried beside others."""
+"""About how many merges are tried beside rival merges."""
 
 P = ParamSpec("P")
 Encode = Callable[[str], list[int]]
@@ -44,7 +44,7 @@ _loading = threading.Lock()
 
 
 class _Compared(threading.local):
-    """How many texts this thread has encoded in both ways, and how many of them differed."""
+    """How many texts this thread has encoded in both ways, and how many differed."""
 
     texts = 0
     different = 0
@@ -55,49 +55,49 @@ _compared = _Compared()
 
 @dataclass(slots=True)
 class FastBpe:
-    """Encodes as the tokenizer does, by another BPE as long as nothing is known against that."""
+    """Encodes like the tokenizer, by a fast BPE until the first difference."""
 
     name: str
-    own: Encode
-    """The tokenizer's own way."""
+    reference: Encode
+    """The tokenizer's own encoder."""
     other: Encode
     size: Callable[[], tuple[int, bool]]
-    """What must not change: the number of tokens, and whether special tokens are text."""
+    """The constants of a tokenizer: the number of tokens, and whether special tokens are text."""
     loaded: tuple[int, bool]
     every: int = CHECKED_EVERY
-    """One text in so many is encoded in both ways. The text decides, so that a run repeats exactly."""
+    """1 text in `every` is encoded in both ways. The text decides, so a run repeats exactly."""
     off: str = ""
-    """Why it is switched off; empty if it is on."""
+    """The reason of the switch-off. Empty: the fast BPE is on."""
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text with nothing added to it."""
+        """Tokens of a text. No token is added."""
         if self.off or self._is_changed():
-            return self.own(text)
+            return self.reference(text)
         try:
-            found = self.other(text)
+            actual = self.other(text)
         except Exception as exc:  # noqa: BLE001 - the boundary of another library: its tokenizer takes over
             self._switch_off(f"it fails on a text ({type(exc).__name__}: {exc})")
-            return self.own(text)
+            return self.reference(text)
         if zlib.crc32(text.encode(errors="replace")) % self.every:
-            return found
-        expected = self.own(text)
+            return actual
+        expected = self.reference(text)
         _compared.texts += 1
-        if found != expected:
+        if actual != expected:
             _compared.different += 1
-            self._switch_off(f"it encodes {_shown(text, expected, found)}; report this")
+            self._switch_off(f"it encodes {_difference(text, expected, actual)}; report this")
         return expected
 
     def check(self, texts: Sequence[str]) -> None:
-        """Compare on these texts. Switch off at the first difference, or if it takes longer than the tokenizer."""
+        """Compare on these texts. Switch off at the first difference, or if the tokenizer is faster."""
         spent = [0.0, 0.0]
         for text in texts:
             began = time.process_time()
-            expected = self.own(text)
+            expected = self.reference(text)
             halfway = time.process_time()
-            found = self.other(text)
+            actual = self.other(text)
             spent = [spent[0] + halfway - began, spent[1] + time.process_time() - halfway]
-            if expected != found:
-                return self._switch_off(f"it encodes {_shown(text, expected, found)}")
+            if expected != actual:
+                return self._switch_off(f"it encodes {_difference(text, expected, actual)}")
         if spent[1] > spent[0]:
             self._switch_off("it is slower than the tokenizer")
         return None
@@ -115,55 +115,55 @@ class FastBpe:
 
 
 def fast_encoder_of(tokenizer: Any) -> Encode:
-    """`encoder_of`, or another BPE if `AGENTRL_FAST_BPE` is on. Raises ConfigError if that is not installed."""
-    own = encoder_of(tokenizer)
+    """`encoder_of`, or a fast BPE if `AGENTRL_FAST_BPE` is on. Raises ConfigError if fastokens is not installed."""
+    encode = encoder_of(tokenizer)
     if not is_asked_for():
-        return own
+        return encode
     with _loading:
-        kept = _KEPT.get(tokenizer)
-        if kept is None or kept.loaded != kept.size():
-            kept = _KEPT[tokenizer] = _loaded(tokenizer)
-    return own if kept.off else kept.encode
+        bpe = _KEPT.get(tokenizer)
+        if bpe is None or bpe.loaded != bpe.size():
+            bpe = _KEPT[tokenizer] = _loaded(tokenizer)
+    return encode if bpe.off else bpe.encode
 
 
 def is_asked_for() -> bool:
-    """Whether the variable is on. Raises ConfigError if it is neither on nor off."""
-    said = os.environ.get(VARIABLE, "")
-    if said.lower() not in ("", "0", "off", "1", "on"):
-        raise ConfigError(f"{VARIABLE} is {said!r}: set it to on or off")
-    return said.lower() in ("1", "on")
+    """Whether the variable is on. Raises ConfigError for a value other than on and off."""
+    setting = os.environ.get(VARIABLE, "")
+    if setting.lower() not in ("", "0", "off", "1", "on"):
+        raise ConfigError(f"{VARIABLE} is {setting!r}: set it to on or off")
+    return setting.lower() in ("1", "on")
 
 
 def counted(render: Callable[P, Rendered]) -> Callable[P, Rendered]:
-    """A method that renders; its result also has how many texts were encoded in both ways meanwhile."""
+    """A method that renders. The result also counts the texts encoded in both ways meanwhile."""
 
     @functools.wraps(render)
     def rendered(*args: P.args, **kwargs: P.kwargs) -> Rendered:
         texts, different = _compared.texts, _compared.different
-        made = render(*args, **kwargs)
+        result = render(*args, **kwargs)
         if _compared.texts == texts:
-            return made
+            return result
         compared = CheckCounts(
             encodes_checked=_compared.texts - texts, encodes_different=_compared.different - different
         )
-        return replace(made, checks=made.checks + compared)
+        return replace(result, checks=result.checks + compared)
 
     return rendered
 
 
 def _loaded(tokenizer: Any) -> FastBpe:
-    """The BPE of a tokenizer, compared with it. It is off if it cannot read the tokenizer.
+    """The BPE of a tokenizer, compared with the tokenizer. Off if the BPE cannot read the tokenizer.
 
-    It holds the tokenizer weakly, since `_KEPT` would else keep both for ever: a template holds it.
+    The BPE holds the tokenizer by a weak reference. A strong reference in a value of `_KEPT` would keep both forever.
     """
-    held = ref(tokenizer)
+    tokenizer_ref = ref(tokenizer)
 
-    def own(text: str) -> list[int]:
-        return encoder_of(held())(text)
+    def encode(text: str) -> list[int]:
+        return encoder_of(tokenizer_ref())(text)
 
     def size() -> tuple[int, bool]:
-        found: Any = held()
-        return len(found), bool(found.split_special_tokens)
+        alive: Any = tokenizer_ref()
+        return len(alive), bool(alive.split_special_tokens)
 
     try:
         from fastokens import Tokenizer
@@ -172,16 +172,16 @@ def _loaded(tokenizer: Any) -> FastBpe:
             f"{VARIABLE} is on, but fastokens is not installed: pip install 'agentrl-sdk[fast]', or unset the variable"
         ) from exc
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-    bpe = FastBpe(name, own, own, size, size())
+    bpe = FastBpe(name, encode, encode, size, size())
     if bpe.loaded[1]:
         bpe._switch_off("the tokenizer takes special tokens for text")
         return bpe
     try:
         backend = tokenizer.backend_tokenizer
-        written = backend.to_str()
-        other = Tokenizer.from_json_str(written)
+        serialized = backend.to_str()
+        other = Tokenizer.from_json_str(serialized)
         bpe.other = lambda text: other.encode(text).ids
-        _check_merges(bpe, backend, other, json.loads(written)["model"])
+        _check_merges(bpe, backend, other, json.loads(serialized)["model"])
         bpe.check(hard_texts(tokenizer))
     except Exception as exc:  # noqa: BLE001 - the boundary of another library, which cannot read every tokenizer
         bpe._switch_off(f"it cannot be used ({type(exc).__name__}: {exc})")
@@ -189,19 +189,20 @@ def _loaded(tokenizer: Any) -> FastBpe:
 
 
 def _check_merges(bpe: FastBpe, backend: Any, other: Any, model: Mapping[str, Any]) -> None:
-    """Compare on the text of every token, which shows a merge that is missing, and on merges that compete."""
+    """Compare on the text of every token, to detect missing merges, and on merges that compete."""
     places = [*([token] for token in model["vocab"].values()), *_rivals(model)]
     texts = backend.decode_batch(places, skip_special_tokens=False)
     ours, theirs = backend.encode_batch_fast(texts, add_special_tokens=False), other.encode_batch(texts)
-    for text, expected, found in zip(texts, ours, theirs, strict=True):
-        if expected.ids != found.ids:
-            return bpe._switch_off(f"it encodes {_shown(text, expected.ids, found.ids)}")
+    for text, expected, actual in zip(texts, ours, theirs, strict=True):
+        if expected.ids != actual.ids:
+            return bpe._switch_off(f"it encodes {_difference(text, expected.ids, actual.ids)}")
     return None
 
 
 def _rivals(model: Mapping[str, Any]) -> Iterator[list[int]]:
-    """For each of many merges of `x` and `y`: tokens `w x y z`, where `w x` and `y z` could be merged as well. Their
-    order decides."""
+    """For each of many merges of `x` and `y`: tokens `w x y z`, with possible merges `w x` and `y z`. The order of the
+    merges decides.
+    """
     vocab, merges = model["vocab"], [_parts(merge) for merge in model["merges"]]
     before, after = {y: x for x, y in merges}, dict(merges)
     for x, y in merges[:: 1 + len(merges) // _RIVALS]:
@@ -209,12 +210,13 @@ def _rivals(model: Mapping[str, Any]) -> Iterator[list[int]]:
 
 
 def _parts(merge: str | Sequence[str]) -> tuple[str, str]:
-    """Files of old write a merge as one text."""
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return left, right
+    """Old files write a merge as a single text."""
+    first, second = merge.split(" ") if isinstance(merge, str) else merge
+    return first, second
 
 
-def _shown(text: str, expected: Sequence[int], found: Sequence[int]) -> str:
-    """Where two encodes part."""
-    at = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), 0)
-    return f"{text[:60]!r} otherwise: at token {at} {list(found[at : at + 4])}, not {list(expected[at : at + 4])}"
+def _difference(text: str, expected: Sequence[int], actual: Sequence[int]) -> str:
+    """The first difference of two encodings, as a message."""
+    index = next((i for i, (a, b) in enumerate(zip(expected, actual, strict=False)) if a != b), 0)
+    ours, theirs = list(expected[index : index + 4]), list(actual[index : index + 4])
+    return f"{text[:60]!r} otherwise: at token {index} {theirs}, not {ours}"

@@ -85,11 +85,11 @@ $ ls -la | grep '^d' >/dev/null 2>&1; echo $?
 _RUNS = ("a", "A", "0", "=", "-", ".", " ", "\n", "\t", "ab", "é", "晴", "🚆", "\u0301", " x", "\r\n", "01", "_a", "'s")
 _RUN_LENGTHS = (2, 3, 5, 16, 33, 260, 2100)
 _MIXED = 120
-"""How many texts are put together at random."""
+"""How many texts are mixed at random."""
 _OF_CATEGORY = 24
 """How many characters of each of Unicode's categories are tried."""
 _MARKERS = 64
-"""How many added tokens are tried, of those that a tokenizer may have by the thousand."""
+"""How many added tokens are tried. A tokenizer may have thousands."""
 
 
 def hard_texts(tokenizer: Any) -> list[str]:
@@ -108,12 +108,12 @@ def hard_texts(tokenizer: Any) -> list[str]:
 
 
 def _of_categories(pick: random.Random) -> Iterator[str]:
-    """Characters of each category between letters, digits, spaces and each other."""
-    found = defaultdict[str, list[str]](list)
+    """Characters of each category between letters, digits, spaces and characters of the same category."""
+    by_category = defaultdict[str, list[str]](list)
     for char in map(chr, range(sys.maxunicode + 1)):
-        found[unicodedata.category(char)].append(char)
-    for category in sorted(set(found) - {"Cs"}):
-        chars = pick.sample(found[category], min(_OF_CATEGORY, len(found[category])))
+        by_category[unicodedata.category(char)].append(char)
+    for category in sorted(set(by_category) - {"Cs"}):
+        chars = pick.sample(by_category[category], min(_OF_CATEGORY, len(by_category[category])))
         yield "".join(f"a{char}1{char} {char}b" for char in chars)
         yield " ".join(chars) + "".join(chars) + "\n".join(chars)
 

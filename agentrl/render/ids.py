@@ -1,4 +1,4 @@
-"""Ids of calls in the form that a template needs: most take any text, some need nine letters, some a call's name."""
+"""Ids of calls in the form for a template: most templates take any text, some need nine letters, some a call's name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def named_id(name: str, number: int) -> str:
-    """An id that contains the name of a call and its number, as Kimi's models write it: `functions.search:3`."""
+    """An id with the name of a call and its number, as in Kimi's models: `functions.search:3`."""
     return f"functions.{name}:{number}"
 
 
@@ -23,15 +23,15 @@ def has_name(call_id: str, name: str) -> bool:
 
 
 def next_number(ids: Iterable[str]) -> int:
-    """The number of the call that follows calls with these ids, which contain numbers."""
+    """The number of the call after the calls with these ids. The ids contain numbers."""
     return max((int(call_id.rpartition(":")[2]) for call_id in ids), default=-1) + 1
 
 
 def with_named_ids(messages: Sequence[Message], number: int = 0) -> list[Message]:
-    """The messages under ids that contain the calls' names, for templates that write an id in place of a name.
+    """The messages under ids with the calls' names, for templates that write an id in place of a name.
 
-    An id that contains the name already stays. Other calls are numbered through the whole conversation, as Kimi's
-    models do it; `number` is the first number.
+    An id with a name stays. Other calls are numbered through the whole conversation, as in Kimi's models. `number` is
+    the first number.
     """
 
     def named(call_id: str, name: str) -> str:
@@ -44,14 +44,14 @@ def with_named_ids(messages: Sequence[Message], number: int = 0) -> list[Message
 
 
 def with_plain_ids(messages: Sequence[Message]) -> list[Message]:
-    """The messages under ids of nine letters and digits, for templates that refuse others."""
+    """The messages under ids of nine letters and digits, for templates that refuse other ids."""
     return _renamed(messages, lambda call_id, _: plain_id(call_id), orphans=True)
 
 
 def _renamed(messages: Sequence[Message], rename: Callable[[str, str], str], *, orphans: bool = False) -> list[Message]:
-    """The messages with other ids: a result has the new id of the last call before it that had its id.
+    """The messages with other ids. A result gets the new id of the last earlier call with the same old id.
 
-    With `orphans`, an id that no call has is renamed too.
+    With `orphans`, an id without a call is renamed too.
     """
     ids, renamed = dict[str, str](), list[Message]()
     for message in messages:
@@ -73,7 +73,9 @@ def _renamed(messages: Sequence[Message], rename: Callable[[str, str], str], *, 
 
 
 def plain_id(call_id: str) -> str:
-    """The id if it is nine letters and digits, which every template accepts. Otherwise a hash of it in that form."""
+    """The id, if made of nine letters and digits, as every template accepts. Otherwise a hash of the id in the same
+    form.
+    """
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id
     number = int.from_bytes(hashlib.blake2s(call_id.encode("utf-8", "replace"), digest_size=8).digest())

@@ -1,4 +1,4 @@
-"""Long texts: a text that cannot fit is refused by its length, and one that may fit is encoded in a thread."""
+"""Long texts: a text too long to fit is refused by its length, and a text that may fit is encoded in a thread."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _USUAL = 4
 """Characters of an average token."""
 _CHUNK = 65_536
 _SEAM = 256
-"""Tokens of a chunk that may exist only because the text was cut there."""
+"""Tokens of a chunk that may exist only because of the cut."""
 
 _NAME = "agentrl-render"
 _threads = ThreadPoolExecutor(2, _NAME)
-"""A separate thread pool: all threads of asyncio's may be taken by agents that wait for their replies."""
+"""A separate thread pool. Agents that wait for replies may take all threads of asyncio's pool."""
 
 
 def _renew() -> None:
@@ -40,17 +40,17 @@ os.register_at_fork(after_in_child=_renew)
 
 
 async def aside(characters: int, make: Callable[[], T]) -> T:
-    """The result of `make`, which renders the given number of characters. Long texts are rendered in a thread."""
+    """The result of `make`, a render of the given number of characters. Long texts are rendered in a thread."""
     if characters < LONG:
         return make()
     return await asyncio.get_running_loop().run_in_executor(_threads, copy_context().run, make)
 
 
 async def too_long(renderer: Renderer, texts: Sequence[str], bound: int) -> int | None:
-    """About how many tokens the texts have, if that is certainly `bound` or more. Costs as much as encoding `bound`
-    tokens.
+    """The approximate number of tokens of the texts, if certainly `bound` or more. None if the texts may fit: only
+    rendering can tell.
 
-    None if they may fit: only rendering them can tell.
+    Costs as much as encoding `bound` tokens.
     """
     texts = [text.strip() for text in texts]  # templates trim whitespace around a text
     size = sum(map(len, texts))

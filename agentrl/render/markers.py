@@ -1,10 +1,10 @@
-"""Special tokens in the text of messages: found and counted, and encoded as text where requested.
+"""Special tokens in the text of messages: counted, and encoded as text where requested.
 
-A web page may contain `<|im_start|>`. Encoded as the template's own render does it, it forges a turn. As text, it gets
-the tokens that the tokenizer would give it if it had no such special token.
+A web page may contain `<|im_start|>`. Encoded as in the template's own render, the marker forges a turn. As text, the
+marker gets the tokens of a tokenizer without this special token.
 
-Such text is guarded before the template sees it: a private character follows the first one of each marker, so that
-the template does not see a marker. `Spelling.encode` removes the guards again.
+The text is guarded before the template sees the text: a private character follows the first character of each marker,
+so the template does not see a marker. `Spelling.encode` removes the guards again.
 """
 
 from __future__ import annotations
@@ -32,42 +32,41 @@ _warned = False
 
 @dataclass(frozen=True, eq=False)
 class Markers:
-    """The special tokens of one tokenizer, and other added tokens that its template writes."""
+    """The special tokens of a tokenizer, and other added tokens in the template's text."""
 
     tokenizer: Any
     ids: Mapping[str, int]
     """Text -> id."""
-    own: frozenset[str] = frozenset()
-    """Markers that a model writes into its own turns, such as `</think>`. Texts often mention them, and they forge no
-    turn.
-    """
+    turn_markers: frozenset[str] = frozenset()
+    """Markers of the model's own turns: `</think>`. Texts often mention these markers, and the markers forge no
+    turn."""
 
     @classmethod
     def of(cls, tokenizer: Any, source: str, special_ids: Iterable[int]) -> Markers:
         added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
         special = {added.get(i) or tokenizer.convert_ids_to_tokens(i): i for i in special_ids}
-        written = {text: i for i, text in added.items() if text in source and not text.isspace()}
-        return cls(tokenizer, {text: i for text, i in {**written, **special}.items() if text and len(text) > 1})
+        in_source = {text: i for i, text in added.items() if text in source and not text.isspace()}
+        return cls(tokenizer, {text: i for text, i in {**in_source, **special}.items() if text and len(text) > 1})
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Any of them; the longest first, as a tokenizer looks for them."""
+        """Any marker, the longest first, as in a tokenizer."""
         return re.compile(_any_of(self.ids) or r"(?!)")
 
     @cached_property
     def _first(self) -> frozenset[str]:
-        """The characters with which they begin."""
+        """The first characters of the markers."""
         return frozenset(text[0] for text in self.ids)
 
     def count(self, value: Any) -> int:
-        """How many special tokens are in the strings of a value, apart from the model's own markers."""
+        """The number of special tokens in the strings of a value, apart from the model's own markers."""
         if isinstance(value, str):
             for char in self._first:
                 if char in value:
                     break
             else:
                 return 0
-            return sum(found not in self.own for found in self.pattern.findall(value))
+            return sum(marker not in self.turn_markers for marker in self.pattern.findall(value))
         if isinstance(value, (dict, Mapping)):  # checked faster than the abstract class alone
             return sum(self.count(key) + self.count(item) for key, item in value.items())
         return sum(map(self.count, value)) if isinstance(value, list | tuple) else 0
@@ -82,12 +81,12 @@ class Markers:
 
     def _guarded(self, text: str, but: Iterable[str]) -> str:
         text = text.replace(GUARD, "\ufffd") if GUARD in text else text
-        parts, start, at = list[str](), 0, 0
-        while found := self.pattern.search(text, at):  # one may begin within another
-            at = found.start() + 1
-            if found.group() not in but:
-                parts.append(text[start:at])
-                start = at
+        parts, start, offset = list[str](), 0, 0
+        while match := self.pattern.search(text, offset):  # a marker may begin within a marker
+            offset = match.start() + 1
+            if match.group() not in but:
+                parts.append(text[start:offset])
+                start = offset
         return GUARD.join([*parts, text[start:]])
 
 
@@ -95,18 +94,18 @@ NO_MARKERS = Markers(None, {})
 
 
 def _any_of(words: Collection[str]) -> str:
-    """A regular expression for the longest of the words. Their common beginning is matched once."""
-    behind: dict[str, set[str]] = {}
+    """A regular expression for the longest of the words. A common beginning of words is matched once."""
+    rests: dict[str, set[str]] = {}
     for word in filter(None, words):
-        behind.setdefault(word[0], set()).add(word[1:])
-    if not behind:
+        rests.setdefault(word[0], set()).add(word[1:])
+    if not rests:
         return ""
-    forms = "|".join(re.escape(first) + _any_of(rest) for first, rest in sorted(behind.items()))
+    forms = "|".join(re.escape(first) + _any_of(rest) for first, rest in sorted(rests.items()))
     return f"(?:{forms}){'?' if '' in words else ''}"
 
 
 def unescaped(text: str) -> str:
-    """What a template wrote, with its guards restored."""
+    """A template's text, with its guards restored."""
     if "0010fffd" in text or "udffd" in text:
         for escaped in _ESCAPED:
             text = text.replace(escaped, GUARD)
@@ -114,7 +113,7 @@ def unescaped(text: str) -> str:
 
 
 def warn(count: int) -> None:
-    """Log the first special tokens of this process that a message contains and that are encoded as such."""
+    """Log the first special tokens in a message of this process, if encoded as special tokens."""
     global _warned
     if count and not _warned:
         _warned = True
@@ -131,42 +130,42 @@ class Spelling:
 
     markers: Markers
     encode_plainly: Callable[[str, str], list[int]]
-    """Encodes a text without guards, after a special token: `Template.encode` of that text alone."""
+    """Encodes a text without guards, after a special token: `Template.encode` of the text alone."""
     name: str
     """The tokenizer's name in error messages."""
     key: str
-    """Distinguishes the tokenizer from others."""
+    """Distinguishes the tokenizer."""
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """The tokens of the text, as if its tokenizer did not know the guarded markers.
+        """The tokens of the text, as if the tokenizer did not know the guarded markers.
 
-        Special tokens cut a text into parts that are encoded separately. So only the parts with a guard are
-        encoded differently than without this class.
+        Special tokens cut a text into parts, and each part is encoded separately. So only the parts with a guard differ
+        from the usual tokens.
         """
         tokens, start = list[int](), 0
-        for begin, end, left, right in self._guarded_parts(text, after):
+        for begin, end, previous, following in self._guarded_parts(text, after):
             tokens += self.encode_plainly(text[start:begin], "" if start else after)
-            tokens += self._part(text[begin:end], left, right)
+            tokens += self._part(text[begin:end], previous, following)
             start = end
         return tokens + self.encode_plainly(text[start:], "" if start else after)
 
     def _guarded_parts(self, text: str, after: str) -> Iterator[tuple[int, int, str, str]]:
-        """The parts that contain a guard, and the markers around each."""
-        start, left = 0, after
-        for found in self.markers.pattern.finditer(text):
-            if GUARD in text[start : found.start()]:
-                yield start, found.start(), left, found.group()
-            start, left = found.end(), found.group()
+        """The parts with a guard, and the markers around each part."""
+        start, previous = 0, after
+        for match in self.markers.pattern.finditer(text):
+            if GUARD in text[start : match.start()]:
+                yield start, match.start(), previous, match.group()
+            start, previous = match.end(), match.group()
         if GUARD in text[start:]:
-            yield start, len(text), left, ""
+            yield start, len(text), previous, ""
 
-    def _part(self, text: str, left: str, right: str) -> list[int]:
+    def _part(self, text: str, previous: str, following: str) -> list[int]:
         text = text.replace(GUARD, "")
-        if self._swallows(left, "rstrip"):
+        if self._swallows(previous, "rstrip"):
             text = text.lstrip()
-        if self._swallows(right, "lstrip"):
+        if self._swallows(following, "lstrip"):
             text = text.rstrip()
-        return self.plain.encode(text, anchored=bool(left))
+        return self.plain.encode(text, anchored=bool(previous))
 
     def _swallows(self, marker: str, side: str) -> bool:
         token = self.markers.tokenizer.added_tokens_decoder.get(self.markers.ids.get(marker, -1))
@@ -174,18 +173,18 @@ class Spelling:
 
     @cached_property
     def plain(self) -> _Plain:
-        """The tokenizer without its markers; one per tokenizer and process."""
+        """The tokenizer without its markers. Shared by the process."""
         key = f"{self.key} {sorted(self.markers.ids.items())}"
         return _PLAIN.get(key, lambda: _Plain.of(self.markers, self.name))
 
 
 @dataclass(frozen=True, eq=False)
 class _Plain:
-    """A tokenizer that does not know some of its added tokens."""
+    """A tokenizer without some of its added tokens."""
 
     tokenizer: Any
     ids: Mapping[int, int]
-    """Its ids -> those of the original tokenizer, where they differ."""
+    """The ids of this tokenizer -> the ids of the original tokenizer, where both differ."""
 
     @classmethod
     def of(cls, markers: Markers, name: str) -> _Plain:
@@ -195,32 +194,34 @@ class _Plain:
                 f'special_tokens "as_text" needs a tokenizer of the library tokenizers (tokenizer.json), which {name} '
                 'is not; set special_tokens to "keep"'
             )
-        made = cls._made(backend, markers.ids)
+        plain = cls._reduced(backend, markers.ids)
         for marker, token in markers.ids.items():
-            if token in made.encode(f"a{marker}a", anchored=True):
+            if token in plain.encode(f"a{marker}a", anchored=True):
                 raise TemplateError(
                     f'special_tokens "as_text": the tokenizer of {name} cannot encode {marker!r} as text; '
                     'set special_tokens to "keep"'
                 )
-        return made
+        return plain
 
     @classmethod
-    def _made(cls, backend: Any, without: Collection[str]) -> _Plain:
+    def _reduced(cls, backend: Any, without: Collection[str]) -> _Plain:
         from tokenizers import Tokenizer
 
         data = json.loads(backend.to_str())
-        kept = [token for token in data["added_tokens"] if token["content"] not in without]
-        data |= {"added_tokens": kept, "post_processor": None, "truncation": None, "padding": None}
-        made: Any = Tokenizer.from_str(json.dumps(data))
-        made.add_special_tokens([_ANCHOR])
-        ids = {made.token_to_id(token["content"]): token["id"] for token in kept}
+        tokens = [token for token in data["added_tokens"] if token["content"] not in without]
+        data |= {"added_tokens": tokens, "post_processor": None, "truncation": None, "padding": None}
+        tokenizer: Any = Tokenizer.from_str(json.dumps(data))
+        tokenizer.add_special_tokens([_ANCHOR])
+        ids = {tokenizer.token_to_id(token["content"]): token["id"] for token in tokens}
         moved = {ours: theirs for ours, theirs in ids.items() if ours != theirs}
-        return cls(made, moved)
+        return cls(tokenizer, moved)
 
     def encode(self, text: str, *, anchored: bool) -> list[int]:
-        """The tokens of a text that follows a special token, or is at the beginning."""
+        """The tokens of a text after a special token (`anchored`), or of a text at the beginning."""
         if not text:
             return []
-        found: Sequence[int] = self.tokenizer.encode((_ANCHOR if anchored else "") + text, add_special_tokens=False).ids
-        tokens = found[1:] if anchored else found
+        encoded: Sequence[int] = self.tokenizer.encode(
+            (_ANCHOR if anchored else "") + text, add_special_tokens=False
+        ).ids
+        tokens = encoded[1:] if anchored else encoded
         return [self.ids.get(token, token) for token in tokens]

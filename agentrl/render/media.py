@@ -1,7 +1,7 @@
-"""Images in rendered messages: which roles carry them, their pad tokens, and cutting an observation that shows some.
+"""Images in rendered messages: roles with images, pad tokens, and the cut of an observation with images.
 
-A template writes one pad token for each image. The trained sequence holds as many as the image has merged patches, so
-each pad is expanded, and an engine that takes images gets single pads again (`Segment.engine_ids`).
+A template writes a pad token for each image. The trained sequence holds a pad for each merged patch of the image. So
+each pad is expanded, and an engine for images gets single pads again (`Segment.engine_ids`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ LEFT_OUT = "[image left out]"
 
 def as_messages(observation: Observation) -> Sequence[Message]:
     """The messages of an observation that is not Raw: text, an image, or parts are one user message."""
-    given: Any = observation
-    if isinstance(given, str | Image):
-        return [{"role": "user", "content": normal_content(given)}]
-    if given and all(isinstance(part, str | Image) for part in given):
-        return [{"role": "user", "content": normal_content(list(given))}]
-    messages: Sequence[Message] = given
+    content: Any = observation
+    if isinstance(content, str | Image):
+        return [{"role": "user", "content": normal_content(content)}]
+    if content and all(isinstance(part, str | Image) for part in content):
+        return [{"role": "user", "content": normal_content(list(content))}]
+    messages: Sequence[Message] = content
     return messages
 
 
 def image_roles(template: Template, pad: int) -> frozenset[str]:
-    """The roles in whose messages the template writes images: one pad each, at their places between the texts."""
+    """The roles with images in the template: one pad for each image, at its place between the texts."""
     every = replace(template, image_roles=frozenset({"user", "tool"}))
     return frozenset(role for role in ("user", "tool") if _carries(every, role, pad))
 
@@ -45,13 +45,13 @@ def _carries(template: Template, role: str, pad: int) -> bool:
         content: list[Mapping[str, Any]] = []
         for place, word in enumerate(_WORDS):
             content += [{"type": "image", "image": ""}] * images.count(place) + [{"type": "text", "text": word}]
-        text = template.try_render(_asked(role, content), generation_prompt=True)
+        text = template.try_render(_conversation(role, content), generation_prompt=True)
         if text is None or _places(template, text, pad) != sorted(images):
             return False
     return True
 
 
-def _asked(role: str, content: Any) -> list[Message]:
+def _conversation(role: str, content: Any) -> list[Message]:
     if role == "user":
         return [{"role": "user", "content": content}]
     result = {"role": "tool", "tool_call_id": "call00000", "name": "lookup", "content": content}
@@ -59,21 +59,21 @@ def _asked(role: str, content: Any) -> list[Message]:
 
 
 def _places(template: Template, text: str, pad: int) -> list[int] | None:
-    """How many of the words are before each pad. None if a word is missing or in another order."""
+    """The number of words before each pad. None if a word is missing or in another order."""
     mark = template.decode([pad])
     if template.encode(text).count(pad) != text.count(mark):
         return None
-    pieces, words, found = text.split(mark), list[str](), list[int]()
+    pieces, words, counts = text.split(mark), list[str](), list[int]()
     for i, piece in enumerate(pieces):
         words += sorted((word for word in _WORDS if word in piece), key=piece.index)
-        found += [len(words)] if i < len(pieces) - 1 else []
-    return found if words == list(_WORDS) else None
+        counts += [len(words)] if i < len(pieces) - 1 else []
+    return counts if words == list(_WORDS) else None
 
 
 def pictured(rendered: Rendered, images: Sequence[Image], counter: ImageCounter, name: str) -> Rendered:
     """The tokens with each pad expanded, and the place of each image.
 
-    Raises TemplateError unless there are as many pads as images: a text may hold the pad's own text.
+    Raises TemplateError if the number of pads is not the number of images: a text may hold the pad's own text.
     """
     pads = rendered.tokens.count(counter.pad)
     if pads != len(images):
@@ -83,37 +83,40 @@ def pictured(rendered: Rendered, images: Sequence[Image], counter: ImageCounter,
         )
     if not images:
         return rendered
-    left, tokens, media, at = iter(images), list[int](), list[RenderedImage](), [0]
+    remaining, tokens, media, offsets = iter(images), list[int](), list[RenderedImage](), [0]
     for token in rendered.tokens:
         if token == counter.pad:
-            image = next(left)
+            image = next(remaining)
             count = _count(counter, image)
             media.append(RenderedImage(len(tokens), len(tokens) + count, image))
             tokens += [token] * count
         else:
             tokens.append(token)
-        at.append(len(tokens))
-    spans = tuple(RenderedSpan(span.kind, at[span.start], at[span.stop]) for span in rendered.spans)
+        offsets.append(len(tokens))
+    spans = tuple(RenderedSpan(span.kind, offsets[span.start], offsets[span.stop]) for span in rendered.spans)
     return replace(rendered, tokens=tuple(tokens), spans=spans, media=tuple(media))
 
 
 def fitted(
     new: Sequence[Message], counter: ImageCounter | None, budget: int | None
 ) -> tuple[Sequence[Message], int | None, int]:
-    """The messages with as many images as fit into the budget, what the budget leaves for all else, and the tokens of
-    the images left out. The first images stay. An image is shown whole or not at all."""
+    """The messages with the images that fit into the budget, the rest of the budget for text, and the tokens of the
+    images left out.
+
+    The first images stay. An image is shown whole or not at all.
+    """
     if counter is None or budget is None:
         return new, budget, 0
     counts = [_count(counter, image) for image in _images(new)]
-    kept = sum(total <= budget for total in accumulate(counts))
-    beyond = sum(count - 1 for count in counts[:kept])
-    if kept == len(counts):
+    fitting = sum(total <= budget for total in accumulate(counts))
+    beyond = sum(count - 1 for count in counts[:fitting])
+    if fitting == len(counts):
         return new, budget - beyond, 0
-    return _first_images(new, kept), budget - beyond, sum(counts[kept:])
+    return _first_images(new, fitting), budget - beyond, sum(counts[fitting:])
 
 
 def images_of(messages: Sequence[Message]) -> list[Image]:
-    """The images of the messages, in order. Raises TemplateError for one that cannot be read."""
+    """The images of the messages, in order. Raises TemplateError for an unreadable image."""
     return list(_images(messages))
 
 
@@ -132,16 +135,16 @@ def _count(counter: ImageCounter, image: Image) -> int:
         raise TemplateError(f"{image!r} cannot be shown to the model: {exc}") from exc
 
 
-def _first_images(messages: Sequence[Message], kept: int) -> list[Message]:
-    found = list[Message]()
+def _first_images(messages: Sequence[Message], room: int) -> list[Message]:
+    result = list[Message]()
     for message in messages:
         content: Any = message.get("content")
         if has_image(content):
             parts = list[Any]()
             for part in content:
-                shown = not is_image(part) or kept > 0
-                kept -= is_image(part)
-                parts.append(part if shown else {"type": "text", "text": LEFT_OUT})
+                fits = not is_image(part) or room > 0
+                room -= is_image(part)
+                parts.append(part if fits else {"type": "text", "text": LEFT_OUT})
             message = {**message, "content": parts}
-        found.append(message)
-    return found
+        result.append(message)
+    return result

@@ -1,11 +1,12 @@
 """The scaffold of bridges, rendered once for each shape of a turn and its answer.
 
-What a template writes around a tool's result rarely depends on the result. So the text after a turn is learned as a
-function of the strings in it (`symbols`), with a guard for each question that the template asked of them. It serves all
-strings that answer these questions alike. Otherwise, and for a template that cannot be followed, the text is rendered.
+The template's text around a tool's result rarely depends on the result. So the text after a turn is learned as a
+function of the strings in the messages (`symbols`), with a guard for each question of the template about a string. The
+scaffold serves all strings with the same answers. For other strings, and for templates that cannot be traced, the text
+is rendered.
 
-One bridge in `CHECKED_EVERY` is rendered as well and compared, as long as the process runs. The first difference
-switches the memo off for the template.
+1 bridge in `CHECKED_EVERY` is rendered as well and compared, as long as the process runs. The first difference switches
+the memo off for the template.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, NamedTuple
@@ -31,16 +32,16 @@ from agentrl.types import Message, ToolCall
 
 CHECKED_EVERY = 64
 VARIABLE = "AGENTRL_BRIDGE_MEMO"
-"""The environment variable that switches the memo off, if it is "off" when a renderer is loaded."""
+"""The environment variable. "off" at the load of a renderer switches the memo off."""
 
 _SHAPES, _ANSWERS = 256, 8
-"""How many shapes are kept, and for each of them how many sets of answers."""
+"""The largest number of shapes, and of scaffolds for each shape."""
 _KEYS = frozenset({"role", "content", "name", "tool_call_id"})
 _WORDS = (SAID, ASKED)
 _SEED = "zq"
-"""What every sentinel begins with: a text that contains it is rendered under other sentinels."""
+"""The beginning of every sentinel. A text with this word is rendered under other sentinels."""
 _FIRST_OPAQUE, _OPAQUE = 0xF0000, 0x1000
-"""Private characters that stand for holes while a text is cut."""
+"""Private characters in place of holes while a text is cut."""
 
 _log = logging.getLogger("agentrl")
 
@@ -49,17 +50,17 @@ Check = Literal["", "equal", "different"]
 
 @dataclass(slots=True)
 class MemoState:
-    """What is common to all uses of one template."""
+    """The common state of all uses of a template."""
 
     off: str = ""
-    """Why the memo is switched off; empty if it is on."""
+    """The reason of the switch-off. Empty: the memo is on."""
     every: int = CHECKED_EVERY
-    """One bridge in so many is also rendered, and compared."""
+    """1 bridge in `every` is also rendered, and compared."""
     served: int = 0
 
 
-class _Asked(NamedTuple):
-    """A tail to make, as `tail` gets it."""
+class _Request(NamedTuple):
+    """The request for a tail: the arguments of `tail`."""
 
     before: Sequence[Message]
     calls: Sequence[ToolCall]
@@ -67,7 +68,7 @@ class _Asked(NamedTuple):
     content: bool
 
     def is_chosen(self, every: int) -> bool:
-        """Whether this is one of the bridges that are compared. The messages decide, so that a run repeats exactly."""
+        """Whether this bridge is compared. The messages decide, so a run repeats exactly."""
         last = self.before[-1].get("content") if self.before else ""
         texts = [str(len(self.before)), str(last), *(str(message.get("content")) for message in self.new)]
         return zlib.crc32("\0".join(texts).encode(errors="replace")) % every == 0
@@ -76,32 +77,32 @@ class _Asked(NamedTuple):
 class _Shape(NamedTuple):
     key: Hashable
     values: list[str]
-    """The contents of the new messages, then all different ids, then the system message if there is one."""
+    """The contents of the new messages, then all different ids, then the content of the system message, if any."""
     ids: Mapping[str, int]
-    """An id's place in `values`."""
+    """The place of each id in `values`."""
     system: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Scaffold:
-    """A tail with holes, for strings that answer the guards."""
+    """A tail with holes, for strings with the answers of the guards."""
 
     fields: tuple[tuple[Part, ...], ...]
     ends: frozenset[str]
     guards: tuple[Guard, ...]
 
     def tail(self, values: Sequence[str]) -> Tail | None:
-        """The tail with these strings; None if they answer otherwise."""
+        """The tail with these strings. None for strings with other answers."""
         if not all(guard.holds(values) for guard in self.guards):
             return None
-        made = list[str]()
+        filled = list[str]()
         for parts in self.fields:
             texts = [part if isinstance(part, str) else part.value(values) for part in parts]
             changed = (text for part, text in zip(parts, texts, strict=True) if isinstance(part, Hole) and part.changes)
             if any(_SEED in text for text in changed):
                 return None
-            made.append("".join(texts))
-        before_stop, stop, after_stop, observation, prompt = made
+            filled.append("".join(texts))
+        before_stop, stop, after_stop, observation, prompt = filled
         return Tail(before_stop, stop, after_stop, observation, prompt, self.ends)
 
 
@@ -111,51 +112,51 @@ class Memo:
 
     state: MemoState
     reason: str = ""
-    """Why the last shape could not be learned."""
-    _kept: dict[Hashable, list[_Scaffold] | None] = field(default_factory=dict)
+    """The reason why the last shape could not be learned."""
+    _scaffolds: dict[Hashable, list[_Scaffold] | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, state: MemoState) -> Memo | None:
-        """A memo; None if it is switched off."""
+        """A memo. None if the memo is switched off."""
         return None if os.environ.get(VARIABLE) == "off" else cls(state)
 
     def tail(
         self,
         template: Template,
         profile: Profile,
-        asked: tuple[Sequence[Message], Sequence[ToolCall], Sequence[Message], bool],
+        arguments: tuple[Sequence[Message], Sequence[ToolCall], Sequence[Message], bool],
         render: Callable[[], Tail],
     ) -> tuple[Tail, Check]:
-        """The tail that `render` makes, without calling it where that is proved; and whether both were compared."""
-        request = _Asked(*asked)
+        """The tail of `render`, without a call of `render` where the tail is proved; and the result of a comparison."""
+        request = _Request(*arguments)
         shape = None if self.state.off else _shape(template, request)
         if shape is None:
             return render(), ""
         checked = request.is_chosen(self.state.every)
-        kept = self._kept.get(shape.key, [])
-        for scaffold in kept or ():
-            found = scaffold.tail(shape.values)
-            if found is not None:
+        scaffolds = self._scaffolds.get(shape.key, [])
+        for scaffold in scaffolds or ():
+            memoised = scaffold.tail(shape.values)
+            if memoised is not None:
                 self.state.served += 1
-                return self._compared(template, found, render) if checked else (found, "")
-        made = render()
-        if kept is not None:
-            self._learn(template, profile, request, shape, made)
-        return made, "equal" if checked else ""
+                return self._compared(template, memoised, render) if checked else (memoised, "")
+        rendered = render()
+        if scaffolds is not None:
+            self._learn(template, profile, request, shape, rendered)
+        return rendered, "equal" if checked else ""
 
-    def _compared(self, template: Template, found: Tail, render: Callable[[], Tail]) -> tuple[Tail, Check]:
+    def _compared(self, template: Template, memoised: Tail, render: Callable[[], Tail]) -> tuple[Tail, Check]:
         try:
             rendered = render()
         except TemplateError:
             self._switch_off(template, "the template refuses it")
             raise
-        if rendered == found:
-            return found, "equal"
-        self.switch_off(template, rendered, found)
+        if rendered == memoised:
+            return memoised, "equal"
+        self.switch_off(template, rendered, memoised)
         return rendered, "different"
 
     def switch_off(self, template: Template, rendered: Tail, memoised: Tail) -> None:
-        """Note that a tail of the memo differs from the rendered one."""
+        """Record a difference between a tail of the memo and the rendered tail."""
         self._switch_off(template, f"it is {rendered.observation[:80]!r}, not {memoised.observation[:80]!r}")
 
     def _switch_off(self, template: Template, why: str) -> None:
@@ -166,55 +167,71 @@ class Memo:
             why,
         )
 
-    def _learn(self, template: Template, profile: Profile, request: _Asked, shape: _Shape, made: Tail) -> None:
-        known = self._kept.get(shape.key) or []
+    def _learn(self, template: Template, profile: Profile, request: _Request, shape: _Shape, rendered: Tail) -> None:
+        scaffolds = self._scaffolds.get(shape.key) or []
         try:
-            if len(known) >= _ANSWERS:
+            if len(scaffolds) >= _ANSWERS:
                 raise UntraceableError("its text depends on what the texts are")
             scaffold = _traced(template, profile, request, shape)
-            if scaffold.tail(shape.values) != made:
+            if scaffold.tail(shape.values) != rendered:
                 raise UntraceableError("its text cannot be followed")
-            learned: list[_Scaffold] | None = [*known, scaffold]
+            learned: list[_Scaffold] | None = [*scaffolds, scaffold]
         except (UntraceableError, TemplateError, *RENDER_ERRORS) as exc:
             learned, self.reason = None, str(exc)
-        while len(self._kept) >= _SHAPES:
-            del self._kept[next(iter(self._kept))]
-        self._kept[shape.key] = learned
+        while len(self._scaffolds) >= _SHAPES:
+            del self._scaffolds[next(iter(self._scaffolds))]
+        self._scaffolds[shape.key] = learned
 
 
-def _shape(template: Template, request: _Asked) -> _Shape | None:
-    """What of a request is part of the scaffold, and its strings. None if it must be rendered."""
-    new, calls, first = request.new, request.calls, request.before[0]
+def _shape(template: Template, request: _Request) -> _Shape | None:
+    """The shape of a request, with the strings. None for a request that must be rendered."""
+    first = request.before[0]
     role = str(first.get("role"))
     system = role in LEADING
-    if not all(type(message) is dict and _KEYS.issuperset(message) and "content" in message for message in new):
+    if not all(map(_has_usual_keys, request.new)) or (system and set(first) != {"role", "content"}):
         return None
-    if system and set(first) != {"role", "content"}:
+    ids = _ids_of(request)
+    places = {call_id: len(request.new) + i for i, call_id in enumerate(ids)}
+    values = [*(message["content"] for message in request.new), *ids, *([first["content"]] if system else ())]
+    calls = tuple((call.name, places[call.id]) for call in request.calls)
+    new = tuple(_outline(message, places) for message in request.new)
+    names = [*(name for name, _ in calls), *chain.from_iterable(outline[1:3] for outline in new)]
+    if not _can_be_traced(template, values, names) or any("lookup" in call_id for call_id in ids):
         return None
-    told = [message.get("tool_call_id") for message in new]
-    ids = dict.fromkeys([*(call.id for call in calls), *(call_id for call_id in told if call_id is not None)])
-    places = {call_id: len(new) + i for i, call_id in enumerate(ids)}
-    values = [*(message["content"] for message in new), *ids, *([first["content"]] if system else ())]
-    asks = tuple((call.name, places[call.id]) for call in calls)
-    says = tuple(
-        (tuple(message), message.get("role"), message.get("name"), places.get(call_id) if call_id is not None else None)
-        for message, call_id in zip(new, told, strict=True)
+    return _Shape((role, len(request.before), calls, new, request.content), values, places, system)
+
+
+def _has_usual_keys(message: Message) -> bool:
+    return type(message) is dict and _KEYS.issuperset(message) and "content" in message
+
+
+def _ids_of(request: _Request) -> Sequence[str]:
+    """The different ids of the calls and of the new messages, in order."""
+    results = (message.get("tool_call_id") for message in request.new)
+    return list(
+        dict.fromkeys([*(call.id for call in request.calls), *(result for result in results if result is not None)])
     )
-    names = [*(name for name, _ in asks), *chain.from_iterable(said[1:3] for said in says)]
-    if not all(map(_is_usual, values)) or not all(name is None or _is_usual(name) for name in names):
-        return None
-    if any("lookup" in call_id for call_id in ids) or not _is_itself(template, values):
-        return None
-    return _Shape((role, len(request.before), asks, says, request.content), values, places, system)
+
+
+def _outline(message: Message, places: Mapping[str, int]) -> tuple[tuple[str, ...], str | None, str | None, int | None]:
+    """A message without its text: the keys in order, role, name, and the place of the id."""
+    call_id = message.get("tool_call_id")
+    place = None if call_id is None else places.get(call_id)
+    return tuple(message), message.get("role"), message.get("name"), place
+
+
+def _can_be_traced(template: Template, values: Sequence[str], names: Iterable[str | None]) -> bool:
+    usual = all(map(_is_usual, values)) and all(name is None or _is_usual(name) for name in names)
+    return usual and _is_itself(template, values)
 
 
 def _is_usual(value: object) -> bool:
-    """Whether it is a string that contains no sentinel."""
+    """Whether the value is a string without a sentinel."""
     return type(value) is str and _SEED not in value
 
 
 def _is_itself(template: Template, values: Sequence[str]) -> bool:
-    """Whether special tokens that must become text are in none of the values, nor anything that looks like a guard."""
+    """Whether the values contain no special tokens to spell as text, and no look-alike of a guard."""
     if template.spelling is None:
         return True
     pattern = template.spelling.markers.pattern
@@ -222,8 +239,8 @@ def _is_itself(template: Template, values: Sequence[str]) -> bool:
     return not any(pattern.search(value) or any(text in value for text in odd) for value in values)
 
 
-def _traced(template: Template, profile: Profile, request: _Asked, shape: _Shape) -> _Scaffold:
-    """The scaffold of a request. Raises UntraceableError, or what the template raises."""
+def _traced(template: Template, profile: Profile, request: _Request, shape: _Shape) -> _Scaffold:
+    """The scaffold of a request. Raises UntraceableError, or the template's error."""
     trace = Trace(shape.values, shape.ids.values())
     places = shape.ids
     calls = [replace(call, id=trace.symbol(places[call.id])) for call in request.calls]
@@ -232,25 +249,25 @@ def _traced(template: Template, profile: Profile, request: _Asked, shape: _Shape
         message["content"] = trace.symbol(i)
         if "tool_call_id" in message:
             message["tool_call_id"] = trace.symbol(places[message["tool_call_id"]])
-    shown = calls if profile.parallel_calls else calls[:1]
+    visible = calls if profile.parallel_calls else calls[:1]
     before = [dict(message) for message in request.before]
     if shape.system:
         before[0]["content"] = trace.symbol(len(shape.values) - 1)
-    conversation = [*before, stand_in(profile, shown, request.content, _WORDS), *new]
+    conversation = [*before, stand_in(profile, visible, request.content, _WORDS), *new]
     opaque = _Opaque()
     text = opaque.text(parts_of(template.traced(conversation, trace, generation_prompt=True)))
     bare = opaque.text(parts_of(template.traced(conversation, trace)))
     _check_prompt(text, bare)
-    named = [replace(call, id=opaque.of(Hole(places[call.id]))) for call in request.calls[: len(shown)]]
+    named = [replace(call, id=opaque.of(Hole(places[call.id]))) for call in request.calls[: len(visible)]]
     close, body, prompt = behind_turn(profile, named, text, bare, _WORDS)
     _check_ends(template, close, body)
-    found = split(template, close, body, prompt)
-    fields = (found.before_stop, found.stop, found.after_stop, found.observation, found.prompt)
-    return _Scaffold(tuple(map(opaque.parts, fields)), found.ends, tuple(trace.guards))
+    tail = split(template, close, body, prompt)
+    fields = (tail.before_stop, tail.stop, tail.after_stop, tail.observation, tail.prompt)
+    return _Scaffold(tuple(map(opaque.parts, fields)), tail.ends, tuple(trace.guards))
 
 
 class _Opaque:
-    """Texts in which one private character stands for each hole."""
+    """Texts with a private character in place of each hole."""
 
     def __init__(self) -> None:
         self._holes: list[Hole] = []
@@ -269,20 +286,20 @@ class _Opaque:
         return "".join(part if isinstance(part, str) else self.of(part) for part in parts)
 
     def parts(self, text: str) -> tuple[Part, ...]:
-        found = list[Part]()
+        holes_and_texts = list[Part]()
         for is_hole, run in _runs(text):
-            found += [self._holes[ord(char) - _FIRST_OPAQUE] for char in run] if is_hole else [run]
-        if any(isinstance(part, Hole) and part.key < 0 for part in found):
+            holes_and_texts += [self._holes[ord(char) - _FIRST_OPAQUE] for char in run] if is_hole else [run]
+        if any(isinstance(part, Hole) and part.key < 0 for part in holes_and_texts):
             raise UntraceableError("its text holds the time")
-        return tuple(found)
+        return tuple(holes_and_texts)
 
 
 def _runs(text: str) -> Iterator[tuple[bool, str]]:
     start = 0
-    for at in range(1, len(text) + 1):
-        if at == len(text) or _is_opaque(text[at]) != _is_opaque(text[start]):
-            yield _is_opaque(text[start]), text[start:at]
-            start = at
+    for index in range(1, len(text) + 1):
+        if index == len(text) or _is_opaque(text[index]) != _is_opaque(text[start]):
+            yield _is_opaque(text[start]), text[start:index]
+            start = index
 
 
 def _is_opaque(char: str) -> bool:
@@ -291,39 +308,47 @@ def _is_opaque(char: str) -> bool:
 
 def _check_literal(text: str, *, follows: bool, followed: bool) -> None:
     """Raise if a sentinel may arise where a literal text meets a hole, or if the text has private characters."""
-    begun = followed and any(text.endswith(word[:n]) for word in _WORDS for n in range(1, len(word)))
-    ended = follows and any(text.startswith(word[1:]) for word in _WORDS)
-    if begun or ended or any(map(_is_opaque, text)):
+    starts = followed and any(text.endswith(word[:n]) for word in _WORDS for n in range(1, len(word)))
+    ends = follows and any(text.startswith(word[1:]) for word in _WORDS)
+    if starts or ends or any(map(_is_opaque, text)):
         raise UntraceableError("its own text looks like a sentinel")
 
 
 def _check_prompt(text: str, bare: str) -> None:
-    """Raise unless it is certain for all strings whether `text` continues `bare`."""
+    """Raise unless the answer to "does `text` continue `bare`" is the same for all strings."""
     if not text.startswith(bare) and not _differs(text, bare):
         raise UntraceableError("its generation prompt depends on the texts")
 
 
 def _differs(text: str, start: str) -> bool:
-    """Whether the text certainly does not begin with `start`: their first difference is in literal text."""
-    at = next((i for i, (a, b) in enumerate(zip(text, start, strict=False)) if a != b), None)
-    if at is None:
+    """Whether the text certainly does not begin with `start`: the first difference is in literal text."""
+    index = next((i for i, (a, b) in enumerate(zip(text, start, strict=False)) if a != b), None)
+    if index is None:
         return not any(map(_is_opaque, start[len(text) :]))
-    return not _is_opaque(text[at]) and not _is_opaque(start[at])
+    return not _is_opaque(text[index]) and not _is_opaque(start[index])
 
 
 def _check_ends(template: Template, close: Close, body: str) -> None:
-    """Raise unless `split` finds the turn's end at the same place whatever the holes hold."""
+    """Raise unless `split` cuts at the same place for all strings."""
     if not body.startswith(close.before_stop):
         raise UntraceableError("its turn ends otherwise than the probe's")
     rest = body[len(close.before_stop) :]
     if close.stop:
-        after = rest.removeprefix(close.stop)
-        certain = after == rest or after.startswith(close.after_stop) or _differs(after, close.after_stop)
-        if not certain or (after == rest and not _differs(rest, close.stop)):
-            raise UntraceableError("the end of its turn depends on the texts")
-        return
+        _check_stop(close, rest)
+    else:
+        _check_next_marker(template, rest)
+
+
+def _check_stop(close: Close, rest: str) -> None:
+    after = rest.removeprefix(close.stop)
+    certain = after == rest or after.startswith(close.after_stop) or _differs(after, close.after_stop)
+    if not certain or (after == rest and not _differs(rest, close.stop)):
+        raise UntraceableError("the end of its turn depends on the texts")
+
+
+def _check_next_marker(template: Template, rest: str) -> None:
     literal = rest[: next((i for i, char in enumerate(rest) if _is_opaque(char)), len(rest))]
-    found = template.special_in(literal)
-    longer = found and any(found[0] in marker and found[0] != marker for marker in template.markers.ids)
-    if literal != rest and (found is None or longer or template.special_in(rest) != found):
+    special = template.special_in(literal)
+    longer = special and any(special[0] in marker and special[0] != marker for marker in template.markers.ids)
+    if literal != rest and (special is None or longer or template.special_in(rest) != special):
         raise UntraceableError("what ends its turn depends on the texts")

@@ -1,6 +1,6 @@
-"""The time that templates are given: one moment for all renders of one piece of work.
+"""The time for templates: one moment for all renders in a piece of work.
 
-A template that writes seconds would else differ between two renders that are compared.
+Otherwise a template with seconds would differ between two compared renders.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PROBED, ANOTHER_DAY = datetime(2024, 5, 16, 10, 20, 30, 405060), datetime(1999, 12, 31, 23, 58, 59, 1)
-"""When templates are probed, and another time, to see what depends on it: no part of both is equal."""
+"""The time of the probes, and a second time without a common part, to see which text depends on the time."""
 
 _moment: ContextVar[datetime | None] = ContextVar("moment", default=None)
 
 
 @contextmanager
 def at_moment(moment: datetime) -> Iterator[None]:
-    """All templates within are told this time."""
+    """All templates within get this time."""
     token = _moment.set(moment)
     try:
         yield
@@ -50,9 +50,10 @@ def strftime_now(form: str) -> str:
 
 
 def set_clock(source: str) -> None:
-    """Give the library's compiled template this module's clock. Without a moment it shows the time, as its own does.
+    """Give the library's compiled template this module's clock. Without a moment the clock shows the time, like the
+    library's.
 
-    The library passes plain data to templates, and no functions. It keeps compiled templates by their text.
+    The library passes plain data to templates, and no functions. The library keeps compiled templates by their text.
     """
     try:
         from transformers.utils.chat_template_utils import _compile_jinja_template

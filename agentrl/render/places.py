@@ -1,4 +1,4 @@
-"""Where a sampled turn stands: what a template writes at its beginning may depend on what is before it."""
+"""The place of a sampled turn: the template's text at its beginning may depend on the messages before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.types import Message, ToolCall
 
 _RESULT: Message = {**RESULT, "content": "zqresult"}
 _NEAR = 128
-"""How many tokens before a turn are looked at first."""
+"""How many tokens before a turn are read first."""
 _IDS = re.compile(r"(?<![\w.-])functions\.[\w.-]+:\d+")
 
 
@@ -26,12 +26,12 @@ class TurnPlace:
     after_result: bool = False
     """A tool's result is before the turn, and not a user's message."""
     thinking: bool | None = None
-    """Whether the turn begins within a thought. None: as the template's generation prompt has it in such a place."""
+    """Whether the turn begins within a thought. None: as after the template's generation prompt at such a place."""
     number: int = 0
-    """The number of its first call in the conversation, for templates that number calls."""
+    """The number of the first call of the turn in the conversation, for templates that number calls."""
 
     def before(self, template: Template, *, content: str) -> list[Message]:
-        """A short conversation that ends before such a place. `content` is what a turn with a call needs."""
+        """A short conversation before such a place. `content` is the required content of a turn with a call."""
         count = self.number if template.forms.numbers_calls else 0
         messages: list[Message] = [QUESTION]
         for i in range(max(count, self.after_result)):
@@ -43,13 +43,14 @@ class TurnPlace:
 
 
 class TurnPlaces:
-    """Finds the place of a turn by the tokens before it."""
+    """Detects the place of a turn by the tokens before."""
 
     def __init__(self, template: Template, thinking: Thinking, *, content: str, results: bool) -> None:
         self._template, self._thinking = template, thinking
-        self._asked = _asked(template, TurnPlace().before(template, content=content))
-        after = _asked(template, TurnPlace(after_result=True).before(template, content=content)) if results else ""
-        self._after_result = "" if after == self._asked else after
+        self._prompt = _prompt_after(template, TurnPlace().before(template, content=content))
+        before = TurnPlace(after_result=True).before(template, content=content) if results else ()
+        after = _prompt_after(template, before) if before else ""
+        self._after_result = "" if after == self._prompt else after
 
     def at(self, prompt: Sequence[int]) -> TurnPlace:
         """The place behind these tokens."""
@@ -61,8 +62,8 @@ class TurnPlaces:
         return place
 
     def _near(self, text: str) -> TurnPlace | None:
-        """The place behind a text that ends with a generation prompt; of two prompts, the longer one counts."""
-        ends = [end for end in (self._asked, self._after_result) if end and text.endswith(end)]
+        """The place behind a text with a generation prompt at its end. Of two prompts, the longer counts."""
+        ends = [end for end in (self._prompt, self._after_result) if end and text.endswith(end)]
         if not ends:
             return None
         return TurnPlace(after_result=max(ends, key=len) == self._after_result)
@@ -70,17 +71,17 @@ class TurnPlaces:
     def _is_open(self, text: str) -> bool:
         """Whether a text ends within a thought of the assistant's last turn."""
         opening = self._thinking.open
-        header = self._asked.partition(opening)[0] if opening else self._asked
+        header = self._prompt.partition(opening)[0] if opening else self._prompt
         if header.strip() and header in text:
             return self._thinking.left_open(text.rpartition(header)[2])
         return bool(opening) and text.rstrip().endswith(opening)
 
 
-def _asked(template: Template, before: Sequence[Message]) -> str:
-    """What the template writes between the last message and a turn; empty if it refuses these messages."""
+def _prompt_after(template: Template, before: Sequence[Message]) -> str:
+    """The template's text between the last message and a turn. Empty if the template refuses these messages."""
     try:
         text, bare = template.render(before, generation_prompt=True), template.render(before)
     except TemplateError:
         return ""
-    asked = text[len(bare) :] if text.startswith(bare) else ""
-    return asked or text.rpartition(before[-1]["content"])[2]
+    prompt = text[len(bare) :] if text.startswith(bare) else ""
+    return prompt or text.rpartition(before[-1]["content"])[2]

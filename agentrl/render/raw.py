@@ -1,4 +1,4 @@
-"""A tokenizer's Rust code called without the Python around it, where both are proved to give the same tokens."""
+"""A tokenizer's Rust code called without the Python code around, where both give the same tokens by proof."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 _RUST = ("transformers.tokenization_utils_tokenizers", "transformers.tokenization_utils_fast")
-"""The modules in which the library keeps the tokenizers that are written in Rust."""
+"""The library's modules with the tokenizers in Rust."""
 _BASE = "transformers.tokenization_utils_base"
 
 HARD_TEXTS = (
@@ -20,16 +20,16 @@ HARD_TEXTS = (
     "\n",
 )
 _MARKERS = 64
-"""How many added tokens are tried, of those that a tokenizer may have by the thousand."""
+"""How many added tokens are tried. A tokenizer may have thousands."""
 
 _PROVED: WeakKeyDictionary[Any, tuple[int, bool]] = WeakKeyDictionary()
 
 
 def encoder_of(tokenizer: Any) -> Callable[[str], list[int]]:
-    """The fastest exact way to encode a text with nothing added to it.
+    """The fastest exact way to encode a text without added tokens.
 
-    transformers' `encode` spends 25 us on each text and keeps offsets that nobody reads. It is left out if it is the
-    library's own, and if both ways agree on texts that are hard to encode, alone and beside every marker.
+    transformers' `encode` spends 25 us on each text and keeps unused offsets. The library's own `encode` is left out if
+    both ways agree on texts that are hard to encode, alone and beside every marker.
     """
 
     def slowly(text: str) -> list[int]:
@@ -75,6 +75,6 @@ def _encodes_plainly(kind: Hashable) -> bool:
 
 @cache
 def decodes_plainly(kind: Hashable) -> bool:
-    """Whether `decode` is the library's own, which looks at each id in Python before its tokenizer in Rust decodes."""
-    own = [getattr(getattr(kind, name, None), "__module__", "") for name in ("decode", "_decode")]
-    return own[0] == _BASE and own[1] in _RUST
+    """Whether `decode` is the library's own: a look at each id in Python before the decoder in Rust."""
+    modules = [getattr(getattr(kind, name, None), "__module__", "") for name in ("decode", "_decode")]
+    return modules[0] == _BASE and modules[1] in _RUST

@@ -1,4 +1,4 @@
-"""The Renderer: one certified template, bound to an episode's tools."""
+"""The Renderer: a certified template, bound to an episode's tools."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def load_renderer(
     chat_template_kwargs: Mapping[str, JSON] | None = None,
     vision: ImageCounter | None = None,
 ) -> Renderer:
-    """Probe and certify a tokenizer's chat template; cached, so that loading again costs nothing.
+    """Probe and certify a tokenizer's chat template. The result is cached, so a second load costs no probes.
 
-    `tokenizer` is a transformers tokenizer, `chat_template` Jinja text that replaces its own. `vision` is the image
-    side of the model (`agentrl.models.vision.load_vision`); without it, images are refused. Raises TemplateError if
-    there is no template, if it cannot be continued (the message shows the case), or if there are tools and
-    no calls could be read.
+    `tokenizer` is a transformers tokenizer, `chat_template` Jinja text in place of the tokenizer's template. `vision`
+    is the image side of the model (`agentrl.models.vision.load_vision`); without it, images are refused. Raises
+    TemplateError if there is no template, if the template cannot be continued (the message shows the case), or if there
+    are tools and no calls could be read.
     """
     kwargs = chat_template_kwargs or {}
     return TemplateRenderer(tokenizer, chat_template, tools, kwargs, Cache(_BOUND_KEPT), vision=vision)
 
 
 class TemplateRenderer:
-    """What `load_renderer` returns; the protocol `Renderer` documents its methods."""
+    """The result of `load_renderer`. The protocol `Renderer` documents the methods."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class TemplateRenderer:
         memo = Memo.of(proof.memo)
         self.certificate = proof.certificate if memo is not None else _without_memo(proof.certificate)
         self._parse = proof.parser.bind(tools)
-        template = _with_own(replace(template, forms=proof.turns.template.forms), proof.parser)
+        template = _with_turn_markers(replace(template, forms=proof.turns.template.forms), proof.parser)
         if vision is not None:
             template = replace(template, image_roles=image_roles(template, vision.pad))
             self.certificate = _with_images(self.certificate, template.image_roles)
@@ -108,12 +108,12 @@ class TemplateRenderer:
             thinking = observation.text.rstrip().endswith(opening)  # a mention of the marker opens nothing
             return self._pictured(Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking), ())
         messages = template.identified(all_in_call_order(as_messages(observation), by_id=self._by_id))
-        self._check_roles(messages, lambda shown: template.render(shown, generation_prompt=True))
+        self._check_roles(messages, lambda probe: template.render(probe, generation_prompt=True))
         text = template.render(messages, generation_prompt=True)
         bare = template.render(messages)
-        asked = text[len(bare) :] if text.startswith(bare) else ""
-        rendered = self._pictured(self._begin.assemble("", text[: len(text) - len(asked)], asked), messages)
-        return replace(rendered, special=template.special_said(messages) + template.special_said(template.tools))
+        prompt = text[len(bare) :] if text.startswith(bare) else ""
+        rendered = self._pictured(self._begin.assemble("", text[: len(text) - len(prompt)], prompt), messages)
+        return replace(rendered, special=template.count_special(messages) + template.count_special(template.tools))
 
     def parse(
         self,
@@ -131,18 +131,20 @@ class TemplateRenderer:
     def bridge(
         self, history: Sequence[Message], action: Action, new: Sequence[Message], *, budget: int | None = None
     ) -> Rendered:
-        """Certification has found out what is needed of `history` (see `turns.Context`): usually nothing. Raises
-        TemplateError rather than lose a message. Results are written in the order of their calls, unless the template
-        writes an id at each result."""
+        """Certification has learned the required part of `history` (see `turns.Context`): usually none.
+
+        Raises TemplateError rather than lose a message. Results are written in the order of their calls, unless the
+        template writes an id at each result.
+        """
         if not self.certificate.capabilities["tool_results"] and any(m.get("role") == "tool" for m in new):
             raise TemplateError(
                 f"the chat template of {self._turns.template.name} cannot carry tool results: answer as the user"
             )
         new = in_call_order(new, action.calls, by_id=self._by_id)
-        self._check_roles(new, lambda shown: self._turns.bridged_text(history, action, shown), "assistant")
-        shown, left, lost = fitted(new, self.vision, budget)
-        rendered = self._pictured(self._turns.bridge(history, action, shown, left), shown)
-        special = self._turns.template.special_said(new)
+        self._check_roles(new, lambda probe: self._turns.bridged_text(history, action, probe), "assistant")
+        visible, remaining, lost = fitted(new, self.vision, budget)
+        rendered = self._pictured(self._turns.bridge(history, action, visible, remaining), visible)
+        special = self._turns.template.count_special(new)
         return replace(rendered, special=special, cut=rendered.cut + lost) if special or lost else rendered
 
     @property
@@ -164,11 +166,14 @@ class TemplateRenderer:
     @at_one_moment
     @counted
     def text(self, raw: Raw, action: Action, *, history: Sequence[Message] = (), budget: int | None = None) -> Rendered:
-        """A turn that the model closed is reopened: its stop token stays sampled, and what the template writes between
-        it and a next assistant turn (the rest of the close, a generation prompt) comes before the text."""
+        """Reopens a turn closed by the model: the stop token stays sampled.
+
+        The template's text between the stop token and a next assistant turn (the rest of the close, a generation
+        prompt) comes before the text.
+        """
         turns, marks = self._turns, self._turns.profile.thinking
         template, cut = turns.template, 0
-        tokens, special = template.continued(template.guarded(raw.text)), template.special_said([raw.text])
+        tokens, special = template.continued(template.guarded(raw.text)), template.count_special([raw.text])
         if budget is not None and len(tokens) > budget:
             text, cut = turns.shorten_raw(raw, budget)
             tokens = template.continued(template.guarded(text))
@@ -214,10 +219,10 @@ def _without_memo(certificate: Certificate) -> Certificate:
     return replace(certificate, bridges=dict.fromkeys(certificate.bridges, off))
 
 
-def _with_own(template: Template, parser: Parser) -> Template:
-    """The template, marked with the markers that a model writes into its turns itself."""
-    own = frozenset(text for token, text in parser.atoms.items() if token not in template.special_ids)
-    return replace(template, markers=replace(template.markers, own=own))
+def _with_turn_markers(template: Template, parser: Parser) -> Template:
+    """The template, marked with the markers of the model's own turns."""
+    turn_markers = frozenset(text for token, text in parser.atoms.items() if token not in template.special_ids)
+    return replace(template, markers=replace(template.markers, turn_markers=turn_markers))
 
 
 def _check_tools(template: Template, proof: Proof) -> None:
@@ -232,7 +237,7 @@ def _check_tools(template: Template, proof: Proof) -> None:
     except TemplateError as exc:
         alone = [tool for tool in template.tools if template.bind([tool]).try_render([QUESTION]) is None]
         names = ", ".join((tool.get("function") or tool).get("name", "?") for tool in alone or template.tools)
-        said = " ".join(str(exc.__cause__).split())
+        reason = " ".join(str(exc.__cause__).split())
         raise TemplateError(
-            f"the chat template of {template.name} cannot write the tools {names}{hint_of(template)} ({said})"
+            f"the chat template of {template.name} cannot write the tools {names}{hint_of(template)} ({reason})"
         ) from exc

@@ -18,9 +18,9 @@ _OTHER = 'a tool\'s result has the role "tool", and any other text the role "use
 
 
 def unusual(messages: Sequence[Message], capabilities: Mapping[str, bool], before: str = "") -> bool:
-    """Whether a message has a role or a place that certification has not shown to be written.
+    """Whether a message has a role or a place outside the certified capabilities.
 
-    `before` is the role of the message before them.
+    `before` is the role of the message before the messages.
     """
     roles = [str(message.get("role")) for message in messages]
     return any(
@@ -41,7 +41,7 @@ def _usual(role: str, last: str, capabilities: Mapping[str, bool], *, first: boo
 
 
 def marked(messages: Sequence[Message]) -> list[Message]:
-    """The messages with a word of its own in place of each text that is not a turn of the model."""
+    """The messages with a unique word in place of each text outside the model's turns."""
     return [{**message, "content": _word(i)} if _says(message) else message for i, message in enumerate(messages)]
 
 

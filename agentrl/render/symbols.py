@@ -1,14 +1,15 @@
-"""A template's text as a function of strings that are not known yet.
+"""A template's text as a function of unknown strings.
 
-The template is rendered with `Symbol`s in place of some strings. A symbol remembers which string it stands for, and
-what the template made of it. Each question of the template (does it start with this, is it empty) is answered for the
-present string and recorded as a `Guard`. So the text holds for every string that answers alike:
+The template is rendered with `Symbol`s in place of some strings. A symbol remembers the number of its string, and the
+changes by the template. Each question of the template (does the string start with this, is the string empty) is
+answered for the present string and recorded as a `Guard`. So the text holds for every string with the same answers:
 
     {{ '<tool>' + m.content | trim + '</tool>' }}   ->   "<tool>", Hole(0, strip), "</tool>"
     {% if m.content %}                              ->   Guard(Hole(0), bool, True)
 
-No question may stay unseen. A symbol's methods see what Python code asks. C code would read it as a plain string: `~`,
-`in`, `%`, joins, filters and tests. `trace` replaces these. What it cannot follow raises `UntraceableError`.
+No question may stay unseen. A symbol's methods see the questions of Python code. C code would read the symbol as a
+plain string: `~`, `in`, `%`, joins, filters and tests. `trace` replaces this code. Other code raises
+`UntraceableError`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 
 class UntraceableError(Exception):
-    """The template does something to a string that cannot be followed."""
+    """The template's use of a string cannot be followed."""
 
 
 class Change(NamedTuple):
-    """What was made of a string."""
+    """A change of a string."""
 
     function: Callable[..., str]
     args: tuple[Any, ...]
@@ -30,13 +31,13 @@ class Change(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """The place of a string in a text: `key` is the string's number, `changes` were made to it."""
+    """The place of a string in a text. `key` is the string's number, `changes` are the changes of the string."""
 
     key: int
     changes: tuple[Change, ...] = ()
 
     def value(self, values: Sequence[str]) -> str:
-        """What the text has here if the strings are `values`."""
+        """The text at this place for the strings `values`."""
         value = values[self.key]
         for function, args, kwargs in self.changes:
             value = function(value, *args, **dict(kwargs))
@@ -44,13 +45,13 @@ class Hole(NamedTuple):
 
 
 TIME = -1
-"""The number of what `strftime_now` gives, which no text may depend on."""
+"""The number of the text of `strftime_now`. No bridge may depend on this text."""
 
 Part: TypeAlias = str | Hole
 
 
 class Guard(NamedTuple):
-    """A question of the template, and the answer for which its text holds."""
+    """A question of the template, and the answer on which the text relies."""
 
     hole: Hole
     function: Callable[..., Any]
@@ -63,7 +64,7 @@ class Guard(NamedTuple):
 
 
 class Trace:
-    """The strings of one render, and what was asked of them. Those in `distinct` are known to differ."""
+    """The strings of a render, and the questions about the strings. The strings in `distinct` are known to differ."""
 
     def __init__(self, values: Sequence[str], distinct: Iterable[int] = ()) -> None:
         self.values, self.distinct = values, frozenset(distinct)
@@ -71,16 +72,16 @@ class Trace:
 
     def symbol(self, key: int) -> Symbol:
         """The symbol of a string."""
-        return self.made(self.values[key], [Hole(key)])
+        return self.combined(self.values[key], [Hole(key)])
 
-    def made(self, value: str, parts: Iterable[Part]) -> Symbol:
+    def combined(self, value: str, parts: Iterable[Part]) -> Symbol:
         """A symbol of several parts."""
         symbol = Symbol(value)
         symbol._agentrl_parts, symbol._agentrl_trace = tuple(parts), self
         return symbol
 
     def ask(self, hole: Hole, function: Callable[..., Any], *args: Any) -> Any:
-        """The answer for the present string, recorded."""
+        """The answer for the present string. The question is recorded."""
         if hole.key == TIME:
             raise UntraceableError("its text depends on the time")
         guard = Guard(hole, function, args, function(hole.value(self.values), *args))
@@ -90,7 +91,7 @@ class Trace:
 
 
 class Symbol(str):
-    """A string whose questions and changes are recorded. Its value is the present one."""
+    """A string with a record of questions and changes. Its value is the present string."""
 
     _agentrl_parts: tuple[Part, ...]
     _agentrl_trace: Trace
@@ -123,12 +124,12 @@ class Symbol(str):
     def __ne__(self, other: object) -> bool:
         return not self == other if isinstance(other, str) else NotImplemented
 
-    def __getitem__(self, at: Any) -> str:
-        if isinstance(at, slice):
-            return _changed(self, str.__getitem__, at)
-        if isinstance(at, int):
+    def __getitem__(self, index: Any) -> str:
+        if isinstance(index, slice):
+            return _changed(self, str.__getitem__, index)
+        if isinstance(index, int):
             raise UntraceableError("it reads single characters of a text")
-        return str.__getitem__(self, at)  # a TypeError, as for any string
+        return str.__getitem__(self, index)  # a TypeError, as for any string
 
     def __format__(self, spec: str) -> str:
         if spec:
@@ -142,7 +143,7 @@ class Symbol(str):
 
 
 def joined(texts: Iterable[str]) -> str:
-    """The texts as one; a Symbol if one of them is."""
+    """The joined texts: a Symbol if any text is a Symbol."""
     texts = list(texts)
     symbols = [text for text in texts if isinstance(text, Symbol)]
     if not symbols:
@@ -153,11 +154,11 @@ def joined(texts: Iterable[str]) -> str:
             parts[-1] += part
         else:
             parts.append(part)
-    return symbols[0]._agentrl_trace.made("".join(map(value_of, texts)), parts)
+    return symbols[0]._agentrl_trace.combined("".join(map(value_of, texts)), parts)
 
 
 def parts_of(text: str) -> tuple[Part, ...]:
-    """The literal parts of a text, none of them empty, and its holes."""
+    """The holes of a text, and the literal parts. No part is empty."""
     if isinstance(text, Symbol):
         return text._agentrl_parts
     return (text,) if text else ()
@@ -169,19 +170,19 @@ def value_of(text: str) -> str:
 
 
 def change(symbol: Symbol, function: Callable[..., str], *args: Any, **kwargs: Any) -> Symbol:
-    """What a pure function makes of a symbol."""
+    """The result of a pure function of a symbol."""
     hole = _hole_of(symbol)
-    made = Change(function, args, tuple(kwargs.items()))
+    step = Change(function, args, tuple(kwargs.items()))
     value = function(value_of(symbol), *args, **kwargs)
-    return symbol._agentrl_trace.made(value, [Hole(hole.key, (*hole.changes, made))])
+    return symbol._agentrl_trace.combined(value, [Hole(hole.key, (*hole.changes, step))])
 
 
-def _same(left: Symbol, right: Symbol) -> bool:
-    ours, theirs = left._agentrl_parts, right._agentrl_parts
+def _same(first: Symbol, second: Symbol) -> bool:
+    ours, theirs = first._agentrl_parts, second._agentrl_parts
     if ours == theirs:
         return True
     keys = [part.key for part in (*ours, *theirs) if isinstance(part, Hole) and not part.changes]
-    if len(ours) == len(theirs) == 1 and len(keys) == 2 and left._agentrl_trace.distinct.issuperset(keys):
+    if len(ours) == len(theirs) == 1 and len(keys) == 2 and first._agentrl_trace.distinct.issuperset(keys):
         return False
     raise UntraceableError("it compares texts with each other")
 
@@ -223,9 +224,9 @@ _OF_OBJECTS = {
     *("__class__", "__new__", "__init__", "__init_subclass__", "__subclasshook__", "__getattribute__", "__doc__"),
     *("__setattr__", "__delattr__", "__dir__", "__sizeof__", "__reduce__", "__reduce_ex__", "__getstate__"),
 }
-"""Attributes that tell nothing of a string's value."""
+"""Attributes without information about a string's value."""
 _READING = ("__int__", "__float__", "__complex__", "__rmod__", "__reversed__")
-"""Methods that a string lacks, by which other code reads it."""
+"""Methods that a string lacks. Other code uses these methods to read a value."""
 
 
 def _changes(name: str) -> Callable[..., str]:
@@ -246,9 +247,9 @@ def _refuses(name: str) -> Callable[..., Any]:
 
 
 def _cover() -> None:
-    """Give Symbol every method of a string that it lacks, so that none reads it unseen."""
-    own = set(vars(Symbol)) - {"__hash__"} | _OF_OBJECTS
-    for name in {*dir(str), *_READING} - own:
+    """Give Symbol every other method of a string, so no method reads a symbol unseen."""
+    defined = set(vars(Symbol)) - {"__hash__"} | _OF_OBJECTS
+    for name in {*dir(str), *_READING} - defined:
         kinds = (_CHANGING, _changes), (_ASKING, _asks)
         make = next((make for names, make in kinds if name in names), _refuses)
         setattr(Symbol, name, make(name))

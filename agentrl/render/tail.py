@@ -1,4 +1,4 @@
-"""A rendered conversation from its sampled turn on, cut at the end of that turn."""
+"""A rendered conversation from its sampled turn on, cut at the end of the turn."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Tail:
     observation: str
     prompt: str
     ends: frozenset[str] = frozenset()
-    """Stop tokens; any of them ends the turn as `stop` does."""
+    """Stop tokens. Any of these tokens ends the turn as `stop` does."""
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return self.before_stop + self.stop + self.after_stop + self.observation + self.prompt
 
 
@@ -41,16 +41,15 @@ def tail(
     content: bool,
     before: Sequence[Message] = (QUESTION,),
 ) -> Tail:
-    """What the template writes after an assistant turn with these calls, when `new` follows it.
+    """The template's text after an assistant turn with these calls and before the next turn, with the messages `new`.
 
-    A placeholder takes the place of the turn: the calls' ids and names are real, content and arguments are
-    sentinels, so the cost depends on `new` alone. Raises TemplateError if the template refuses, or writes no end of
-    the turn.
+    A placeholder takes the place of the turn: the calls' ids and names are real, content and arguments are sentinels.
+    So the cost depends on `new` alone. Raises TemplateError if the template refuses, or writes no end of the turn.
     """
-    conversation, shown, words = _conversation(profile, calls, new, content, before)
+    conversation, visible, words = _conversation(profile, calls, new, content, before)
     text = template.render(conversation, generation_prompt=True)
     bare = template.render(conversation)
-    return split(template, *behind_turn(profile, shown, text, bare, words))
+    return split(template, *behind_turn(profile, visible, text, bare, words))
 
 
 def text_behind(
@@ -62,9 +61,9 @@ def text_behind(
     content: bool,
     before: Sequence[Message],
 ) -> str:
-    """The text of a tail, of which nothing else is known. It takes one render; `tail` takes two."""
-    conversation, _, (said, asked) = _conversation(profile, calls, new, content, before)
-    return behind(template.render(conversation, generation_prompt=True), [asked, said])
+    """The text of a tail, without the cut into parts. A single render is enough; `tail` takes two."""
+    conversation, _, (content_word, argument_word) = _conversation(profile, calls, new, content, before)
+    return behind(template.render(conversation, generation_prompt=True), [argument_word, content_word])
 
 
 def _conversation(
@@ -72,30 +71,31 @@ def _conversation(
 ) -> tuple[list[Message], Sequence[ToolCall], tuple[str, str]]:
     """The conversation with a placeholder for the turn, the calls of the placeholder, and its sentinels."""
     words = _fresh([*before, *new])
-    shown = calls if profile.parallel_calls else calls[:1]
-    return [*before, stand_in(profile, shown, content, words), *new], shown, words
+    visible = calls if profile.parallel_calls else calls[:1]
+    return [*before, stand_in(profile, visible, content, words), *new], visible, words
 
 
-def stand_in(profile: Profile, shown: Sequence[ToolCall], content: bool, words: tuple[str, str]) -> Message:
+def stand_in(profile: Profile, calls: Sequence[ToolCall], content: bool, words: tuple[str, str]) -> Message:
     """The placeholder of a turn; `words` are its sentinels, of content and of arguments."""
-    said, asked = words
-    says = content and not (shown and profile.content_after_calls)
-    return assistant(said if says or not shown or profile.calls_need_content else "", [asked] * len(shown), shown)
+    content_word, argument_word = words
+    says = content and not (calls and profile.content_after_calls)
+    text = content_word if says or not calls or profile.calls_need_content else ""
+    return assistant(text, [argument_word] * len(calls), calls)
 
 
 def behind_turn(
-    profile: Profile, shown: Sequence[ToolCall], text: str, bare: str, words: tuple[str, str]
+    profile: Profile, calls: Sequence[ToolCall], text: str, bare: str, words: tuple[str, str]
 ) -> tuple[Close, str, str]:
-    """How the turn ends, the text from its last sentinel to the generation prompt, and that prompt.
+    """The close of the turn, the text from its last sentinel to the generation prompt, and the prompt.
 
-    `text` is a rendered conversation, and `bare` the same without a generation prompt.
+    `text` is a rendered conversation, and `bare` the same conversation without a generation prompt.
     """
-    said, asked = words
+    content_word, argument_word = words
     prompt = text[len(bare) :] if text.startswith(bare) else ""
-    rest = behind(text, [asked, said])
-    close = profile.called if asked in text and profile.called else profile.said
-    if shown:  # a call's syntax may continue after its arguments
-        syntax = close.before_stop.replace("call00000", shown[-1].id).replace("lookup", shown[-1].name or "unknown")
+    rest = behind(text, [argument_word, content_word])
+    close = profile.called if argument_word in text and profile.called else profile.answer
+    if calls:  # a call's syntax may continue after its arguments
+        syntax = close.before_stop.replace("call00000", calls[-1].id).replace("lookup", calls[-1].name or "unknown")
         close = replace(close, before_stop=syntax)
     return close, rest[: len(rest) - len(prompt)], prompt
 
@@ -103,14 +103,14 @@ def behind_turn(
 def _fresh(new: Sequence[Message]) -> tuple[str, str]:
     """Sentinels that the new messages do not contain, whatever a tool has read."""
     text = json.dumps([dict(message) for message in new], default=str)
-    said, asked = SAID, ASKED
-    while said in text or asked in text:
-        said, asked = f"{said}x", f"{asked}x"
-    return said, asked
+    content_word, argument_word = SAID, ASKED
+    while content_word in text or argument_word in text:
+        content_word, argument_word = f"{content_word}x", f"{argument_word}x"
+    return content_word, argument_word
 
 
 def split(template: Template, close: Close, body: str, prompt: str) -> Tail:
-    """The text after a turn, cut at the end of the turn. If it lacks the turn's close, it contains no close."""
+    """The text after a turn, cut at the end of the turn. A text without the turn's close gets no close."""
     before = close.before_stop if body.startswith(close.before_stop) else shared(close.before_stop, body)
     rest = body[len(before) :]
     if close.stop and rest.startswith(close.stop):
@@ -118,8 +118,8 @@ def split(template: Template, close: Close, body: str, prompt: str) -> Tail:
         after = close.after_stop if rest.startswith(close.after_stop) else ""
         ends = frozenset({close.stop, close.stop_if_last} - {""})
         return Tail(before, close.stop, after, rest.removeprefix(after), prompt, ends)
-    found = template.special_in(rest)
-    if found is not None and not close.stop:
-        stop, token, observation = rest.partition(found[0])
+    special = template.special_in(rest)
+    if special is not None and not close.stop:
+        stop, token, observation = rest.partition(special[0])
         return Tail(before, stop + token, "", observation, prompt, frozenset({token}))
     return Tail(before, "", "", rest, prompt)

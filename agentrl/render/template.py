@@ -1,4 +1,4 @@
-"""One chat template with one tokenizer: messages to text, text to tokens, and nothing else."""
+"""A chat template with a tokenizer: messages to text, and text to tokens."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from agentrl.render.trace import clock, tracer
 from agentrl.types import JSON, Message, ToolSpec
 
 RENDER_ERRORS = (JinjaError, TypeError, ValueError, KeyError, IndexError, AttributeError)
-"""What a failing template raises: its own raise_exception, the sandbox, or Python inside an expression."""
+"""Errors of a failing template: its own raise_exception, the sandbox, or Python inside an expression."""
 
 _SHORT, _SHORT_KEPT = 64, 256
 """The maximum length of a short text in characters, and how many short texts are remembered."""
 
 _BEFORE, _LETTER = ("\n", ")", "a"), "x"
-"""Texts to put before another one, to see what a tokenizer does in the middle of a text."""
+"""Texts to put before a text, to see the tokens in the middle of a text."""
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Templates' names for the thoughts of a message."""
@@ -38,30 +38,32 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """The form of messages that a template takes, where templates differ. Probing finds it (`detect_message_form`)."""
+    """The form of messages that a template takes, where templates differ. Probing detects the form
+    (`detect_message_form`).
+    """
 
     arguments_as_text: bool = False
-    """A call's arguments as JSON text; else as a mapping, which templates write as JSON themselves."""
+    """A call's arguments as JSON text. Otherwise as a mapping, and the template writes the JSON."""
     silent_content: str | None = ""
     """The content of a turn that consists of calls."""
     reasoning_field: str = REASONING_FIELDS[0]
     name_in_id: bool = False
-    """The template writes a call's id and not its name, which is part of the id (Kimi's `functions.lookup:0`)."""
+    """The template writes a call's id and not its name. The id contains the name (Kimi's `functions.lookup:0`)."""
     numbers_calls: bool = False
-    """The template makes such an id itself, from the number of the call in the conversation."""
+    """The template makes the id itself, from the number of the call in the conversation."""
     plain_ids: bool = False
-    """The template refuses ids that are not nine letters and digits (Mistral's)."""
+    """The template refuses ids other than nine letters and digits (Mistral's)."""
     no_nulls: bool = False
-    """The template leaves out arguments that are null, so a model does not write them."""
+    """The template leaves out null arguments, so a model does not write null arguments."""
 
-    def said(self, arguments: Mapping[str, JSON]) -> dict[str, JSON]:
+    def writable(self, arguments: Mapping[str, JSON]) -> dict[str, JSON]:
         """The arguments that a call can contain."""
         return _without_nulls(arguments) if self.no_nulls else dict(arguments)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """`source` is Jinja text; it is rendered by the tokenizer's own machinery, which compiles it once."""
+    """`source` is Jinja text. The tokenizer's own code compiles and renders the source."""
 
     tokenizer: Any
     source: str
@@ -71,22 +73,23 @@ class Template:
     kwargs: Mapping[str, JSON] = field(default_factory=dict)
     special_ids: frozenset[int] = frozenset()
     added_ids: frozenset[int] = frozenset()
-    """Tokens that no merge makes: the special ones, and those such as Qwen's `<tool_call>`."""
+    """Tokens outside the merges: the special tokens, and tokens like Qwen's `<tool_call>`."""
     wants_list: bool = False
-    """Without tools it must be given an empty list, because it loops over `tools` unconditionally."""
+    """Without tools the template needs an empty list, because of an unconditional loop over `tools`."""
     forms: Forms = field(default_factory=Forms)
     markers: Markers = NO_MARKERS
-    """Finds the special tokens of a text."""
+    """Recognizes the special tokens of a text."""
     spelling: Spelling | None = None
-    """How special tokens within messages become text; None if they stay special, as in the template's own render."""
+    """The spelling of special tokens within messages as text. None: special tokens stay special, as in the
+    template's own render."""
     image_roles: frozenset[str] = frozenset()
-    """The roles whose messages may hold images, because the template writes them there."""
+    """The roles whose messages may hold images, because the template writes the images there."""
     _short: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict, repr=False)
-    """Tokens of short texts: closes and prompts are encoded at every turn, and are always the same."""
+    """Tokens of short texts: closes and prompts are encoded at every turn, and repeat."""
 
     @classmethod
     def of(cls, tokenizer: Any, source: str | None, tools: Sequence[ToolSpec], kwargs: Mapping[str, JSON]) -> Template:
-        """Resolve the template's text (a tokenizer may have one for tools, one without). Raises TemplateError."""
+        """Resolve the template's text (a tokenizer may have a template for tools). Raises TemplateError."""
         if source is None and not getattr(tokenizer, "chat_template", None):
             raise TemplateError(
                 f"{name_of(tokenizer)}: the tokenizer has no chat template; add chat_template.jinja to its folder "
@@ -118,8 +121,8 @@ class Template:
                 **self.kwargs,
             )
         except RENDER_ERRORS as exc:
-            said = " ".join(str(exc).split())
-            raise TemplateError(f"the chat template of {self.name} {_verdict(exc)}: {said}") from exc
+            reason = " ".join(str(exc).split())
+            raise TemplateError(f"the chat template of {self.name} {_verdict(exc)}: {reason}") from exc
         return text if self.spelling is None else unescaped(text)
 
     def traced(
@@ -130,16 +133,17 @@ class Template:
         generation_prompt: bool = False,
         symbolic_clock: bool = True,
     ) -> str:
-        """As `render`, of messages with symbols of `trace` in them: a Symbol. Special tokens are not guarded in them.
+        """As `render`, for messages with symbols of `trace`; returns a Symbol. Special tokens in symbols are not
+        guarded.
 
         With `symbolic_clock` the time is a symbol too.
 
-        Raises UntraceableError, or what the template raises.
+        Raises UntraceableError, or the template's error.
         """
         plain = [self.plain(message) for message in messages]
         tools = self._guarded(list(self.tools)) or ([] if self.wants_list else None)
         variables = {
-            "messages": [{key: value for key, value in one.items() if value is not None} for one in plain],
+            "messages": [{key: value for key, value in fields.items() if value is not None} for fields in plain],
             "tools": tools,
             "documents": None,
             "add_generation_prompt": generation_prompt,
@@ -149,33 +153,33 @@ class Template:
         }
         return tracer(self.source)(variables)
 
-    def _guarded(self, said: Any) -> Any:
-        """A message or tools; their special tokens are guarded if they must become text."""
+    def _guarded(self, value: Any) -> Any:
+        """A message or tools. Special tokens are guarded if special tokens must become text."""
         if self.spelling is None:
-            return said
-        own = self.spelling.markers.own if _of_assistant(said) else ()
-        return self.spelling.markers.guarded(said, own)
+            return value
+        exempt = self.spelling.markers.turn_markers if _of_assistant(value) else ()
+        return self.spelling.markers.guarded(value, exempt)
 
-    def special_said(self, said: Sequence[Any]) -> int:
-        """How many special tokens are in texts, tools, or messages that are not the assistant's."""
-        return sum(self.markers.count(one) for one in said if not _of_assistant(one))
+    def count_special(self, values: Sequence[Any]) -> int:
+        """The number of special tokens in texts, tools, and messages of other roles than the assistant."""
+        return sum(self.markers.count(value) for value in values if not _of_assistant(value))
 
     def guarded(self, text: str) -> str:
         """Text of a message, prepared for `encode`."""
         return text if self.spelling is None else self.spelling.markers.guarded(text)
 
     def try_render(self, messages: Iterable[Message], *, generation_prompt: bool = False) -> str | None:
-        """As `render`, but None where the template refuses: the answer to a probe."""
+        """As `render`, but None for a refusal."""
         try:
             return self.render(messages, generation_prompt=generation_prompt)
         except TemplateError:
             return None
 
     def encode(self, text: str, *, after: str = "") -> list[int]:
-        """Tokens of `text`; nothing is added, markers in the text become special tokens.
+        """Tokens of `text`. No token is added. Markers in the text become special tokens.
 
-        `after` is the special token before the text: it is encoded with it and removed again, because some
-        special tokens swallow the whitespace that follows them.
+        `after` is the special token before the text. Some special tokens swallow the whitespace that follows, so the
+        text is encoded together with `after`, and the token is removed again.
         """
         if len(text) > _SHORT:
             return self._encode(text, after)
@@ -195,23 +199,26 @@ class Template:
         ids = self.encoder(after + text)
         if not after:
             return ids
-        left = self.encode(after)
-        if ids[: len(left)] == left:
-            return ids[len(left) :]
+        head = self.encode(after)
+        if ids[: len(head)] == head:
+            return ids[len(head) :]
         return self.encode(text)
 
     def continued(self, text: str) -> list[int]:
-        """Tokens of `text` in the middle of a text. Many SentencePiece tokenizers put a space before their input,
-        so a prefix is encoded before it and removed again."""
+        """Tokens of `text` in the middle of a text.
+
+        Many SentencePiece tokenizers put a space before their input. So a prefix is encoded before the text, and
+        removed again.
+        """
         if text and self._after(_BEFORE[0], _LETTER) != self.encode(_LETTER):
-            found = next(filter(None, (self._after(before, text) for before in _BEFORE)), None)
-            return found or self.encode(text)
+            tokens = next(filter(None, (self._after(before, text) for before in _BEFORE)), None)
+            return tokens or self.encode(text)
         return self.encode(text)
 
     def _after(self, before: str, text: str) -> list[int]:
-        """Tokens of `text` as they are after another text. None if a token straddles both."""
-        left, ids = self.encode(before), self.encode(before + text)
-        return ids[len(left) :] if ids[: len(left)] == left else []
+        """Tokens of `text` after the text `before`. Empty if a token straddles both texts."""
+        head, ids = self.encode(before), self.encode(before + text)
+        return ids[len(head) :] if ids[: len(head)] == head else []
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones included."""
@@ -223,26 +230,26 @@ class Template:
         return text
 
     def special_in(self, text: str) -> tuple[str, int] | None:
-        """The first special token in the text, as (its text, its id)."""
-        found = next((token for token in self.encode(text) if token in self.special_ids), None)
-        return None if found is None else (self.decode([found]), found)
+        """The first special token in the text: its text and its id. None without a special token."""
+        special = next((token for token in self.encode(text) if token in self.special_ids), None)
+        return None if special is None else (self.decode([special]), special)
 
     def last_special(self, text: str, but: str = "") -> str:
-        """The last special token in the text that is not in `but`; empty if there is none."""
-        left = self.special_ids.difference(self.encode(but))
-        found = next((token for token in reversed(self.encode(text)) if token in left), None)
-        return "" if found is None else self.decode([found])
+        """The last special token in the text, except the tokens in `but`. Empty without a special token."""
+        others = self.special_ids.difference(self.encode(but))
+        special = next((token for token in reversed(self.encode(text)) if token in others), None)
+        return "" if special is None else self.decode([special])
 
     def named_stop(self, text: str) -> str:
-        """The tokenizer's end of sequence, if it is in the text."""
+        """The tokenizer's end of sequence, if the text contains the token."""
         eos = self.tokenizer.eos_token_id
         return self.decode([eos]) if eos is not None and eos in self.encode(text) else ""
 
     def plain(self, message: Message) -> dict[str, Any]:
-        """A message in the form that this template takes.
+        """A message in the form for this template.
 
-        Content is never None, unless the template prefers it beside calls; `tool_calls` is absent rather than empty
-        (some templates test for the key).
+        Content is never None, unless the template prefers None beside calls. Without calls the key `tool_calls` is
+        absent, because some templates test for the key.
         """
         plain = {**message, "content": self._content(message)}
         thoughts = [plain.pop(name) for name in REASONING_FIELDS if name in plain]
@@ -255,7 +262,7 @@ class Template:
         return plain
 
     def _content(self, message: Message) -> str | list[Mapping[str, str]]:
-        """Content as text, or as the parts of which templates with images make a loop."""
+        """Content as text, or as parts for templates with images."""
         content: Any = message.get("content")
         role = message.get("role")
         if not has_image(content):
@@ -283,11 +290,11 @@ class Template:
 
     @property
     def tells_time(self) -> bool:
-        """Whether its rendering may depend on the current time."""
+        """Whether the rendered text may depend on the current time."""
         return "strftime_now" in self.source
 
     def identified(self, messages: Sequence[Message], number: int = 0) -> Sequence[Message]:
-        """The messages with ids of calls that the template takes. `number` is that of the first call."""
+        """The messages with ids of calls that the template takes. `number` is the number of the first call."""
         if self.forms.name_in_id:
             return with_named_ids(messages, number)
         return with_plain_ids(messages) if self.forms.plain_ids else messages
@@ -313,12 +320,12 @@ def name_of(tokenizer: Any) -> str:
     return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
 
 
-def _of_assistant(said: Any) -> bool:
-    return isinstance(said, (dict, Mapping)) and said.get("role") == "assistant"
+def _of_assistant(value: Any) -> bool:
+    return isinstance(value, (dict, Mapping)) and value.get("role") == "assistant"
 
 
 def breaks(error: TemplateError) -> bool:
-    """Whether the template itself broke, as opposed to refusing a conversation with its own raise_exception."""
+    """Whether the template itself broke, as opposed to a refusal by the template's raise_exception."""
     return type(error.__cause__) is not JinjaError
 
 

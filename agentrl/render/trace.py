@@ -1,4 +1,4 @@
-"""Renders a chat template with symbols, in an environment in which nothing reads them unseen."""
+"""Renders a chat template with symbols, in an environment that lets no code read a symbol unseen."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _ITSELF = (
     *("list", "first", "last", "length", "count", "reverse", "map", "select", "reject", "selectattr", "rejectattr"),
     *("default", "d", "items", "trim", "string", "upper", "lower", "capitalize", "replace"),
 )
-"""Filters that are Python code: they use the methods of what they are given."""
+"""Filters in Python code: the filters use the methods of their arguments."""
 _OF_TYPE = (
     *("defined", "undefined", "none", "string", "mapping", "number", "boolean", "integer", "float", "true", "false"),
     *("callable", "filter", "test"),
 )
-"""Tests whose answer is the same for all strings."""
+"""Tests with the same answer for all strings."""
 _OF_SHAPE = ("sequence", "iterable")
-"""The same, but the answer needs a look at the string. Of a list they look at nothing in it."""
+"""Tests with the same answer for all strings, but by a look at the string. Of a list these tests read no element."""
 _EQUAL = ("eq", "equalto", "==", "ne", "!=")
 _INTERNAL = ("_loop_vars", "_block_vars")
-"""Arguments that jinja2 adds within loops and blocks. They are for functions that take a context."""
+"""Arguments added by jinja2 within loops and blocks, for functions with a context."""
 _SCALARS = (str, int, float, type(None), Undefined, Macro, EvalContext, Context, Environment)
 
 
 @lru_cache(maxsize=64)
 def tracer(source: str) -> Render:
-    """A function that renders the template with the given variables, symbols among them.
+    """A function that renders the template with the given variables, symbols among the variables.
 
-    Raises UntraceableError if the library does not compile templates as this module expects.
+    Raises UntraceableError if the library does not compile templates as expected.
     """
     try:
         from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -55,7 +55,7 @@ def tracer(source: str) -> Render:
 
 def clock(trace: Trace) -> Callable[[str], str]:
     """`strftime_now` for a render with symbols: its text is a symbol too."""
-    return lambda _: trace.made("zqtime", [Hole(TIME)])
+    return lambda _: trace.combined("zqtime", [Hole(TIME)])
 
 
 def _tracing(base: Environment) -> Environment:
@@ -68,22 +68,22 @@ def _tracing(base: Environment) -> Environment:
     env.filters = {name: _filter(name, function) for name, function in base.filters.items()}
     env.filters |= {"agentrl_joined": _concatenated, "agentrl_in": _contained}
     env.tests = {name: _test(name, function) for name, function in base.tests.items()}
-    made: Environment = env
-    return made
+    tracing: Environment = env
+    return tracing
 
 
 class _Hooks:
-    """What a tracing environment does in its own way."""
+    """The hooks of a tracing environment."""
 
     def _parse(self, *args: Any) -> nodes.Template:
         tree = _Rewriting().visit(super()._parse(*args))  # type: ignore[misc]
         tree.set_environment(self)
-        made: nodes.Template = tree
-        return made
+        parsed: nodes.Template = tree
+        return parsed
 
     def call(__self, __context: Context, __function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as in jinja2
-        given = {name: value for name, value in kwargs.items() if name not in _INTERNAL}
-        if not _is_plain((args, given)) and not __self._follows(__function):
+        arguments = {name: value for name, value in kwargs.items() if name not in _INTERNAL}
+        if not _is_plain((args, arguments)) and not __self._follows(__function):
             raise UntraceableError("it calls a function with a text")
         return super().call(__context, __function, *args, **kwargs)  # type: ignore[misc]
 
@@ -93,9 +93,9 @@ class _Hooks:
         return super().call_binop(context, operator, left, right)  # type: ignore[misc]
 
     def _follows(self, function: Any) -> bool:
-        """Whether the function only keeps what it is given, or is a method of a symbol."""
-        own = getattr(self, "globals", {})
-        if isinstance(function, Macro) or any(function is own.get(name) for name in ("namespace", "dict")):
+        """Whether the function only keeps its arguments, or is a method of a symbol."""
+        variables = getattr(self, "globals", {})
+        if isinstance(function, Macro) or any(function is variables.get(name) for name in ("namespace", "dict")):
             return True
         owner = getattr(function, "__self__", None)
         if isinstance(function, MethodType) and isinstance(owner, Symbol):
@@ -117,8 +117,8 @@ class _Rewriting(NodeTransformer):
             return node
         if len(node.ops) > 1:
             raise UntraceableError("it compares in a chain")
-        found = _filtered(node.expr, "agentrl_in", [node.ops[0].expr], node)
-        return found if within == ["in"] else nodes.Not(found, lineno=node.lineno)
+        contained = _filtered(node.expr, "agentrl_in", [node.ops[0].expr], node)
+        return contained if within == ["in"] else nodes.Not(contained, lineno=node.lineno)
 
     def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:  # noqa: N802 - as in jinja2
         raise UntraceableError("it changes how text is escaped")
@@ -126,8 +126,8 @@ class _Rewriting(NodeTransformer):
     visit_EvalContextModifier = visit_ScopedEvalContextModifier  # noqa: N815
 
 
-def _filtered(value: nodes.Expr, name: str, args: list[nodes.Expr], at: nodes.Node) -> nodes.Expr:
-    return nodes.Filter(value, name, args, [], None, None, lineno=at.lineno)
+def _filtered(value: nodes.Expr, name: str, args: list[nodes.Expr], node: nodes.Node) -> nodes.Expr:
+    return nodes.Filter(value, name, args, [], None, None, lineno=node.lineno)
 
 
 def _concatenated(values: Iterable[Any]) -> str:
@@ -135,11 +135,11 @@ def _concatenated(values: Iterable[Any]) -> str:
     return joined(map(str, values))
 
 
-def _contained(left: Any, right: Any) -> bool:
+def _contained(item: Any, container: Any) -> bool:
     """`left in right`"""
-    if isinstance(left, Symbol) and not isinstance(right, Symbol | list | tuple):
+    if isinstance(item, Symbol) and not isinstance(container, Symbol | list | tuple):
         raise UntraceableError("it looks a text up")
-    return left in right
+    return item in container
 
 
 def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Around a sampled turn: the tokens that follow it, and a turn as a model would have sampled it."""
+"""The tokens after a sampled turn, and a turn as a model would have sampled the turn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NONE = CheckCounts()
 _CHECKS: Mapping[Check, CheckCounts] = {"": _NONE, "equal": CheckCounts(1), "different": CheckCounts(1, 1)}
 
 CUT_ROUNDS = 8
-"""Cutting converges in two or three rounds; what is left after these is scaffolding, which is never cut."""
+"""Cutting converges in two or three rounds. The rest is scaffolding, and is never cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Turns:
     profile: Profile
     context: Context
     memo: Memo | None = None
-    """The learned text around messages; without it every bridge is rendered."""
+    """The learned text around messages. Without a memo every bridge is rendered."""
     watch: Watch | None = None
-    """Compares bridges with renders of the whole conversation; without it none is compared."""
+    """Compares bridges with renders of the whole conversation. None: no comparison."""
 
     def bridge(
         self, history: Sequence[Message], action: Action, new: Sequence[Message], budget: int | None = None
     ) -> Rendered:
-        """The tokens from the end of the sampled turn to the next: what `Renderer.bridge` promises."""
+        """The tokens from the end of the sampled turn to the next turn: see `Renderer.bridge`."""
         checks = self._watched(history, action, new)
         rendered = self._fitted(self._before(history), action, new, budget)
         return rendered if checks is _NONE else replace(rendered, checks=rendered.checks + checks)
@@ -60,8 +60,8 @@ class Turns:
         rendered = self._bridge(before, action, new)
         if budget is None or _observed(rendered) <= budget:
             return rendered
-        said = (self.template.guarded("".join(texts_in(message.get("content")))) for message in new)
-        contents = [self.template.encode(text) for text in said]
+        texts = (self.template.guarded("".join(texts_in(message.get("content")))) for message in new)
+        contents = [self.template.encode(text) for text in texts]
         keep = sum(map(len, contents))
         cut = 0
         for _ in range(CUT_ROUNDS):
@@ -75,10 +75,10 @@ class Turns:
 
     def bridged_text(self, history: Sequence[Message], action: Action, new: Sequence[Message]) -> str:
         """The text of a bridge, rendered and not encoded."""
-        return self.tail(self._before(history), self._shown(action, new), new, bool(action.content)).text
+        return self.tail(self._before(history), self._visible_calls(action, new), new, bool(action.content)).text
 
     def reopen(self, history: Sequence[Message], action: Action) -> Rendered:
-        """Tokens that let the model continue a turn that it closed: the rest of the close and a generation prompt."""
+        """Tokens that reopen a turn closed by the model: the rest of the close and a generation prompt."""
         reads = history and (self.context.system or self._whole)
         return self._bridge(self._before(history) if reads else (QUESTION,), action, ())
 
@@ -90,24 +90,24 @@ class Turns:
         return whole(history) if self._whole else self.context.before(history)
 
     def _watched(self, history: Sequence[Message], action: Action, new: Sequence[Message]) -> CheckCounts:
-        """Compare this bridge with what the whole conversation gives, if it is this bridge's turn."""
+        """Compare this bridge with a render of the whole conversation, if the bridge is due for a comparison."""
         if self.watch is None or self._whole or not self.watch.is_due(history, new):
             return _NONE
-        asked = (self.context.before(history), self._shown(action, new), new, bool(action.content))
+        arguments = (self.context.before(history), self._visible_calls(action, new), new, bool(action.content))
         try:
-            written = self._first_accepted(text_behind, whole(history), *asked[1:])
+            expected = self._first_accepted(text_behind, whole(history), *arguments[1:])
         except TemplateError:  # it refuses a turn of the model, which a bridge does not show to it
             return _NONE
-        bridged = self._memoised(*asked)[0]
-        if bridged.text == written:
+        bridged = self._memoised(*arguments)[0]
+        if bridged.text == expected:
             return _CHECKS["equal"]
-        rendered = self.tail(*asked)
-        if rendered.text == written and self.memo is not None:
+        rendered = self.tail(*arguments)
+        if rendered.text == expected and self.memo is not None:
             self.memo.switch_off(self.template, rendered, bridged)
         elif rendered != bridged:  # its text holds the time, and a second has passed
             return _NONE
         else:
-            self.watch.differs(self.template, bridged.text, written)
+            self.watch.differs(self.template, bridged.text, expected)
         return _CHECKS["different"]
 
     def closed(self, action: Action) -> bool:
@@ -124,8 +124,9 @@ class Turns:
         within: bool = False,
         checks: CheckCounts = _NONE,
     ) -> Rendered:
-        """The three texts encoded as one; a token that straddles two of them counts as observation. `within`: they
-        continue a text that no special token has ended.
+        """The three texts, encoded together. A token across two texts counts as observation.
+
+        With `within`, the texts continue a text without a special token at its end.
         """
         encode = self.template.encode
         first: Callable[[str], list[int]] = (
@@ -138,7 +139,7 @@ class Turns:
         return Rendered(tuple(tokens), parts, self.profile.thinking.left_open(prompt), checks=checks)
 
     def shorten(self, text: str, tokens: Sequence[int], keep: int) -> tuple[str, int]:
-        """The text's first `keep` tokens with a mark that shows how many were cut, and that number."""
+        """The text's first `keep` tokens with a mark for the number of cut tokens, and this number."""
         if len(tokens) <= keep:
             return text, 0
         cut = len(tokens) - keep
@@ -146,7 +147,7 @@ class Turns:
         return f"{head}… [{cut} tokens cut]", cut
 
     def shorten_raw(self, raw: Raw, keep: int) -> tuple[str, int]:
-        """The same for Raw text; its `end` is among the tokens kept."""
+        """The same for Raw text. The `end` of the text stays, and counts toward `keep`."""
         head = raw.text.removesuffix(raw.end)
         end = self.template.continued(self.template.guarded(raw.end))
         text, cut = self.shorten(head, self.template.continued(self.template.guarded(head)), max(0, keep - len(end)))
@@ -173,22 +174,24 @@ class Turns:
             raise self._unclosed(text)
         return self._from_thought(text[start:], prompt.rpartition(last)[2], message, place.thinking)
 
-    def _from_thought(self, turn: str, asked: str, message: Message, thinks: bool | None) -> str:
-        """The turn, after a prompt that has opened a thought or not: `thinks`, or as `asked` has it, which is the
-        prompt's end that the turn was written for.
+    def _from_thought(self, turn: str, prompt_end: str, message: Message, thinks: bool | None) -> str:
+        """The turn, as a continuation of a prompt with or without an open thought.
+
+        `thinks` says whether the prompt has opened a thought; None: as at the end of `prompt_end`, the prompt for which
+        the turn was written.
         """
-        thinking, opened = self.profile.thinking, self.profile.thinking.left_open(asked)
+        thinking, opened = self.profile.thinking, self.profile.thinking.left_open(prompt_end)
         if (opened if thinks is None else thinks) and not thinking.ends_in(turn):
             return thinking.closing + turn.lstrip()
         if thinks is False and opened and thinking.ends_in(turn):
-            opening = thinking.open + asked.rpartition(thinking.open)[2]
+            opening = thinking.open + prompt_end.rpartition(thinking.open)[2]
             thought = any((message.get(name) or "").strip() for name in REASONING_FIELDS)
             return opening + turn if thought else thinking.behind(turn).lstrip()
         return turn
 
     def _close_of(self, message: Message) -> Close:
         called = self.profile.called if message.get("tool_calls") else None
-        return called or self.profile.said
+        return called or self.profile.answer
 
     def _up_to_stop(self, text: str, close: Close) -> str:
         ending = close.stop_if_last or close.stop
@@ -204,8 +207,8 @@ class Turns:
     def _unclosed(self, text: str) -> TemplateError:
         return TemplateError(f"the chat template of {self.template.name} does not close this turn: {text[-40:]!r}")
 
-    def _shown(self, action: Action, new: Sequence[Message]) -> Sequence[ToolCall]:
-        """The calls of a turn that the template is shown."""
+    def _visible_calls(self, action: Action, new: Sequence[Message]) -> Sequence[ToolCall]:
+        """The calls of a turn, as shown to the template."""
         answered = any(message.get("role") == "tool" for message in new)
         if answered and not action.calls and not self.profile.carries_orphans:
             return _orphans(new)
@@ -214,7 +217,7 @@ class Turns:
         return action.calls
 
     def _bridge(self, before: Sequence[Message], action: Action, new: Sequence[Message]) -> Rendered:
-        end, check = self._memoised(before, self._shown(action, new), new, bool(action.content))
+        end, check = self._memoised(before, self._visible_calls(action, new), new, bool(action.content))
         last = self.template.decode(action.tokens[-1:]) if self.closed(action) else ""
         close = self._unsampled_close(action, end, last)
         return self.assemble(close, end.observation, end.prompt, after=last, within=not last, checks=_CHECKS[check])
@@ -222,14 +225,14 @@ class Turns:
     def _memoised(
         self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool
     ) -> tuple[Tail, Check]:
-        """What `tail` makes, from the memo if there is one. A whole history is never of a shape that comes again."""
+        """The result of `tail`, from the memo if there is a memo. The shape of a whole history never comes again."""
         if self.memo is None or self._whole:
             return self.tail(before, calls, new, content), ""
-        asked = (before, calls, new, content)
-        return self.memo.tail(self.template, self.profile, asked, lambda: self.tail(*asked))
+        arguments = (before, calls, new, content)
+        return self.memo.tail(self.template, self.profile, arguments, lambda: self.tail(*arguments))
 
     def tail(self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool) -> Tail:
-        """As `tail.tail`, of the first form that the template takes."""
+        """As `tail.tail`, with the first form that the template takes."""
         return self._first_accepted(tail, before, calls, new, content)
 
     def _first_accepted(
@@ -240,8 +243,11 @@ class Turns:
         new: Sequence[Message],
         content: bool,
     ) -> T:
-        """A template may refuse what a model samples: an id, or text beside a call. Then the turn's placeholder is
-        plainer, and then earlier turns are. Raises the first refusal if it takes none."""
+        """The text of the first accepted form.
+
+        A template may refuse a sampled turn: an id, or text beside a call. Then the placeholder of the turn is
+        simplified, and then earlier turns too. Raises the first refusal if every form is refused.
+        """
         forms = [(calls, new, content)]
         if calls:
             plain = _with_plain_ids(calls, new)
@@ -251,9 +257,9 @@ class Turns:
             earlier = outlined(before) if outline else list(before)
             if outline and earlier == list(before):
                 break
-            for shown, answers, says in forms:
+            for visible, answers, says in forms:
                 try:
-                    return write(self.template, self.profile, shown, answers, content=says, before=earlier)
+                    return write(self.template, self.profile, visible, answers, content=says, before=earlier)
                 except TemplateError as exc:
                     failure = failure or exc
         assert failure is not None
@@ -262,9 +268,9 @@ class Turns:
     def _unsampled_close(self, action: Action, end: Tail, last: str) -> str:
         """The part of the close that the model did not sample.
 
-        If it sampled the template's stop token: only what follows that. If it sampled none (it was cut, or met a stop
-        string), or another one (`<|endoftext|>`): that stays, and the template's whole close follows, so that the next
-        message is where the model has always seen it.
+        After the template's stop token: the rest of the close. After another token (`<|endoftext|>`) or no stop token
+        (a cut turn, a stop string): the sampled tokens stay, and the template's whole close follows. So the next
+        message is at the usual place for the model.
         """
         if last and last in end.ends:
             return end.after_stop
@@ -272,10 +278,10 @@ class Turns:
         return before + end.stop + end.after_stop
 
     def _unsampled_lead(self, action: Action) -> str:
-        """What the template writes before its stop token, unless the turn already ends with it."""
+        """The text of the template before its stop token, unless the turn already ends with this text."""
         if not action.calls:
-            return _missing(self.profile.said.before_stop, action.text)
-        lead = (self.profile.called or self.profile.said).before_stop
+            return _missing(self.profile.answer.before_stop, action.text)
+        lead = (self.profile.called or self.profile.answer).before_stop
         syntax = lead.rstrip()
         if syntax and not action.text.rstrip().endswith(pieces(syntax)[-1]):
             return _rest_of_list(lead, action.text)
@@ -284,14 +290,14 @@ class Turns:
     def _shorten(
         self, new: Sequence[Message], contents: Sequence[Sequence[int]], keep: int
     ) -> tuple[list[Message], int]:
-        """The messages with `keep` content tokens in total; the longest are cut first, to one common length."""
-        longest, left = 0, keep
+        """The messages with `keep` content tokens in total. The longest messages are cut first, to a common length."""
+        longest, remaining = 0, keep
         lengths = sorted(map(len, contents))
         for i, length in enumerate(lengths):
-            longest = left // (len(lengths) - i)
+            longest = remaining // (len(lengths) - i)
             if length > longest:
                 break
-            left -= length
+            remaining -= length
         messages, cut = list[Message](), 0
         for message, tokens in zip(new, contents, strict=True):
             if len(tokens) <= longest:
@@ -303,21 +309,21 @@ class Turns:
         return messages, cut
 
     def _spelled(self, message: Message) -> Message:
-        """The message with its calls as text, for a template that writes none."""
+        """The message with its calls as text, for a template without calls."""
         functions = [call.get("function") or call for call in message["tool_calls"]]
         content = "\n".join(filter(None, [message["content"], convention_of(self.template).write(functions)]))
         return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
 
 
 def _missing(lead: str, text: str) -> str:
-    """The rest of the lead that the text does not yet end with."""
+    """The rest of the lead after the part at the end of the text."""
     return next(lead[count:] for count in range(len(lead), -1, -1) if text.endswith(lead[:count]))
 
 
 def _rest_of_list(lead: str, text: str) -> str:
-    """What ends a list of calls after a text that ends with the mark of a single call: `<｜tool▁calls▁end｜>`.
+    """The end of a list of calls, after a text with the mark of a single call at its end: `<｜tool▁calls▁end｜>`.
 
-    Empty if the call itself was not ended, because it cannot be ended here.
+    Empty if the call itself was not ended: the end of a call is not added here.
     """
     parts = pieces(lead)
     ends = [index for index, part in enumerate(parts[:-1], 1) if is_tag(part) and text.rstrip().endswith(part)]
@@ -325,35 +331,35 @@ def _rest_of_list(lead: str, text: str) -> str:
 
 
 def spans(*lengths: tuple[SpanKind, int]) -> tuple[RenderedSpan, ...]:
-    """Spans of these lengths one after the other, without the empty ones."""
-    at, found = 0, list[RenderedSpan]()
+    """Spans of these lengths in a row, without empty spans."""
+    offset, parts = 0, list[RenderedSpan]()
     for kind, length in lengths:
         if length:
-            found.append(RenderedSpan(kind, at, at + length))
-        at += length
-    return tuple(found)
+            parts.append(RenderedSpan(kind, offset, offset + length))
+        offset += length
+    return tuple(parts)
 
 
 def _begins(text: str, prompt: str) -> int:
     """The start of a turn in a render that does not begin with the generation prompt.
 
-    After what both have in common, and after the prompt's end if only markers come before that: history may leave
-    out what a prompt opens (a thought, for example), but the header of a turn is not part of the turn.
+    The start is after the common beginning, and after the end of the prompt if only markers come before. History may
+    leave out a part of the prompt (an opened thought, for example), but the header of a turn is not part of the turn.
     """
     start = len(shared(text, prompt))
     rest = pieces(prompt[start:])
     ends = ["".join(rest[i:]) for i in range(len(rest)) if any(map(is_tag, rest[i:]))]
     exact, spaced = map(re.escape, ends), (loose(end) + r"\s*" for end in ends)  # history may vary a header's spaces
     for pattern in (*exact, *spaced):
-        found = re.compile(pattern).search(text, start)
-        before = pieces(text[start : found.start()]) if found else ()
-        if found and all(is_tag(piece) or not piece.isalnum() for piece in before):
-            return found.end()
+        match = re.compile(pattern).search(text, start)
+        before = pieces(text[start : match.start()]) if match else ()
+        if match and all(is_tag(piece) or not piece.isalnum() for piece in before):
+            return match.end()
     return start
 
 
 def _orphans(new: Sequence[Message]) -> list[ToolCall]:
-    """Calls for tool messages that answer none: some templates refuse or drop such messages."""
+    """Calls for tool messages without a call: some templates refuse or drop the messages alone."""
     tools = [message for message in new if message.get("role") == "tool"]
     return [
         ToolCall(message.get("tool_call_id") or f"call_{i}", message.get("name") or "unknown", {})
@@ -362,7 +368,7 @@ def _orphans(new: Sequence[Message]) -> list[ToolCall]:
 
 
 def _with_plain_ids(calls: Sequence[ToolCall], new: Sequence[Message]) -> tuple[Sequence[ToolCall], Sequence[Message]]:
-    """Calls and their results under ids of nine letters and digits, which every template takes."""
+    """Calls and results under ids of nine letters and digits, accepted by every template."""
     ids = {call.id: f"call{i:05}" for i, call in enumerate(calls)}
     answers = [
         {**m, "tool_call_id": ids.get(m["tool_call_id"], m["tool_call_id"])} if "tool_call_id" in m else m for m in new

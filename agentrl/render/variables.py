@@ -1,4 +1,4 @@
-"""Which arguments a chat template reads."""
+"""The arguments of a chat template."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _NOT_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_pr
 def arguments_of(source: str) -> frozenset[str]:
     """The names of the variables that a template reads and does not set: `enable_thinking`, `date_string`.
 
-    The conversation, the tools and the functions of transformers are not among them. A template that cannot be parsed
-    reads none.
+    The conversation, the tools and the functions of transformers are not among the names. A template with a syntax
+    error reads none.
     """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 

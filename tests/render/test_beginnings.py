@@ -82,7 +82,7 @@ def test_prompts_with_the_same_tools_share_them(memory, monkeypatch):
         prompts.append(list(renderer.prompt(messages).tokens))
         assert prompts[-1] == template.encode(template.render(messages, generation_prompt=True))
     assert prompts[0] != prompts[1]
-    assert len(memory._kept) == 1
+    assert len(memory._entries) == 1
 
 
 def test_a_beginning_is_encoded_once(monkeypatch):
@@ -115,13 +115,13 @@ def test_a_special_token_that_another_one_swallows_is_no_cut(monkeypatch):
 def test_a_token_that_takes_what_is_beside_it_is_no_cut(wrong):
     tokenizer = chatml_tokenizer()
     tokenizer.add_tokens([AddedToken("<|odd|>", special=True, **wrong)], special_tokens=True)
-    assert "<|odd|>" not in beginnings._written(tokenizer, tokenizer.chat_template + "<|odd|>")
+    assert "<|odd|>" not in beginnings._markers_in(tokenizer, tokenizer.chat_template + "<|odd|>")
 
 
 def test_a_token_within_another_is_no_cut():
     tokenizer = chatml_tokenizer()
     tokenizer.add_tokens(["<|im_end|>\n"])
-    assert "<|im_end|>" not in beginnings._written(tokenizer, tokenizer.chat_template)
+    assert "<|im_end|>" not in beginnings._markers_in(tokenizer, tokenizer.chat_template)
 
 
 def test_an_encoder_that_does_not_cut_there_is_taken_as_it_is():
@@ -137,12 +137,12 @@ def test_memory_is_bounded_and_drops_the_oldest(monkeypatch):
     memory = beginnings._Memory(10)
     for number in range(5):
         memory.get(str(number).encode(), lambda n=number: [n] * 4)
-    assert sorted(memory._kept) == [b"3", b"4"]
+    assert sorted(memory._entries) == [b"3", b"4"]
     memory.get(b"3", list)
     memory.get(b"5", lambda: [5] * 4)
-    assert sorted(memory._kept) == [b"3", b"5"]
+    assert sorted(memory._entries) == [b"3", b"5"]
     assert len(memory.get(b"huge", lambda: [1] * 11)) == 11
-    assert sorted(memory._kept) == [b"3", b"5"]
+    assert sorted(memory._entries) == [b"3", b"5"]
     assert memory._size == 8
 
 
@@ -159,5 +159,5 @@ def test_threads_share_it(memory):
     with ThreadPoolExecutor(4) as pool:
         for part, found in enumerate(pool.map(encode, range(4))):
             assert found == [own(text) for text in texts[part::4]]
-    assert len(memory._kept) == 3
-    assert memory._size == sum(map(len, memory._kept.values()))
+    assert len(memory._entries) == 3
+    assert memory._size == sum(map(len, memory._entries.values()))

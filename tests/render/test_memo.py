@@ -386,4 +386,4 @@ def test_a_template_that_asks_too_much_is_rendered(monkeypatch: pytest.MonkeyPat
         action = Action("", "", None, (call,), "stop", None, ())
         renderer.bridge(HISTORY, action, [{"role": "tool", "tool_call_id": call.id, "content": "x" * length}])
     assert memory.reason == "its text depends on what the texts are"
-    assert [len(kept) for kept in memory._kept.values() if kept] == []
+    assert [len(kept) for kept in memory._scaffolds.values() if kept] == []

@@ -1,7 +1,7 @@
-"""How templates spell calls: one file per spelling, and one row of a table.
+"""The templates' spellings of calls: a file for each spelling, and a row of a table.
 
-A format is learned from known calls (`spelled`), and then reads others. `learn/calls.py` takes the first format that
-reads back what the template writes. Arguments that follow a name have their own table, in `named_calls`.
+A format is learned from known calls (`spelled`), and then reads other calls. `learn/calls.py` takes the first format
+that reads back the template's text. Arguments after a name have their own table, in `named_calls`.
 """
 
 from collections.abc import Callable, Iterator

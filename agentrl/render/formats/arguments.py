@@ -1,4 +1,4 @@
-"""What spellings of arguments have in common: they follow a call's name."""
+"""The common parts of spellings of arguments after a call's name."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from agentrl.types import JSON
 
 
 class Arguments(Protocol):
-    """How a call's arguments are spelled."""
+    """The spelling of a call's arguments."""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Markers that a Lexer must distinguish from look-alikes."""
         ...
 
-    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
-        """A mapping or a ParseFailure, and its end. `close` follows it. `schema` describes the tool's parameters."""
+    def read(self, lexed: Lexed, offset: int, close: str, schema: Schema) -> tuple[Any, int]:
+        """A mapping or a ParseFailure, and its end. `close` follows the arguments. `schema` describes the tool's
+        parameters.
+        """
         ...
 
 
 CDATA = ("<![CDATA[", "]]>")
-"""Strings that some templates, for values that contain markup, put around the text."""
+"""Strings around values with markup, in some templates."""
 Regions: TypeAlias = list[list[Span]]
 """The places of each call's arguments, in each text of a Spelled."""
 Learned: TypeAlias = tuple[Arguments, Regions]
@@ -41,15 +43,15 @@ _EMPTY: Mapping[str, Callable[[], JSON]] = {"array": list, "object": dict}
 _QUOTED = re.compile(r"""\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'""", re.DOTALL)
 _TRUTH = {"true": True, "false": False}
 _NAMES = {**_TRUTH, "null": None}
-"""JSON's words within what is otherwise Python."""
+"""JSON's words within Python text."""
 
 
 def by_schema(text: str, schema: Schema, null: str = NULL) -> JSON:
-    """A value without quotes, read according to the schema. `null` is the template's word for it.
+    """A value without quotes, read according to the schema. `null` is the template's word for null.
 
-    Text stays text wherever a string is allowed: `"0"` and `0` look the same. Beside a string, only null, objects
-    and lists are read as such, and only where the schema names them. Where no string is allowed, the text is JSON,
-    or Python, if the schema allows that value. Other text stays text, and the Env answers it: `1,000` is no integer.
+    Text stays text wherever a string is allowed: `"0"` and `0` look the same. Beside a string, only null, objects and
+    lists are read as such, and only where the schema names these types. Where no string is allowed, the text is JSON,
+    or Python, if the schema allows the value. Other text stays text, and the Env answers: `1,000` is no integer.
     """
     kinds = schema.kinds
     if kinds is None or kinds == {"string"}:
@@ -65,10 +67,10 @@ def by_schema(text: str, schema: Schema, null: str = NULL) -> JSON:
 
 
 def allowed(text: str, schema: Schema) -> Any:
-    """The value of a text without quotes, or a ParseFailure if the schema does not allow that value.
+    """The value of a text without quotes, or a ParseFailure if the schema does not allow the value.
 
-    Commas make a list without brackets, but only where nothing except a list is allowed: in Python, `1,000` is two
-    numbers.
+    Commas make a list without brackets, but only where the schema allows nothing except a list: in Python, `1,000` is
+    two numbers.
     """
     value, kinds = literal(text), schema.kinds
     if isinstance(value, ParseFailure):
@@ -104,21 +106,21 @@ def null_in(probes: Spelled) -> str:
         return NULL
 
 
-def runs_on(lexed: Lexed, at: int, stop: int, close: str, opening: str) -> bool:
-    """Whether the value at `text[at:stop]` runs past its call's end into the next call: its own close is missing."""
-    ended = lexed.search(loose(close), at) if close else None
+def runs_on(lexed: Lexed, offset: int, stop: int, close: str, opening: str) -> bool:
+    """Whether the value at `text[offset:stop]` runs into the next call, because the close of the value is missing."""
+    ended = lexed.search(loose(close), offset) if close else None
     if ended is None or ended.end() > stop:
         return False
-    begun = lexed.search(opening, ended.end())
-    return begun is not None and begun.end() <= stop
+    opened = lexed.search(opening, ended.end())
+    return opened is not None and opened.end() <= stop
 
 
-def section(lexed: Lexed, at: int, end: str) -> tuple[re.Match[str] | None, str]:
-    """The text of the CDATA section that opens at `at`, and its end: its close plus the marker `end`.
+def section(lexed: Lexed, offset: int, end: str) -> tuple[re.Match[str] | None, str]:
+    """The text of the CDATA section that opens at `offset`, and the match of the section's close plus the marker `end`.
 
-    If another section opens first, this section has lost its close. Without a close, the result is None and no text.
+    If a second section opens first, this section has lost its close. Without a close, the result is None and no text.
     """
-    start = at + len(CDATA[0])
+    start = offset + len(CDATA[0])
     closed = lexed.search(re.escape(CDATA[1]) + end, start)
     again = lexed.search(re.escape(CDATA[0]), start)
     if closed is None or (again is not None and again.start() < closed.start()):
@@ -140,8 +142,8 @@ def literal(text: str) -> Any:
 
 
 def _on_one_line(quoted: re.Match[str]) -> str:
-    """The quoted string with its line breaks and tabs escaped. Models write line breaks in strings, which Python
-    refuses.
+    """The quoted string with its line breaks and tabs escaped. Models write line breaks in strings. Python refuses such
+    strings.
     """
     return quoted.group().replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 

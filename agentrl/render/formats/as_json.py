@@ -1,4 +1,4 @@
-"""Arguments as one JSON object, or as a JSON string that holds one."""
+"""Arguments as a JSON object, or as a JSON string around an object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class AsJson:
-    """One JSON object."""
+    """A JSON object."""
 
     as_text: bool = False
     """The object is inside a JSON string."""
@@ -27,9 +27,9 @@ class AsJson:
     def markers(self) -> tuple[str, ...]:
         return ()
 
-    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
-        space = _SPACE.match(lexed.text, at)
-        value, end = json_at(lexed.text, space.end() if space else at)
+    def read(self, lexed: Lexed, offset: int, close: str, schema: Schema) -> tuple[Any, int]:
+        space = _SPACE.match(lexed.text, offset)
+        value, end = json_at(lexed.text, space.end() if space else offset)
         if self.as_text and isinstance(value, str):
             value, _ = json_at(value, 0)
         return (
@@ -38,22 +38,22 @@ class AsJson:
 
 
 def learn(probes: Spelled) -> Learned | None:
-    """Find the JSON value that is a call's arguments."""
+    """Detect the JSON value of a call's arguments."""
     regions, as_text = Regions(), False
     for n, text in enumerate(probes.texts):
         regions.append([])
         for i in range(n + 1):
-            at = regions[-1][-1][1] if regions[-1] else 0
-            found = next((span for span in _values(text, at) if _read(text, span) == spelled.arguments(i)), None)
-            if found is None:
+            offset = regions[-1][-1][1] if regions[-1] else 0
+            region = next((span for span in _values(text, offset) if _read(text, span) == spelled.arguments(i)), None)
+            if region is None:
                 return None
-            as_text = text[found[0]] == '"'
-            regions[-1].append(found)
+            as_text = text[region[0]] == '"'
+            regions[-1].append(region)
     return AsJson(as_text), regions
 
 
-def _values(text: str, at: int) -> list[tuple[int, int]]:
-    starts = [match.start() for match in re.finditer(r'[{"]', text) if match.start() >= at]
+def _values(text: str, offset: int) -> list[tuple[int, int]]:
+    starts = [match.start() for match in re.finditer(r'[{"]', text) if match.start() >= offset]
     return [(start, json_at(text, start)[1]) for start in starts]
 
 

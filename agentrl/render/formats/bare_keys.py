@@ -18,7 +18,7 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class AsBareKeys:
-    """An object whose keys are bare words and whose strings are enclosed in `quote` marks: {key:<|"|>text<|"|>}."""
+    """An object with bare words as keys, and strings within `quote` marks: {key:<|"|>text<|"|>}."""
 
     quote: str
 
@@ -26,56 +26,56 @@ class AsBareKeys:
     def markers(self) -> tuple[str, ...]:
         return (self.quote,)
 
-    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
-        space = _SPACE.match(lexed.syntax, at)
+    def read(self, lexed: Lexed, offset: int, close: str, schema: Schema) -> tuple[Any, int]:
+        space = _SPACE.match(lexed.syntax, offset)
         try:
-            return self._value(lexed, space.end() if space else at)
+            return self._value(lexed, space.end() if space else offset)
         except (ValueError, RecursionError) as exc:
-            return ParseFailure(f"the call's arguments cannot be read: {exc}"), at
+            return ParseFailure(f"the call's arguments cannot be read: {exc}"), offset
 
-    def _value(self, lexed: Lexed, at: int) -> tuple[Any, int]:
+    def _value(self, lexed: Lexed, offset: int) -> tuple[Any, int]:
         syntax = lexed.syntax
-        if syntax.startswith(self.quote, at):
-            end = syntax.find(self.quote, at + len(self.quote))
+        if syntax.startswith(self.quote, offset):
+            end = syntax.find(self.quote, offset + len(self.quote))
             if end < 0:
                 raise ValueError("a string is not closed")
-            return lexed.text[at + len(self.quote) : end], end + len(self.quote)
-        if syntax.startswith("{", at):
-            return self._items(lexed, at + 1)
-        if syntax.startswith("[", at):
-            return self._list(lexed, at + 1)
-        if syntax.startswith('"', at):
-            value, end = json_at(lexed.text, at)
+            return lexed.text[offset + len(self.quote) : end], end + len(self.quote)
+        if syntax.startswith("{", offset):
+            return self._items(lexed, offset + 1)
+        if syntax.startswith("[", offset):
+            return self._list(lexed, offset + 1)
+        if syntax.startswith('"', offset):
+            value, end = json_at(lexed.text, offset)
             if isinstance(value, ParseFailure):
                 raise ValueError(value.reason)
             return value, end
-        return _word(lexed, at)
+        return _word(lexed, offset)
 
-    def _items(self, lexed: Lexed, at: int) -> tuple[Any, int]:
+    def _items(self, lexed: Lexed, offset: int) -> tuple[Any, int]:
         values: dict[str, Any] = {}
         quote = re.escape(self.quote) + '|"'  # some write JSON within a list
         key = re.compile(rf"\s*,?\s*(?:{quote})?([^\s,:{{}}\[\]\"]+?)(?:{quote})?\s*:\s*")
-        while (found := key.match(lexed.syntax, at)) is not None:
-            values[found[1]], at = self._value(lexed, found.end())
-        return values, _closed(lexed, at, "}")
+        while (match := key.match(lexed.syntax, offset)) is not None:
+            values[match[1]], offset = self._value(lexed, match.end())
+        return values, _closed(lexed, offset, "}")
 
-    def _list(self, lexed: Lexed, at: int) -> tuple[Any, int]:
+    def _list(self, lexed: Lexed, offset: int) -> tuple[Any, int]:
         values = list[Any]()
-        while (item := re.compile(r"\s*,?\s*(?=[^\s,\]])").match(lexed.syntax, at)) is not None:
-            value, at = self._value(lexed, item.end())
+        while (item := re.compile(r"\s*,?\s*(?=[^\s,\]])").match(lexed.syntax, offset)) is not None:
+            value, offset = self._value(lexed, item.end())
             values.append(value)
-        return values, _closed(lexed, at, "]")
+        return values, _closed(lexed, offset, "]")
 
 
 _BARE = re.compile(r"[^\W\d][^,\[\]{}:<>\"\x00\n]{0,200}(?=[,\]}])")
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 
 
-def _closed(lexed: Lexed, at: int, bracket: str) -> int:
-    found = re.compile(rf"\s*,?\s*{re.escape(bracket)}").match(lexed.syntax, at)
-    if found is None:
+def _closed(lexed: Lexed, offset: int, bracket: str) -> int:
+    match = re.compile(rf"\s*,?\s*{re.escape(bracket)}").match(lexed.syntax, offset)
+    if match is None:
         raise ValueError(f"{bracket!r} is missing")
-    return found.end()
+    return match.end()
 
 
 def learn(probes: Spelled) -> Learned | None:
@@ -96,17 +96,17 @@ def learn(probes: Spelled) -> Learned | None:
     return AsBareKeys(quote), regions
 
 
-def _word(lexed: Lexed, at: int) -> tuple[Any, int]:
-    """A value without quotes: a word of JSON, a number, or a string whose quotes were left out."""
-    word = re.compile(r"[^\s,\[\]{}:]+").match(lexed.syntax, at)
+def _word(lexed: Lexed, offset: int) -> tuple[Any, int]:
+    """A value without quotes: a word of JSON, a number, or a string without its quotes."""
+    word = re.compile(r"[^\s,\[\]{}:]+").match(lexed.syntax, offset)
     if word is None:
         raise ValueError("a value is missing")
     if word.group() in _WORDS:
         return _WORDS[word.group()], word.end()
-    value, end = json_at(lexed.text, at)
+    value, end = json_at(lexed.text, offset)
     if not isinstance(value, ParseFailure) and end == word.end():
         return value, end
-    bare = _BARE.match(lexed.syntax, at)  # a string whose quotes were left out
+    bare = _BARE.match(lexed.syntax, offset)  # a string whose quotes were left out
     if bare is None:
         raise ValueError("a value is missing")
     return bare.group().strip(), bare.end()

@@ -1,4 +1,6 @@
-"""Spellings of calls that a template does not show: the usual ones if it writes no calls, and second spellings."""
+"""Spellings of calls that a template does not show: the usual spellings if the template writes no calls, and second
+spellings.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _MISTRAL = "[TOOL_CALLS]"
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """`mark` identifies its calls, `example` shows one."""
+    """`mark` identifies a call, `example` shows a call."""
 
     mark: str
     example: str
@@ -31,13 +33,13 @@ class Convention:
 
 
 def in_a_list(calls: JsonCalls) -> Block:
-    """The same calls in an array between their markers: some models write several calls like this."""
+    """The same calls in an array between their markers: some models write several calls in this way."""
     inner = replace(calls, open="", close="", in_block=True)
     return Block(inner, f"{calls.open}[", f"]{calls.close}")
 
 
 def with_second_spellings(block: Block) -> Block:
-    """The block, plus other spellings that models of such a template use: calls in an array, Mistral's two others."""
+    """The block, plus other spellings by models of such a template: calls in an array, Mistral's two others."""
     calls = block.calls
     if isinstance(calls, JsonCalls) and not block.open and has_tag(calls.open) and has_tag(calls.close):
         return replace(block, others=(in_a_list(calls),))
@@ -65,11 +67,11 @@ def _object(function: Mapping[str, Any]) -> str:
 
 
 def _python(function: Mapping[str, Any]) -> str:
-    given = (
+    arguments = (
         f"{key}={json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)}"
         for key, value in function["arguments"].items()
     )
-    return f"{function['name']}({', '.join(given)})"
+    return f"{function['name']}({', '.join(arguments)})"
 
 
 TAGGED = Convention(
@@ -90,26 +92,26 @@ PYTHONIC = Convention(
     ),
     _pythonic,
 )
-"""LFM2's."""
+"""The convention of LFM2."""
 LISTED = Convention("<|tool_call|>", "<|tool_call|>[{json}]", in_a_list(JsonCalls("<|tool_call|>", "")), _listed)
-"""Granite 3's."""
+"""The convention of Granite 3."""
 CONVENTIONS = (TAGGED, PYTHONIC, LISTED)
 
 
 def convention_of(template: Template) -> Convention:
-    """The first convention whose mark is in the template's text, else the first whose mark is a token, else the most
+    """The first convention with its mark in the template's text, else the first with its mark as a token, else the most
     common.
     """
-    shown = [convention for convention in CONVENTIONS if convention.mark in template.source]
-    known = [convention for convention in CONVENTIONS if _is_token(template, convention.mark)]
-    return next(iter((*shown, *known)), TAGGED)
+    in_source = [convention for convention in CONVENTIONS if convention.mark in template.source]
+    as_token = [convention for convention in CONVENTIONS if _is_token(template, convention.mark)]
+    return next(iter((*in_source, *as_token)), TAGGED)
 
 
 def conventional(template: Template) -> Block:
-    """Calls in the template's convention; those in the other conventions are read too."""
-    own = convention_of(template)
-    more = [convention.block for convention in CONVENTIONS if convention is not own]
-    return replace(own.block, others=(*own.block.others, *more))
+    """Calls in the template's convention. Calls in the other conventions are read too."""
+    chosen = convention_of(template)
+    more = [convention.block for convention in CONVENTIONS if convention is not chosen]
+    return replace(chosen.block, others=(*chosen.block.others, *more))
 
 
 def _is_token(template: Template, mark: str) -> bool:

@@ -1,4 +1,4 @@
-"""Calls that are one JSON object each: `{"name": "search", "arguments": {...}}`."""
+"""Calls that are a JSON object each: `{"name": "search", "arguments": {...}}`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PYTHON_TAG = "<|python_tag|>"
 _BETWEEN = re.compile(r"[\s;,]*")
 
 _BEFORE = r'(?:"[^"\s]*"\s*:\s*(?:"[^"\s]*"\s*,\s*|\{\s*)){0,4}?'
-"""What may precede a call's name: `"type": "function", `."""
+"""The text that may precede a call's name: `"type": "function", `."""
 _SYNONYMS = ("arguments", "parameters")
-"""Models use either word for the arguments, whichever one their template writes."""
+"""Models use either word for the arguments, regardless of the template."""
 _KEYS = frozenset({"name", "type", "id", *_SYNONYMS})
-"""All keys that a call has."""
+"""All keys of a call."""
 
 Path = tuple[str, ...]
 """Keys from the outermost object to a value."""
@@ -30,9 +30,9 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """One JSON object per call, between `open` and `close`; with neither, the object itself begins the turn.
+    """A JSON object per call, between `open` and `close`. Without markers, the object itself begins the turn.
 
-    Without `name_at` the innermost object has one key, the name, and its value is the arguments.
+    Without `name_at` the innermost object has a single key, the name, with the arguments as the value.
     """
 
     open: str
@@ -54,65 +54,65 @@ class JsonCalls:
             return (self.open, self.close) if self.close else (self.open,)
         return () if self.in_block else (PYTHON_TAG,)
 
-    def find(self, lexed: Lexed, at: int) -> int | None:
-        """Without a marker, a call is found at `at` only."""
+    def find(self, lexed: Lexed, offset: int) -> int | None:
+        """Without a marker, only a call at `offset` counts."""
         if self.open:
-            mark = lexed.search(loose(self.open), at)
+            mark = lexed.search(loose(self.open), offset)
             return mark.start() if mark else None
-        space = _BETWEEN.match(lexed.text, at)
-        start = space.end() if space else at
+        space = _BETWEEN.match(lexed.text, offset)
+        start = space.end() if space else offset
         if lexed.syntax.startswith("{", start) and (self.in_block or self._is_call(lexed.text, start)):
-            return at
-        tag = None if self.in_block else lexed.search(re.escape(PYTHON_TAG), at)
+            return offset
+        tag = None if self.in_block else lexed.search(re.escape(PYTHON_TAG), offset)
         return tag.start() if tag else None
 
     def bind(self, names: Sequence[str]) -> JsonCalls:
         """The same format, for calls of tools with these names."""
         return replace(self, names=tuple(names))
 
-    def _is_call(self, text: str, at: int) -> bool:
-        """Whether an object without markers is a call: it has arguments beside a name, or the name of a known tool.
+    def _is_call(self, text: str, offset: int) -> bool:
+        """Whether an object without markers is a call: with arguments beside a name, or with the name of a known tool.
 
-        An object with only a call's keys, and arguments among them, is a call without its name. An object that is not
-        valid JSON is a malformed call if it shows the same.
+        An object with only a call's keys, and arguments among the keys, is a call without its name. An object with
+        invalid JSON is a malformed call under the same conditions.
         """
-        value, _ = json_at(text, at)
+        value, _ = json_at(text, offset)
         if isinstance(value, ParseFailure):
-            return self._shows_a_call(text, at)
+            return self._shows_a_call(text, offset)
         name, arguments = self._name_and_arguments(value)
         if not isinstance(name, str) or not name:
             return bool(arguments) and isinstance(arguments, dict) and bool(self.names) and self._has_no_more(value)
         return name in self.names or (isinstance(arguments, dict | str) and bool(self.name_at or not self.names))
 
     def _has_no_more(self, value: Any) -> bool:
-        """Whether an object has only a call's keys: then it is a call that has lost its name, and not an answer."""
+        """Whether an object has only a call's keys: then the object is a call without its name, and not an answer."""
         return bool(self.name_at) and value.keys() <= _KEYS | {*self.name_at, *self.arguments_at, *self.id_at}
 
-    def _shows_a_call(self, text: str, at: int) -> bool:
-        """Whether text that is not valid JSON begins as a call does."""
+    def _shows_a_call(self, text: str, offset: int) -> bool:
+        """Whether text with invalid JSON begins like a call."""
         names = "|".join(map(re.escape, self.names)) or r"[^\"\s]*"
         key = rf'"{re.escape(self.name_at[-1])}"\s*:\s*' if self.name_at else ""
-        named = re.compile(rf'\{{\s*{_BEFORE}{key}"(?:{names})"\s*(?:[:,}}]|\Z)').match(text, at)
+        named = re.compile(rf'\{{\s*{_BEFORE}{key}"(?:{names})"\s*(?:[:,}}]|\Z)').match(text, offset)
         return named is not None and (bool(self.names) or any(f'"{word}"' in text for word in _SYNONYMS))
 
-    def read(self, lexed: Lexed, at: int, types: Types) -> Attempt:
-        """The call that opens at `at`."""
-        opening = re.compile(loose(self.open or PYTHON_TAG)).match(lexed.syntax, at)
-        begin = opening.end() if opening else at
+    def read(self, lexed: Lexed, offset: int, types: Types) -> Attempt:
+        """The call that opens at `offset`."""
+        opening = re.compile(loose(self.open or PYTHON_TAG)).match(lexed.syntax, offset)
+        begin = opening.end() if opening else offset
         space = _BETWEEN.match(lexed.text, begin)
         start = space.end() if space else begin
         value, end = json_at(lexed.text, start)
         if isinstance(value, ParseFailure):
-            return self._broken(lexed, at, begin, begin, f"the call is not valid JSON: {value.reason}")
+            return self._broken(lexed, offset, begin, begin, f"the call is not valid JSON: {value.reason}")
         if not self.close:
-            return self._check(value, at, end, lexed.text[start:end], types)
+            return self._check(value, offset, end, lexed.text[start:end], types)
         mark = lexed.search(loose(self.close), end)
         if mark is None or lexed.text[end : mark.start()].strip():
-            return self._broken(lexed, at, begin, end, "text after the call's JSON object")
-        return self._check(value, at, mark.end(), lexed.text[begin : mark.start()], types)
+            return self._broken(lexed, offset, begin, end, "text after the call's JSON object")
+        return self._check(value, offset, mark.end(), lexed.text[begin : mark.start()], types)
 
-    def _broken(self, lexed: Lexed, at: int, begin: int, seen: int, error: str) -> Attempt:
-        return broken(lexed, at, begin, seen, error, (self.open, self.close))
+    def _broken(self, lexed: Lexed, offset: int, begin: int, seen: int, error: str) -> Attempt:
+        return broken(lexed, offset, begin, seen, error, (self.open, self.close))
 
     def _check(self, value: Any, start: int, stop: int, raw: str, types: Types) -> Attempt:
         if not isinstance(value, dict):
@@ -134,8 +134,8 @@ class JsonCalls:
         """The values in the places of name and arguments, of any type."""
         name, arguments = _at(value, self.name_at), _at(value, self.arguments_at)
         if arguments is None and self.arguments_at and self.arguments_at[-1] in _SYNONYMS:
-            given = (_at(value, (*self.arguments_at[:-1], synonym)) for synonym in _SYNONYMS)
-            arguments = next((found for found in given if found is not None), None)
+            candidates = (_at(value, (*self.arguments_at[:-1], synonym)) for synonym in _SYNONYMS)
+            arguments = next((candidate for candidate in candidates if candidate is not None), None)
         if not self.name_at:
             name, arguments = next(iter(arguments.items())) if _is_single(arguments) else (None, None)
         if self.as_text and isinstance(arguments, str):
@@ -143,18 +143,18 @@ class JsonCalls:
         return name, arguments
 
     def named(self, names: str) -> str:
-        """Skips the keys before the name's."""
+        """Skips the keys before the name's key."""
         return rf'{loose(self.open)}\s*\{{\s*{_BEFORE}"[^"\s]*"\s*:\s*"(?:{names})"'
 
 
 def learn(probes: Spelled) -> Iterator[Block]:
-    """Find the objects that hold a call's name and arguments, at any depth."""
-    found = [_objects(text) for text in probes.texts]
-    if any(len(objects) != n + 1 for n, objects in enumerate(found)):
+    """Detect the objects with a call's name and arguments, at any depth."""
+    matches = [_objects(text) for text in probes.texts]
+    if any(len(objects) != n + 1 for n, objects in enumerate(matches)):
         return
-    spans = [[(start, end) for start, end, _ in objects] for objects in found]
+    spans = [[(start, end) for start, end, _ in objects] for objects in matches]
     opening, call_open, call_close, closing, in_block = _block(spelled.wrap(*spelled.around(probes.texts, spans)))
-    value = found[0][0][2]
+    value = matches[0][0][2]
     arguments_at = _path(value, spelled.arguments(0)) or ()
     as_text = isinstance(_at(value, arguments_at), str)
     name_at = _path(value, spelled.name(0)) or ()
@@ -168,34 +168,34 @@ def learn(probes: Spelled) -> Iterator[Block]:
 
 
 def _block(wrap: spelled.Wrap) -> tuple[str, str, str, str, bool]:
-    """The markers, and whether a bare object is a call because it is between the block's markers."""
+    """The markers, and whether a bare object is a call because of the block's markers."""
     opening, call_open, call_close, closing = wrap
     if not opening and call_open.endswith("["):  # one call at a time, in a list of one
         opening, call_open, call_close, closing = call_open, "", "", call_close
-    # a bracket alone opens a block only before what is a call
+    # a bracket alone opens a block only before a call
     return opening, call_open, call_close, closing, bool(opening and (call_open or is_distinct(opening)))
 
 
 def _objects(text: str) -> list[tuple[int, int, dict[str, Any]]]:
-    """The outermost JSON objects that hold a probe's name and arguments, or the arguments under the name."""
-    found, at = list[tuple[int, int, dict[str, Any]]](), 0
-    while (at := text.find("{", at)) >= 0:
-        value, end = json_at(text, at)
-        i = len(found)
+    """The outermost JSON objects with a probe's name and arguments, or with the arguments under the name."""
+    matches, offset = list[tuple[int, int, dict[str, Any]]](), 0
+    while (offset := text.find("{", offset)) >= 0:
+        value, end = json_at(text, offset)
+        i = len(matches)
         path = _path(value, spelled.arguments(i)) if isinstance(value, dict) else None
         holds = path is not None and (_path(value, spelled.name(i)) is not None or spelled.name(i) == path[-1])
         if holds:
-            found.append((at, end, value))
-        at = end if holds else at + 1
-    return found
+            matches.append((offset, end, value))
+        offset = end if holds else offset + 1
+    return matches
 
 
-def _path(value: Any, wanted: Any) -> Path | None:
-    """The keys that lead to a value, whether it is there itself or as JSON text."""
+def _path(value: Any, target: Any) -> Path | None:
+    """The keys that lead to a value, or to the same value as JSON text."""
     for key, item in value.items():
-        if item == wanted or (isinstance(wanted, dict) and isinstance(item, str) and json_at(item, 0)[0] == wanted):
+        if item == target or (isinstance(target, dict) and isinstance(item, str) and json_at(item, 0)[0] == target):
             return (key,)
-        inner = _path(item, wanted) if isinstance(item, dict) else None
+        inner = _path(item, target) if isinstance(item, dict) else None
         if inner is not None:
             return (key, *inner)
     return None

@@ -35,48 +35,48 @@ class AsKeyTags:
     escaped: bool = False
     """`&lt;` means `<`."""
     cdata: bool = False
-    """Text with markup in it is in a CDATA section."""
+    """Text with markup is in a CDATA section."""
     null: str = NULL
 
     @property
     def markers(self) -> tuple[str, ...]:
         return (self.open, self.between, self.close, self.end)
 
-    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
-        found, stop, error = self._elements(lexed, at, len(lexed.syntax), schema, 0, close)
-        return (ParseFailure(error), at) if error else (dict(found), stop)
+    def read(self, lexed: Lexed, offset: int, close: str, schema: Schema) -> tuple[Any, int]:
+        elements, stop, error = self._elements(lexed, offset, len(lexed.syntax), schema, 0, close)
+        return (ParseFailure(error), offset) if error else (dict(elements), stop)
 
     def _elements(
-        self, lexed: Lexed, at: int, stop: int, schema: Schema, depth: int, call_close: str = ""
+        self, lexed: Lexed, offset: int, stop: int, schema: Schema, depth: int, call_close: str = ""
     ) -> tuple[list[tuple[str, JSON]], int, str]:
-        """Keys and values from `at` on, their end, and what is wrong with them."""
+        """Keys and values from `offset` on, their end, and the error, if any."""
         opening = re.compile(r"\s*" + self._opening(r"(?P<key>[^\W\d][\w.-]{0,127})"))
-        found = list[tuple[str, JSON]]()
-        while (opened := opening.match(lexed.syntax, at, stop)) is not None:
+        elements = list[tuple[str, JSON]]()
+        while (opened := opening.match(lexed.syntax, offset, stop)) is not None:
             key = opened["key"]
             ends, inner = loose(self.close) + re.escape(key) + loose(self.end), self._within(schema, key)
             if self.cdata and lexed.syntax.startswith(CDATA[0], opened.end()):
                 closed, text = section(lexed, opened.end(), ends)
                 closed = closed if closed is not None and closed.end() <= stop else None
-                found.append((key, by_schema(text, inner, self.null)))
+                elements.append((key, by_schema(text, inner, self.null)))
             else:
                 closed = self._closing(lexed, key, re.compile(ends), opened.end(), stop)
                 end = closed.start() if closed is not None else opened.end()
-                found.append((key, self._value(lexed, opened.end(), end, inner, depth)))
+                elements.append((key, self._value(lexed, opened.end(), end, inner, depth)))
                 if call_close and runs_on(lexed, opened.end(), end, call_close, self._opening(re.escape(key))):
                     closed = None
             if closed is None:
-                return found, at, f"the argument {key!r} is not closed"
-            at = closed.end()
-        return found, at, ""
+                return elements, offset, f"the argument {key!r} is not closed"
+            offset = closed.end()
+        return elements, offset, ""
 
-    def _closing(self, lexed: Lexed, key: str, ends: re.Pattern[str], at: int, stop: int) -> re.Match[str] | None:
-        """The end of an element; nested elements of the same name are counted, if there can be any."""
+    def _closing(self, lexed: Lexed, key: str, ends: re.Pattern[str], offset: int, stop: int) -> re.Match[str] | None:
+        """The end of an element. Nested elements of the same name are counted, if nesting is possible."""
         begins = re.compile(self._opening(re.escape(key)))
-        closed = ends.search(lexed.syntax, at, stop)
+        closed = ends.search(lexed.syntax, offset, stop)
         if not self.nested:
             return closed
-        inner = len(begins.findall(lexed.syntax, at, closed.start())) if closed else 0
+        inner = len(begins.findall(lexed.syntax, offset, closed.start())) if closed else 0
         while closed is not None and inner:
             following = ends.search(lexed.syntax, closed.end(), stop)
             inner += len(begins.findall(lexed.syntax, closed.end(), following.start())) - 1 if following else 0
@@ -86,17 +86,17 @@ class AsKeyTags:
     def _opening(self, key: str) -> str:
         return loose(self.open) + key + loose(self.between)
 
-    def _value(self, lexed: Lexed, at: int, stop: int, schema: Schema, depth: int) -> JSON:
+    def _value(self, lexed: Lexed, offset: int, stop: int, schema: Schema, depth: int) -> JSON:
         if self.nested and depth < _DEPTH and (schema.kinds is None or schema.kinds & {"object", "array"}):
-            inner = self._inner(lexed, at, stop, schema, depth)
+            inner = self._inner(lexed, offset, stop, schema, depth)
             if inner is not None:
                 return inner
-        text = lexed.text[at:stop].removeprefix(_space(self.between[::-1])[::-1]).removesuffix(_space(self.close))
+        text = lexed.text[offset:stop].removeprefix(_space(self.between[::-1])[::-1]).removesuffix(_space(self.close))
         return by_schema(html.unescape(text) if self.escaped else text, schema, self.null)
 
-    def _inner(self, lexed: Lexed, at: int, stop: int, schema: Schema, depth: int) -> JSON:
-        """The object or list written as elements; None if there is anything but elements."""
-        inner, end, error = self._elements(lexed, at, stop, schema, depth + 1)
+    def _inner(self, lexed: Lexed, offset: int, stop: int, schema: Schema, depth: int) -> JSON:
+        """The object or list in elements. None if there is text outside elements."""
+        inner, end, error = self._elements(lexed, offset, stop, schema, depth + 1)
         if not inner or error or lexed.text[end:stop].strip():
             return None
         values = [value for key, value in inner if key == self.item]
@@ -134,15 +134,15 @@ def learn(probes: Spelled) -> Learned | None:
 
 
 def _regions(texts: Sequence[str]) -> tuple[Regions, set[tuple[str, ...]]]:
-    """The place of the arguments, and the text between key and value, after a value, and between arguments.
+    """The places of the arguments, and the marks: between key and value, after a value, and between arguments.
 
-    None if the words of a call are not in this order.
+    No marks if the words of a call are not in this order.
     """
     regions, marks = Regions(), set[tuple[str, ...]]()
     for n, text in enumerate(texts):
-        found = [_search(text, i) for i in range(n + 1)]
-        regions.append([match.span() for match in found if match])
-        marks |= {match.groups() if match else () for match in found}
+        matches = [_search(text, i) for i in range(n + 1)]
+        regions.append([match.span() for match in matches if match])
+        marks |= {match.groups() if match else () for match in matches}
     return regions, set() if () in marks else marks
 
 

@@ -16,7 +16,7 @@ from agentrl.types import JSON
 
 _KEY = re.compile(r"[\s,]*(?P<key>[^\W\d][\w.-]{0,127})\s*=\s*")
 _ENDS = re.compile(r"\s*(?:,\s*[^\W\d][\w.-]{0,127}\s*=|,?\s*\))")
-"""What follows a value."""
+"""The text after a value."""
 _NEXT = re.compile(r",\s*[^\W\d][\w.-]{0,127}\s*=")
 _PADDED = re.compile(r"[-+]?0[0-9]{1,40}")
 """A number with leading zeros is not valid Python: a date's `07`."""
@@ -35,9 +35,9 @@ class AsKwargs:
     def markers(self) -> tuple[str, ...]:
         return ()
 
-    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
+    def read(self, lexed: Lexed, offset: int, close: str, schema: Schema) -> tuple[Any, int]:
         values: dict[str, JSON] = {}
-        while (key := _KEY.match(lexed.text, at)) is not None:
+        while (key := _KEY.match(lexed.text, offset)) is not None:
             name = key["key"]
             if name in values:
                 return ParseFailure(f"the argument {name!r} is given twice"), key.end()
@@ -46,45 +46,48 @@ class AsKwargs:
                 value = padded if schema.within(name).allows(padded) else int(padded)
             if isinstance(value, ParseFailure):
                 return ParseFailure(f"the argument {name!r} cannot be read: {value.reason}"), key.end()
-            values[name], at = value, end
-        last = re.compile(rf"\s*,(?=\s*{loose(close)})").match(lexed.text, at) if values and close else None
-        return values, last.end() if last else at
+            values[name], offset = value, end
+        last = re.compile(rf"\s*,(?=\s*{loose(close)})").match(lexed.text, offset) if values and close else None
+        return values, last.end() if last else offset
 
-    def _value(self, lexed: Lexed, at: int) -> tuple[Any, int]:
-        if self.unescaped and lexed.text.startswith(self.unescaped, at):
-            closing = re.compile(re.escape(self.unescaped) + f"(?={_ENDS.pattern})").search(lexed.text, at + 1)
-            return (lexed.text[at + 1 : closing.start()], closing.end()) if closing else (ParseFailure("no end"), at)
-        value, end = json_at(lexed.text, at)
+    def _value(self, lexed: Lexed, offset: int) -> tuple[Any, int]:
+        if self.unescaped and lexed.text.startswith(self.unescaped, offset):
+            closing = re.compile(re.escape(self.unescaped) + f"(?={_ENDS.pattern})").search(lexed.text, offset + 1)
+            if closing is None:
+                return ParseFailure("no end"), offset
+            return lexed.text[offset + 1 : closing.start()], closing.end()
+        value, end = json_at(lexed.text, offset)
         if not isinstance(value, ParseFailure) and _ENDS.match(lexed.text, end):
             return value, end
-        end = _end_of_value(lexed.text, at)
-        value = literal(lexed.text[at:end])
-        return _with_quotes_within(lexed.text, at) or (value, end) if isinstance(value, ParseFailure) else (value, end)
+        end = _end_of_value(lexed.text, offset)
+        value = literal(lexed.text[offset:end])
+        inner = _with_quotes_within(lexed.text, offset) if isinstance(value, ParseFailure) else None
+        return inner or (value, end)
 
 
-def _with_quotes_within(text: str, at: int) -> tuple[str, int] | None:
-    """A string that contains its own kind of quotes: it ends at the first one before an argument or a bracket.
+def _with_quotes_within(text: str, offset: int) -> tuple[str, int] | None:
+    """A string with its own kind of quotes inside: the string ends at the first quote before an argument or a bracket.
 
-    None if that string would include another argument.
+    None if the string would include a second argument.
     """
-    quote = text[at : at + 1]
-    closing = re.compile(f"{quote}(?={_ENDS.pattern})").search(text, at + 1) if quote in ("'", '"') else None
-    inner = text[at + 1 : closing.start()] if closing else ""
+    quote = text[offset : offset + 1]
+    closing = re.compile(f"{quote}(?={_ENDS.pattern})").search(text, offset + 1) if quote in ("'", '"') else None
+    inner = text[offset + 1 : closing.start()] if closing else ""
     if closing is None or _NEXT.search(inner):
         return None
     value = literal(quote + re.sub(rf"(?<!\\){quote}", f"\\\\{quote}", inner) + quote)
     return (value, closing.end()) if isinstance(value, str) else None
 
 
-def _end_of_value(text: str, at: int) -> int:
+def _end_of_value(text: str, offset: int) -> int:
     depth = 0
-    while (part := _PART.match(text, at)) is not None:
-        found = part.group()
-        if depth == 0 and found in (",", ")", "]", "}"):
+    while (part := _PART.match(text, offset)) is not None:
+        token = part.group()
+        if depth == 0 and token in (",", ")", "]", "}"):
             break
-        depth += (found in _OPENS) - (found in _CLOSES)
-        at = part.end()
-    return at
+        depth += (token in _OPENS) - (token in _CLOSES)
+        offset = part.end()
+    return offset
 
 
 def learn(probes: Spelled) -> Learned | None:
@@ -94,10 +97,10 @@ def learn(probes: Spelled) -> Learned | None:
         regions.append([])
         for i in range(n + 1):
             _, key, value, other, second = spelled.words(i)
-            found = re.search(rf"{key}\s*=\s*([\"']){value}\1\s*,\s*{other}\s*=\s*\1{second}\1", text)
-            if found is None:
+            match = re.search(rf"{key}\s*=\s*([\"']){value}\1\s*,\s*{other}\s*=\s*\1{second}\1", text)
+            if match is None:
                 return None
-            quote = found[1]
-            regions[-1].append(found.span())
+            quote = match[1]
+            regions[-1].append(match.span())
     escapes = f"\\{quote}" in probes.typed(f"a{quote}b") or f"a{quote}b" not in probes.typed(f"a{quote}b")
     return AsKwargs("" if escapes else quote), regions

@@ -26,7 +26,7 @@ ARGUMENTS: tuple[Callable[[Spelled], Learned | None], ...] = (
 
 _LETTER = r"[^\s<>\[\](){}\"'`,;|=\x00]"
 _TYPES = ("code", "text")
-"""Words that models write for the type of a message where their template writes another word."""
+"""Words that models write for the type of a message, although their template writes a different word."""
 _NAMESPACE = re.compile(r"(.*\W)(\w+\.)", re.DOTALL)
 _TAG = r"(?:<[^<>\s]{0,40}>|\[/?[A-Z_]{1,40}\])"
 _WINDOW = 80
@@ -42,85 +42,87 @@ class NamedCalls:
     close: str
     arguments: Arguments
     name_in_id: bool = False
-    """The call's id replaces its name, and contains it: `functions.lookup:0`."""
+    """The call's id replaces the name, and contains the name: `functions.lookup:0`."""
     whole: bool = False
-    """The first tag of `open` also begins other things. Only the whole marker identifies a call."""
+    """The first tag of `open` also begins other parts of a turn. Only the whole marker identifies a call."""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Markers that a Lexer must find for `read`."""
         return tuple(filter(None, (self.open, self.between, self.close, *self.arguments.markers)))
 
-    def find(self, lexed: Lexed, at: int) -> int | None:
-        """The place of the opening marker's first tag; for a marker without any tag, of the whole header."""
+    def find(self, lexed: Lexed, offset: int) -> int | None:
+        """The place of the opening marker's first tag. For a marker without a tag: the place of the whole header."""
         if has_tag(self.open):
-            mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), at)
+            mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), offset)
             return mark.start() if mark else None
         if is_distinct(self.open):
-            mark = lexed.search(f"{self._header()}|{self._misnamed()}", at)
-            return self._framed(lexed, at, mark.start()) if mark else None
-        begins = re.compile(r"[\s;,]*(?P<call>" + self._header() + ")").match(lexed.syntax, at)
+            mark = lexed.search(f"{self._header()}|{self._misnamed()}", offset)
+            return self._framed(lexed, offset, mark.start()) if mark else None
+        begins = re.compile(r"[\s;,]*(?P<call>" + self._header() + ")").match(lexed.syntax, offset)
         return begins.start("call") if begins else None
 
     def named(self, names: str) -> str:
-        """The whole header, with one of these names."""
+        """The whole header, with any of these names."""
         return rf"{loose(self.open)}\s*(?:{names})\s*{loose(self.between)}"
 
     def bind(self, names: Sequence[str]) -> NamedCalls:
-        """Markers distinguish these calls from text, whatever the tools are."""
+        """Markers distinguish these calls from text, with any tools."""
         return self
 
-    def _framed(self, lexed: Lexed, at: int, start: int) -> int:
-        """An opening marker without a tag may follow one of the header's tags: `<|channel|>commentary to=`."""
+    def _framed(self, lexed: Lexed, offset: int, start: int) -> int:
+        """The start of a call, moved back to the header's tag before an opening marker: `<|channel|>commentary to=`."""
         tag = next(iter(self._tags), "")
-        begin = max(at, start - _WINDOW)
+        begin = max(offset, start - _WINDOW)
         frame = re.search(rf"{re.escape(tag)}\w*\s*\Z", lexed.syntax[begin:start]) if tag else None
         return begin + frame.start() if frame else start
 
-    def read(self, lexed: Lexed, at: int, types: Types) -> Attempt:
-        """The call that opens at `at`."""
-        header = re.compile(self._framing() + self._header()).match(lexed.syntax, at)
+    def read(self, lexed: Lexed, offset: int, types: Types) -> Attempt:
+        """The call that opens at `offset`."""
+        header = re.compile(self._framing() + self._header()).match(lexed.syntax, offset)
         if header is None:
-            begun = re.compile(self._framing() + trigger(self.open)).match(lexed.syntax, at)
-            begin = begun.end() if begun else at + 1
-            return self._broken(lexed, at, begin, begin, "the call's name cannot be read")
+            opening = re.compile(self._framing() + trigger(self.open)).match(lexed.syntax, offset)
+            begin = opening.end() if opening else offset + 1
+            return self._broken(lexed, offset, begin, begin, "the call's name cannot be read")
         name, call_id = header["name"], header.groupdict().get("id") or ""
         value, end = self._arguments(lexed, header.end(), types.get(name))
         if isinstance(value, ParseFailure):
-            return self._broken(lexed, at, header.start("name"), header.end(), value.reason, name)
+            return self._broken(lexed, offset, header.start("name"), header.end(), value.reason, name)
         close = _or_without(self.close, "" if ID in self.open + self.between else ID)
         mark = re.compile(r"\s*" + close).match(lexed.syntax, end)
         if mark is None or self._goes_on(lexed, end):
-            return self._broken(lexed, at, header.start("name"), end, "text after the call's arguments", name)
+            return self._broken(lexed, offset, header.start("name"), end, "text after the call's arguments", name)
         raw = lexed.text[header.start("name") : end]
         call_id = call_id or mark.groupdict().get("id") or ""
         if not isinstance(value, dict):
-            return Attempt(at, mark.end(), raw, name, id=call_id, error="the call's arguments must be a JSON object")
-        return Attempt(at, mark.end(), raw, name, value, call_id)
+            return Attempt(
+                offset, mark.end(), raw, name, id=call_id, error="the call's arguments must be a JSON object"
+            )
+        return Attempt(offset, mark.end(), raw, name, value, call_id)
 
-    def _arguments(self, lexed: Lexed, at: int, schema: Schema | None) -> tuple[Any, int]:
-        value, end = self.arguments.read(lexed, at, self.close, ANY if schema is None else schema)
-        nothing = self._nothing(lexed, at, schema) if isinstance(value, ParseFailure) else None
+    def _arguments(self, lexed: Lexed, offset: int, schema: Schema | None) -> tuple[Any, int]:
+        value, end = self.arguments.read(lexed, offset, self.close, ANY if schema is None else schema)
+        nothing = self._nothing(lexed, offset, schema) if isinstance(value, ParseFailure) else None
         return nothing or (value, end)
 
-    def _goes_on(self, lexed: Lexed, at: int) -> bool:
+    def _goes_on(self, lexed: Lexed, offset: int) -> bool:
         """Whether a call without a close has more than its arguments: other text in its message, or an object."""
         if self.close:
             return False
         more = rf"\s*(?!{_TAG})\S" if self._tags and not has_tag(self.open) else r"\s*\{"
-        return re.compile(more).match(lexed.syntax, at) is not None
+        return re.compile(more).match(lexed.syntax, offset) is not None
 
-    def _nothing(self, lexed: Lexed, at: int, schema: Schema | None) -> tuple[dict[str, Any], int] | None:
-        """No arguments at all, for a known tool that needs none."""
-        end = re.compile(r"\s*" + (loose(self.close) or r"\Z")).match(lexed.syntax, at)
-        return ({}, at) if end is not None and schema is not None and not schema.requires else None
+    def _nothing(self, lexed: Lexed, offset: int, schema: Schema | None) -> tuple[dict[str, Any], int] | None:
+        """Empty arguments, for a known tool without required arguments."""
+        end = re.compile(r"\s*" + (loose(self.close) or r"\Z")).match(lexed.syntax, offset)
+        return ({}, offset) if end is not None and schema is not None and not schema.requires else None
 
-    def _broken(self, lexed: Lexed, at: int, begin: int, seen: int, error: str, name: str = "") -> Attempt:
-        found = broken(lexed, at, begin, seen, error, (self.open, self.close))
-        return replace(found, name=name)
+    def _broken(self, lexed: Lexed, offset: int, begin: int, seen: int, error: str, name: str = "") -> Attempt:
+        attempt = broken(lexed, offset, begin, seen, error, (self.open, self.close))
+        return replace(attempt, name=name)
 
     def _header(self) -> str:
-        """The text between name and arguments. A model may vary it, except for the last tag."""
+        """The text between name and arguments. A model may vary the text, except for the last tag."""
         between = _or_without(self.between, "" if ID in self.open else ID)
         tags = self._tags
         if tags and not {ID, NUMBER} & set(self.between):
@@ -133,15 +135,15 @@ class NamedCalls:
         return rf"{self._opened()}\s*{self._name('?' if between else '')}\s*{between}"
 
     def _name(self, lazy: str) -> str:
-        """A name, or an id that contains one. It is as long as possible if no marker ends it, and never punctuation
-        alone.
+        """A name, or an id that contains a name. The name is as long as possible if no marker ends the name.
+        Punctuation alone is no name.
         """
         letter = r"[\w.-]" if self.name_in_id else _LETTER
         name = rf"(?P<name>(?!/)(?={letter}{{0,127}}\w){letter}{{1,128}}{lazy})(?<!\.)"
         return rf"(?P<id>(?:[\w-]+\.)?{name}(?::\d+)?)" if self.name_in_id else name
 
     def _opened(self) -> str:
-        """The opening marker. A model may leave out a namespace (`functions.`), which is not a name itself."""
+        """The opening marker. A model may leave out a namespace (`functions.`). The namespace alone is no name."""
         to, namespace = self._spaced
         if not namespace:
             return _or_without(self.open, ID, begins=True)
@@ -149,7 +151,7 @@ class NamedCalls:
         return rf"{loose(to)}\s*(?:{loose(namespace)}(?!\s)|(?!{alone}))"
 
     def _misnamed(self) -> str:
-        """A header whose name is not a single word: `search web`."""
+        """A header with several words as a name: `search web`."""
         if not self._tags:
             return r"(?!)"
         return rf"{loose(self._spaced[0])}[^\n{{}}\x00]{{0,128}}?{re.escape(self._tags[-1])}"
@@ -165,29 +167,29 @@ class NamedCalls:
     @property
     def _spaced(self) -> tuple[str, str]:
         """The opening marker, and its namespace if other words identify the call."""
-        found = None if has_tag(self.open) else _NAMESPACE.fullmatch(self.open)
-        return (found[1], found[2]) if found is not None and is_distinct(found[1]) else (self.open, "")
+        match = None if has_tag(self.open) else _NAMESPACE.fullmatch(self.open)
+        return (match[1], match[2]) if match is not None and is_distinct(match[1]) else (self.open, "")
 
 
 def _or_without(marker: str, captured: str, begins: bool = False) -> str:
-    """A regular expression for the marker, with or without its id or number and the piece before it.
+    """A regular expression for the marker, with or without its id or number and the piece before.
 
-    The first piece of a marker that begins a call is required. If no piece follows the id, the id is required too: a
-    call without it could not be recognized.
+    The first piece of a marker that begins a call is required. If no piece follows the id, the id is required too:
+    without the id, the call could not be recognized.
     """
     parts = [piece for piece in pieces(marker) if not piece.isspace()]
-    at = next((i for i, piece in enumerate(parts) if piece in (ID, NUMBER)), None)
-    if at is None or not parts[at + 1 :]:
+    index = next((i for i, piece in enumerate(parts) if piece in (ID, NUMBER)), None)
+    if index is None or not parts[index + 1 :]:
         return loose(marker, captured)
-    piece = loose(parts[at - 1]) if at else ""
-    hole = rf"(?:{loose(parts[at], captured)})?"
-    before, after = loose("".join(parts[: max(at - 1, 0)])), _or_without("".join(parts[at + 1 :]), "")
-    led = rf"{piece}\s*{hole}" if begins and at <= 1 else rf"(?:{piece}\s*{hole})?"
+    piece = loose(parts[index - 1]) if index else ""
+    hole = rf"(?:{loose(parts[index], captured)})?"
+    before, after = loose("".join(parts[: max(index - 1, 0)])), _or_without("".join(parts[index + 1 :]), "")
+    led = rf"{piece}\s*{hole}" if begins and index <= 1 else rf"(?:{piece}\s*{hole})?"
     return r"\s*".join(filter(None, (before, led, after)))
 
 
 def learn(probes: Spelled) -> Iterator[Block]:
-    """Find names, each followed by arguments in some spelling."""
+    """Detect names, each followed by arguments in some spelling."""
     texts, name_in_id = list[str](), False
     for text in probes.texts:
         for i in range(2):
@@ -197,8 +199,8 @@ def learn(probes: Spelled) -> Iterator[Block]:
         texts.append(text)
     probes = replace(probes, texts=tuple(texts))
     for learn_arguments in ARGUMENTS:
-        found = learn_arguments(probes)
-        block = _around(probes.texts, *found) if found else None
+        learned = learn_arguments(probes)
+        block = _around(probes.texts, *learned) if learned else None
         if block is not None and name_in_id and isinstance(block.calls, NamedCalls):
             block = replace(block, calls=replace(block.calls, name_in_id=True))
         if block is not None:
@@ -206,18 +208,18 @@ def learn(probes: Spelled) -> Iterator[Block]:
 
 
 def _around(texts: tuple[str, ...], arguments: Arguments, regions: list[list[tuple[int, int]]]) -> Block | None:
-    """The text around names and arguments; None if any word with a bracket would be a call."""
+    """The text around names and arguments. None if any word with a bracket would be a call."""
     befores, betweens = list[str](), list[str]()
     for text, row in zip(texts, regions, strict=True):
-        at = 0
+        offset = 0
         for i, (start, end) in enumerate(row):
-            place = text.rfind(spelled.name(i), at, start)
+            place = text.rfind(spelled.name(i), offset, start)
             if place < 0:
                 return None
-            before = text[at:place].replace(spelled.name(i - 1), NAME)
+            before = text[offset:place].replace(spelled.name(i - 1), NAME)
             befores.append(before.replace(spelled.name(i), NAME))  # such as a recipient before the call itself
             betweens.append(text[place + len(spelled.name(i)) : start])
-            at = end
+            offset = end
     after = texts[0][regions[0][0][1] :].replace(spelled.name(0), NAME)
     if len(set(betweens)) > 1:  # a number that counts the calls
         betweens = [re.sub(r"\d+", NUMBER, between) for between in betweens]

@@ -36,8 +36,8 @@ _KEY = r"[^\s<>\"\x00]+?"
 class AsPairs:
     """`open` key `between` value `close`, for each argument.
 
-    Strings are not quoted, so the schema of a value decides: a string is taken unchanged; anything else is read as
-    JSON, or as Python if a template writes Python. If `between` names the type (`string="true">`), that decides.
+    Strings are not quoted, so the schema of a value decides: a string is taken unchanged. Other values are read as
+    JSON, or as Python if a template writes Python. A type in `between` (`string="true">`) takes precedence.
     """
 
     open: str
@@ -50,62 +50,64 @@ class AsPairs:
     escaped: bool = False
     """`&lt;` means `<`."""
     cdata: bool = False
-    """Text with markup in it is in a CDATA section."""
+    """Text with markup is in a CDATA section."""
     null: str = NULL
 
     @property
     def markers(self) -> tuple[str, ...]:
         return (self.open, self.between, self.close)
 
-    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
+    def read(self, lexed: Lexed, offset: int, close: str, schema: Schema) -> tuple[Any, int]:
         key = re.compile(rf"\s*{self._opening(_KEY, TYPE)}")
         values: dict[str, JSON] = {}
-        while (opened := key.match(lexed.syntax, at)) is not None:
-            name, at = opened["key"], opened.end()
+        while (opened := key.match(lexed.syntax, offset)) is not None:
+            name, offset = opened["key"], opened.end()
             missing = schema.keys.difference(values, (name,))
-            found = self._text(lexed, at, name, close, "|".join(map(re.escape, sorted(missing))) or _KEY)
-            if isinstance(found, ParseFailure):
-                return found, at
-            text, at = found
+            result = self._text(lexed, offset, name, close, "|".join(map(re.escape, sorted(missing))) or _KEY)
+            if isinstance(result, ParseFailure):
+                return result, offset
+            text, offset = result
             values[name] = self._value(text, opened.groupdict().get("type"), schema.within(name))
-        return values, at
+        return values, offset
 
     def _opening(self, key: str, captured: str = "") -> str:
         return rf"{loose(self.open)}\s*(?P<key>{key})\s*{loose(self.between, captured)}"
 
     def _another(self) -> re.Pattern[str]:
-        """A sign that another argument has begun."""
+        """A pattern for the start of a second argument."""
         tags = [re.escape(tag) for tag in pieces(self.between) if is_tag(tag)]
         return re.compile("|".join([self._opening(_KEY), *tags] if self.open else tags) or r"(?!)")
 
-    def _text(self, lexed: Lexed, at: int, name: str, close: str, missing: str) -> tuple[str, int] | ParseFailure:
-        """The text of a value from `at` on, and the end of its close. `missing` are keys of arguments to come."""
+    def _text(self, lexed: Lexed, offset: int, name: str, close: str, missing: str) -> tuple[str, int] | ParseFailure:
+        """The text of a value from `offset` on, and the end of its close. `missing` is a pattern for keys of later
+        arguments.
+        """
         follows = "|".join(filter(None, (loose(self.open), loose(close), r"\Z")))
         end = rf"{loose(self.close)}(?=\s*(?:{follows}))"
-        protected = self.cdata and lexed.syntax.startswith(CDATA[0], at)
+        protected = self.cdata and lexed.syntax.startswith(CDATA[0], offset)
         if protected:
-            closed, text = section(lexed, at, end)
+            closed, text = section(lexed, offset, end)
         else:
-            closed = lexed.search(end, at)
-            text = lexed.text[at : closed.start() if closed else at]
-        if closed is None or (not protected and runs_on(lexed, at, closed.start(), close, self._opening(_KEY))):
+            closed = lexed.search(end, offset)
+            text = lexed.text[offset : closed.start() if closed else offset]
+        if closed is None or (not protected and runs_on(lexed, offset, closed.start(), close, self._opening(_KEY))):
             return ParseFailure(f"the argument {name!r} is not closed")
-        following = None if protected else self._swallowed(lexed, at, closed.start(), missing)
+        following = None if protected else self._swallowed(lexed, offset, closed.start(), missing)
         if following is not None:
-            text = lexed.text[at:following]
+            text = lexed.text[offset:following]
             value, line, before = text.rpartition("\n")
             ends = line and not before.strip() and not has_tag(self.between)  # <arg_key> ends no <arg_value>
             return (value, following) if ends else ParseFailure(f"the argument {name!r} is not closed")
-        first = lexed.search(loose(self.close), closed.start() if protected else at)
+        first = lexed.search(loose(self.close), closed.start() if protected else offset)
         if first and self._another().search(lexed.syntax, first.end(), closed.start()):
             return ParseFailure(f"text after the argument {name!r}")
         return text, closed.end()
 
-    def _swallowed(self, lexed: Lexed, at: int, stop: int, missing: str) -> int | None:
-        """The start of another argument within `text[at:stop]`. If there is one, this value ends before it."""
-        opened, closed = lexed.search(self._opening(missing), at), lexed.search(loose(self.close), at)
+    def _swallowed(self, lexed: Lexed, offset: int, stop: int, missing: str) -> int | None:
+        """The start of a second argument within `text[offset:stop]`. This value ends before the second argument."""
+        opened, closed = lexed.search(self._opening(missing), offset), lexed.search(loose(self.close), offset)
         if opened is None or opened.end() > stop or (closed is not None and closed.start() < stop):
-            return None  # what is closed within a value is text
+            return None  # an argument closed within a value is text
         return opened.start()
 
     def _value(self, text: str, kind: str | None, schema: Schema) -> JSON:
@@ -124,9 +126,9 @@ def learn(probes: Spelled) -> Learned | None:
     regions = _regions(probes.texts)
     if regions is None:
         return None
-    first, between, second, behind = _apart(probes.texts[0])
+    first, between, second, after_last = _apart(probes.texts[0])
     opening = spelled.common_end(first, second)
-    closing = spelled.common_start(second[: len(second) - len(opening)], behind)
+    closing = spelled.common_start(second[: len(second) - len(opening)], after_last)
     number = _value_of(probes.typed(_NUMBER))
     quoted = between.endswith('"') and closing.startswith('"') and '"' not in number
     if quoted:
@@ -143,18 +145,18 @@ def learn(probes: Spelled) -> Learned | None:
 
 def _regions(texts: Sequence[str]) -> Regions | None:
     """From each call's name to its last value, if all words are in order."""
-    found = [[spelled.places(text, i) for i in range(n + 1)] for n, text in enumerate(texts)]
+    rows = [[spelled.places(text, i) for i in range(n + 1)] for n, text in enumerate(texts)]
     last = len(spelled.words(0)[-1])
-    regions = [[(place[0], place[-1] + last) for place in row if place] for row in found]
-    return regions if all(all(row) for row in found) else None
+    regions = [[(place[0], place[-1] + last) for place in row if place] for row in rows]
+    return regions if all(all(row) for row in rows) else None
 
 
 def _apart(text: str) -> list[str]:
-    """The text after the name, the first key, its value, and the last value of the first call."""
+    """Texts of the first call: after the name, after the first key, after its value, and after the last value."""
     words, place = spelled.words(0), spelled.places(text, 0) or []
-    ends = [at + len(word) for at, word in zip(place, words, strict=True)]
-    first, between, second, _, behind = (text[a:b] for a, b in zip(ends, [*place[1:], len(text)], strict=True))
-    return [first, between, second, behind]
+    ends = [offset + len(word) for offset, word in zip(place, words, strict=True)]
+    first, between, second, _, after_last = (text[a:b] for a, b in zip(ends, [*place[1:], len(text)], strict=True))
+    return [first, between, second, after_last]
 
 
 def _value_of(text: str) -> str:
@@ -169,15 +171,15 @@ def _typed_between(between: str, number: str) -> tuple[str, str]:
     if other == between or not other:
         return between, ""
     before = _common(between, other)
-    behind = _common(between[len(before) :][::-1], other[len(before) :][::-1])[::-1]
-    before, behind = re.sub(r"[^\W_]+\Z", "", before), re.sub(r"\A[^\W_]+", "", behind)
-    kind = between[len(before) : len(between) - len(behind)]  # the whole word
-    return (before + TYPE + behind, kind) if kind.isalnum() else (between, "")
+    after = _common(between[len(before) :][::-1], other[len(before) :][::-1])[::-1]
+    before, after = re.sub(r"[^\W_]+\Z", "", before), re.sub(r"\A[^\W_]+", "", after)
+    kind = between[len(before) : len(between) - len(after)]  # the whole word
+    return (before + TYPE + after, kind) if kind.isalnum() else (between, "")
 
 
-def _common(left: str, right: str) -> str:
-    """The characters that both begin with."""
-    return "".join(ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
+def _common(first: str, second: str) -> str:
+    """The common beginning of both texts."""
+    return "".join(ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _edge(marker: str) -> str:

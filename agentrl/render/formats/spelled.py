@@ -1,4 +1,4 @@
-"""Known calls as a template spells them, and the text around them."""
+"""Known calls in a template's spelling, and the text around the calls."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Wrap = tuple[str, str, str, str]
 """Texts around calls: the opening of the block, the opening of a call, the end of a call, the end of the block."""
 
 SAID = "zqsaid"
-"""The content of a turn beside its calls, if the template requires some."""
+"""The content of a turn beside its calls, if the template requires content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """Turns whose calls have the names and arguments of `name` and `arguments`, without thoughts and stop token."""
+    """Turns with calls of the names and arguments in `name` and `arguments`, without thoughts and stop token."""
 
     texts: tuple[str, ...]
-    """With one call; with two, where the template writes two."""
+    """A turn with one call, and a turn with two calls if the template writes two."""
     typed: Callable[[JSON], str]
-    """With one call, whose first argument has this value instead."""
+    """A turn with one call, with this value as the first argument."""
 
 
 def name(i: int) -> str:
@@ -38,12 +38,12 @@ def arguments(i: int) -> dict[str, JSON]:
 
 
 def call_id(i: int) -> str:
-    """Nine letters and digits, the strictest form that any template requires."""
+    """Nine letters and digits: the strictest form among all templates."""
     return f"zqid0000{i}"
 
 
 def id_with_name(i: int) -> str:
-    """An id for templates that write it in place of the name, as Kimi's do."""
+    """An id for templates that write the id in place of the name, like Kimi's."""
     return f"functions.{name(i)}:{i}"
 
 
@@ -53,19 +53,19 @@ def words(i: int) -> list[str]:
 
 
 def places(text: str, i: int) -> list[int] | None:
-    """The places of the i-th call's words, if in this order; a key's last place is before its value."""
-    found, at = list[int](), 0
+    """The places of the i-th call's words, if in this order. A key's last place is before its value."""
+    offsets, offset = list[int](), 0
     for word in words(i):
-        at = text.find(word, at)
-        if at < 0:
+        offset = text.find(word, offset)
+        if offset < 0:
             return None
-        found.append(at)
-        at += len(word)
-    return found
+        offsets.append(offset)
+        offset += len(word)
+    return offsets
 
 
 def wrap(before: str, inner: str | None, after: str) -> Wrap:
-    """The text around calls, split at what the template writes between two calls in one turn, if it writes two."""
+    """The text around calls, split at the text between two calls in a turn, if the template writes two calls."""
     before = before.rpartition(SAID)[2]
     if inner is None:
         return "", before.strip(), after.strip(), ""
@@ -82,20 +82,20 @@ def around(texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> tuple[str, 
     return text[:start], inner, text[end:]
 
 
-def common_start(left: str, right: str) -> str:
-    """The common beginning of both, in whole pieces."""
+def common_start(first: str, second: str) -> str:
+    """The common beginning of both texts, in whole pieces."""
     common = list[str]()
-    for ours, theirs in zip(pieces(left), pieces(right), strict=False):
+    for ours, theirs in zip(pieces(first), pieces(second), strict=False):
         if ours != theirs:
             break
         common.append(ours)
     return "".join(common)
 
 
-def common_end(left: str, right: str) -> str:
-    """The common end of both, in whole pieces."""
+def common_end(first: str, second: str) -> str:
+    """The common end of both texts, in whole pieces."""
     common = list[str]()
-    for ours, theirs in zip(reversed(pieces(left)), reversed(pieces(right)), strict=False):
+    for ours, theirs in zip(reversed(pieces(first)), reversed(pieces(second)), strict=False):
         if ours != theirs:
             break
         common.insert(0, ours)

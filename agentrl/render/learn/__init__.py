@@ -1,1 +1,1 @@
-"""Learns what a template does: it renders messages with known words, and finds these words in the result."""
+"""Learns the behaviour of a template: renders messages with known words, and searches the words in the result."""

@@ -1,4 +1,4 @@
-"""The spelling of a template's calls: learned from known calls, and trusted once it reads others back."""
+"""The spelling of a template's calls: learned from known calls, and trusted once other calls are read back."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PLAIN: Mapping[str, JSON] = {"city": "Ulm's <b> & {x}", "code": "12", "yes": Fa
 _PLAIN_WORDS = "Plain words."
 _NAME = "seek_2"
 _LEADS = 6
-"""How many pieces of a prompt may be the beginning of a call."""
+"""The limit of a prompt's pieces that may be the beginning of a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownTurn:
-    """A turn whose calls are known in advance."""
+    """A turn with known calls."""
 
     message: Mapping[str, JSON]
     calls: tuple[tuple[str, str, Mapping[str, JSON]], ...]
@@ -36,19 +36,19 @@ class KnownTurn:
 
 
 def known_calls(count: int, content: str, forms: Forms) -> list[KnownTurn]:
-    """Turns with one call and, if `count` is 2, with two: hard arguments, plain ones, and none."""
+    """Turns with a single call and, if `count` is 2, with two calls. Arguments are hard, plain, or none."""
     hard: list[Mapping[str, JSON]] = [{**KNOWN, "i": i} for i in range(count)]
     turns: list[list[Mapping[str, JSON]]] = [hard[:1], hard, [_PLAIN, {}][:count], [{}]]
-    return [_known(content, list(map(forms.said, arguments)), forms.name_in_id) for arguments in turns]
+    return [_known_turn(content, list(map(forms.writable, arguments)), forms.name_in_id) for arguments in turns]
 
 
 def derive(
     template: Template, sampled: Callable[[Mapping[str, Any]], str], parallel: bool, content: str, prompt: str
 ) -> Block | None:
-    """The format of the calls in what `sampled` makes of a message: a turn without its stop token and its thoughts.
+    """The format of the calls in turns. `sampled` makes the text of a message, without stop token and thoughts.
 
-    `prompt` is what the template writes before a turn: it may be the beginning of a first call. None if no candidate
-    reads back what was written without seeing calls in a turn that has none.
+    `prompt` is the template's text before a turn, and may be the beginning of a first call. None if no candidate reads
+    back the turns without seeing calls in a turn without calls.
     """
     name_in_id = template.forms.name_in_id
     count = 2 if parallel else 1
@@ -60,33 +60,33 @@ def derive(
         first = next(iter(arguments))
         return sampled(_turn(content, [(call_id, name, {**arguments, first: value})]))
 
-    written = list(_written(known_calls(count, content, template.forms), sampled))
+    turns = list(_texts_of(known_calls(count, content, template.forms), sampled))
     silent = sampled({"role": "assistant", "content": _PLAIN_WORDS})
     for lead in _leads(prompt, texts[-1]):
         for block in _candidates(Spelled(tuple(lead + text for text in texts), typed)):
             block = with_second_spellings(replace(block, lead=lead))
             lexer = Lexer(template, block.markers)
-            if all(_reads_back(block, lexer, template.encode(text), known) for known, text in written) and (
+            if all(_reads_back(block, lexer, template.encode(text), turn) for turn, text in turns) and (
                 lead or block.find(lexer(template.encode(silent)), 0) is None
             ):
                 return block
     return None
 
 
-def _written(
+def _texts_of(
     turns: Sequence[KnownTurn], sampled: Callable[[Mapping[str, Any]], str]
 ) -> Iterator[tuple[KnownTurn, str]]:
-    for i, known in enumerate(turns):
+    for i, turn in enumerate(turns):
         try:
-            yield known, sampled(known.message)
+            yield turn, sampled(turn.message)
         except TemplateError:  # a template may refuse calls without arguments, but it must write the hard ones
             if i == 0:
                 raise
 
 
-def _known(content: str, arguments: Sequence[Mapping[str, JSON]], name_in_id: bool) -> KnownTurn:
+def _known_turn(content: str, arguments: Sequence[Mapping[str, JSON]], name_in_id: bool) -> KnownTurn:
     ids = [named_id(_NAME, i) if name_in_id else f"k7{i}m2x9q{i}" for i in range(len(arguments))]
-    calls = tuple((call_id, _NAME, given) for call_id, given in zip(ids, arguments, strict=True))
+    calls = tuple((call_id, _NAME, values) for call_id, values in zip(ids, arguments, strict=True))
     return KnownTurn(_turn(content, calls), calls)
 
 
@@ -95,15 +95,15 @@ def _words(i: int, name_in_id: bool) -> tuple[str, str, Mapping[str, JSON]]:
 
 
 def _turn(content: str, calls: Sequence[tuple[str, str, Mapping[str, JSON]]]) -> dict[str, Any]:
-    written = [
+    tool_calls = [
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
         for call_id, name, arguments in calls
     ]
-    return {"role": "assistant", "content": content, "tool_calls": written}
+    return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
 
 def _leads(prompt: str, two_calls: str) -> Iterator[str]:
-    """Empty text, then longer and longer ends of the prompt, as long as that text is also between two calls."""
+    """Empty text, then longer and longer ends of the prompt, as long as the same text is also between two calls."""
     yield ""
     between = two_calls.partition(spelled.words(0)[-1])[2].partition(spelled.name(1))[0]
     parts = pieces(prompt)
@@ -116,10 +116,10 @@ def _leads(prompt: str, two_calls: str) -> Iterator[str]:
 
 
 def _candidates(probes: Spelled) -> Iterator[Block]:
-    """The markers that the formats find; then the same with markers that count only as a whole."""
-    found = [block for learn in FORMATS for block in learn(probes)]
-    yield from found
-    for block in found:
+    """The markers that the formats detect; then the same markers, counted only as a whole."""
+    blocks = [block for learn in FORMATS for block in learn(probes)]
+    yield from blocks
+    for block in blocks:
         if isinstance(block.calls, NamedCalls):
             yield replace(block, calls=replace(block.calls, whole=True), whole=True)
 
@@ -129,15 +129,16 @@ def schemas(arguments: Mapping[str, JSON]) -> Mapping[str, Mapping[str, Any]]:
     return {key: spelled.schema(value) for key, value in arguments.items()}
 
 
-def _reads_back(block: Block, lexer: Lexer, tokens: Sequence[int], known: KnownTurn) -> bool:
-    lexed, at, read = lexer(tokens, block.lead), 0, list[Attempt]()
+def _reads_back(block: Block, lexer: Lexer, tokens: Sequence[int], turn: KnownTurn) -> bool:
+    lexed, offset, read = lexer(tokens, block.lead), 0, list[Attempt]()
     parameters = {"type": "object", "properties": schemas({**KNOWN, **_PLAIN, "i": 0})}
-    types = types_of([{"name": name, "parameters": parameters} for _, name, _ in known.calls])
-    while (start := block.find(lexed, at)) is not None and len(read) < CALLS_AT_MOST:
+    types = types_of([{"name": name, "parameters": parameters} for _, name, _ in turn.calls])
+    while (start := block.find(lexed, offset)) is not None and len(read) < CALLS_AT_MOST:
         attempts = block.read(lexed, start, types)
         read += attempts
-        at = attempts[-1].stop
-    wanted = [(None, name, arguments) for _, name, arguments in known.calls]
-    if [(attempt.error, attempt.name, attempt.arguments) for attempt in read] != wanted or lexed.text[at:].strip():
+        offset = attempts[-1].stop
+    expected = [(None, name, arguments) for _, name, arguments in turn.calls]
+    actual = [(attempt.error, attempt.name, attempt.arguments) for attempt in read]
+    if actual != expected or lexed.text[offset:].strip():
         return False
-    return all(attempt.id in ("", call[0]) for attempt, call in zip(read, known.calls, strict=True))
+    return all(attempt.id in ("", call[0]) for attempt, call in zip(read, turn.calls, strict=True))

@@ -14,37 +14,37 @@ from agentrl.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """What the template writes after the last sentinel of a turn: before_stop + stop + after_stop.
+    """The template's text after the last sentinel of a turn: before_stop + stop + after_stop.
 
-    The model samples up to `stop`; `before_stop` is the rest of a call's syntax, or whitespace. `stop` is empty where
-    the template ends a turn only by what follows: then the next special token ends it (GLM's `<|user|>`).
+    The model samples up to `stop`. `before_stop` is the rest of a call's syntax, or whitespace. `stop` is empty where
+    only the following text ends a turn: then the next special token ends the turn (GLM's `<|user|>`).
     """
 
     before_stop: str
     stop: str
     after_stop: str
     stop_if_last: str = ""
-    """The stop token of a turn that nothing follows, if it is another one (gpt-oss' `<|return|>`)."""
+    """The stop token of a last turn, if different from `stop` (gpt-oss' `<|return|>`)."""
     next_marker: str = ""
-    """If `stop` is empty: the special token that ends the turn when a message follows."""
+    """If `stop` is empty: the special token at the end of the turn when a message follows."""
     after_last: str = ""
-    """The text after the turn's last token when nothing follows: some templates write an end of text there."""
+    """The text after the last token of a last turn: some templates write an end of text there."""
 
     @property
     def sampled_stop(self) -> str:
-        """The token with which a model ends such a turn."""
+        """The last token of such a turn, as a model samples the turn."""
         return self.stop_if_last or self.stop or self.next_marker
 
 
 def close_of(template: Template, turn: Message, reply: Message, sentinel: str, syntax: str = "") -> Close:
-    """What ends a turn both if nothing follows (some templates then add an end of text) and if a reply does.
+    """The end of a turn, both of a last turn (some templates then add an end of text) and of a turn before a reply.
 
-    A special token of `syntax`, which occurs between two calls, ends a call and not the turn.
+    A special token of `syntax`, the text between two calls, ends a call and not the turn.
     """
     alone = behind(template.render([QUESTION, turn]), [sentinel])
     final = template.last_special(alone, syntax)
     followed = template.try_render([QUESTION, turn, reply], generation_prompt=True)
-    if followed is None or sentinel not in followed:  # the only evidence is what ends the turn alone
+    if followed is None or sentinel not in followed:  # the only evidence is the end of the turn alone
         return _close_at(alone, final, alone)
     followed = behind(followed, [sentinel])
     common = shared(alone, followed)
@@ -75,7 +75,10 @@ def _close_at(text: str, stop: str, alone: str) -> Close:
 
 
 def behind(text: str, sentinels: Iterable[str]) -> str:
-    """The text after the first sentinel that is in the rendered turn, counted from its last occurrence."""
+    """The text after the first sentinel in the rendered turn, counted from its last occurrence.
+
+    Raises TemplateError if the turn has no sentinel.
+    """
     for sentinel in sentinels:
         if sentinel in text:
             return text[text.rindex(sentinel) + len(sentinel) :]

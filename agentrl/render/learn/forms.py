@@ -13,16 +13,16 @@ from agentrl.types import ToolCall
 
 
 def detect_message_form(template: Template) -> Template:
-    """The template with the forms of messages that it takes.
+    """The template with the forms of messages for this template.
 
-    Raises TemplateError if it breaks while writing a call. A template that refuses calls with its own message, or
-    leaves them out, is a template without calls.
+    Raises TemplateError if the template breaks while writing a call. A template that refuses calls with its own
+    message, or leaves calls out, is a template without calls.
     """
     return with_reasoning(_with_calls(template))
 
 
 def _with_calls(template: Template) -> Template:
-    """The template with the first form of calls that it writes; unchanged if it writes none."""
+    """The template with the first form of calls that the template writes. Unchanged without such a form."""
     errors, forms = list[TemplateError](), list(product(_FORMS, ("", SAID)))
     for form, content in forms:
         tried = replace(template, forms=form)
@@ -41,7 +41,7 @@ def _with_calls(template: Template) -> Template:
 
 
 def with_reasoning(template: Template) -> Template:
-    """The template with the name of the field in which it takes a thought."""
+    """The template with the name of the field for thoughts."""
     for name in REASONING_FIELDS:
         tried = replace(template, forms=replace(template.forms, reasoning_field=name))
         for turn in (assistant(SAID), assistant("", [ASKED])):
@@ -51,20 +51,20 @@ def with_reasoning(template: Template) -> Template:
 
 
 def _with_ids(template: Template) -> Template:
-    """The template, marked if it writes a call's id in place of its name, derives such an id from the name, or refuses
-    ids of another form than nine letters and digits.
+    """The template, marked for ids: a call's id in place of its name, an id derived from the name, or a refusal of ids
+    other than nine letters and digits.
     """
 
-    def written(content: str, call_id: str) -> str | None:
+    def rendered(content: str, call_id: str) -> str | None:
         turn = assistant(content, [ASKED], [ToolCall(call_id, "zqcallname", {})])
         return template.try_render([QUESTION, turn])
 
     for content in ("", SAID):
-        text = written(content, "zqcallid0") or ""
+        text = rendered(content, "zqcallid0") or ""
         if ASKED in text:
             makes = named_id("zqcallname", 0) in text
             in_id = ("zqcallid0" in text and "zqcallname" not in text) or makes
-            plain = written(content, "call_zqcallid0") is None
+            plain = rendered(content, "call_zqcallid0") is None
             return replace(
                 template, forms=replace(template.forms, name_in_id=in_id, numbers_calls=makes, plain_ids=plain)
             )
@@ -72,7 +72,7 @@ def _with_ids(template: Template) -> Template:
 
 
 def _with_nulls(template: Template) -> Template:
-    """The template, marked if it leaves out arguments that are null."""
+    """The template, marked if null arguments are left out."""
     for content in ("", SAID):
         turn = assistant(content, [ASKED])
         turn["tool_calls"][0]["function"]["arguments"]["zqnull"] = None

@@ -1,4 +1,4 @@
-"""Messages that probe a template: their words can be found again in the rendered text."""
+"""Messages that probe a template. The words of the messages are searched in the rendered text."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ RESULT: Message = {"role": "tool", "tool_call_id": "call00000", "name": "lookup"
 
 
 def assistant(content: str, arguments: Sequence[str] = (), calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
-    """An assistant message whose n-th call asks for `arguments[n]`, under the id and name of `calls[n]` if given."""
-    known = calls or [ToolCall(f"call0000{i}", "lookup", {}) for i in range(len(arguments))]
-    written = [
+    """An assistant message. The n-th call asks for `arguments[n]`, under the id and name of `calls[n]` if given."""
+    identities = calls or [ToolCall(f"call0000{i}", "lookup", {}) for i in range(len(arguments))]
+    tool_calls = [
         {
             "id": call.id,
             "type": "function",
             "function": {"name": call.name or "unknown", "arguments": {"query": value}},
         }
-        for call, value in zip(known, arguments, strict=True)
+        for call, value in zip(identities, arguments, strict=True)
     ]
     message: dict[str, Any] = {"role": "assistant", "content": content}
-    return {**message, "tool_calls": written} if written else message
+    return {**message, "tool_calls": tool_calls} if tool_calls else message
 
 
 def behind_question(text: str) -> str:
-    """What a template writes after QUESTION."""
+    """The template's text after QUESTION."""
     return text.rpartition(QUESTION["content"])[2]

@@ -1,4 +1,4 @@
-"""The facts of one template that probing finds."""
+"""The facts of a template, learned by probes."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from agentrl.render.template import Template
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The facts of one template that probing found."""
+    """The facts of a template, learned by probes."""
 
-    said: Close
+    answer: Close
     called: Close | None
     """None: the template does not write tool calls."""
     parallel_calls: bool
     calls_need_content: bool
     content_after_calls: bool
-    """The template moves a turn's content after its calls; a model writes it before them."""
+    """The template moves a turn's content after its calls. A model writes content before calls."""
     carries_orphans: bool
-    """The template shows a tool result that answers no call."""
+    """The template shows a tool result without a call."""
     thinking: Thinking
     stop_token_ids: frozenset[int]
 
     @classmethod
     def of(cls, template: Template, *, calls: bool = True) -> Profile:
-        """Probe the template. Raises TemplateError if an assistant's turn cannot be found or nothing ends it.
+        """Probe the template. Raises TemplateError if an assistant's turn is dropped or has no end.
 
-        Without `calls` it is treated as a template that writes none.
+        Without `calls` the template is treated as a template without calls.
         """
         text = template.render([QUESTION, assistant(SAID)])
         if SAID not in text:
             raise TemplateError(f"the chat template of {template.name} does not write the assistant's text")
-        said = close_of(template, assistant(SAID), REPLY, SAID)
-        if not said.sampled_stop:
+        answer = close_of(template, assistant(SAID), REPLY, SAID)
+        if not answer.sampled_stop:
             raise TemplateError(f"the chat template of {template.name} does not close this turn: {text[-40:]!r}")
         needs_content = ASKED not in (template.try_render([QUESTION, assistant("", [ASKED])]) or "")
         content = SAID if needs_content else ""
@@ -54,36 +54,36 @@ class Profile:
         orphan = template.try_render([QUESTION, assistant(SAID), RESULT]) or ""
         both = template.try_render([QUESTION, assistant(SAID, [ASKED]), RESULT]) or ""
         return cls(
-            said=said,
+            answer=answer,
             called=called,
             parallel_calls=parallel,
             calls_need_content=needs_content,
             carries_orphans=RESULT["content"] in orphan.rpartition(SAID)[2],
             content_after_calls=0 <= both.rfind(ASKED) < both.rfind(SAID),
-            thinking=_thinking(template, said),
-            stop_token_ids=frozenset(_stop_ids(template, said, called)),
+            thinking=_thinking(template, answer),
+            stop_token_ids=frozenset(_stop_ids(template, answer, called)),
         )
 
 
-def _thinking(template: Template, said: Close) -> Thinking:
+def _thinking(template: Template, answer: Close) -> Thinking:
     """The markers of thoughts. A close that also ends content, if more follows, does not end thoughts alone."""
     thinking = learn_thinking(template)
-    ends_messages = bool(said.stop_if_last) and thinking.close == said.stop
+    ends_messages = bool(answer.stop_if_last) and thinking.close == answer.stop
     return replace(thinking, ends_more=thinking.ends_more or ends_messages)
 
 
-def _stop_ids(template: Template, said: Close, called: Close | None) -> Iterable[int]:
-    """Tokens that end a turn: the tokenizer's, the template's, and those named in the model's folder."""
+def _stop_ids(template: Template, answer: Close, called: Close | None) -> Iterable[int]:
+    """Tokens that end a turn: the tokenizer's, the template's, and the tokens named in the model's folder."""
     tokenizer = template.tokenizer
     if tokenizer.eos_token_id is not None:
         yield tokenizer.eos_token_id
-    for close in filter(None, (said, called)):
-        found = template.special_in(close.sampled_stop)
-        if found is not None:
-            yield found[1]
-    if not said.stop and not said.stop_if_last:
+    for close in filter(None, (answer, called)):
+        special = template.special_in(close.sampled_stop)
+        if special is not None:
+            yield special[1]
+    if not answer.stop and not answer.stop_if_last:
         text = template.try_render([QUESTION, assistant(SAID), RESULT]) or ""
-        found = template.special_in(behind(text, [SAID])) if SAID in text else None
-        if found is not None:
-            yield found[1]
+        special = template.special_in(behind(text, [SAID])) if SAID in text else None
+        if special is not None:
+            yield special[1]
     yield from named_stops(getattr(tokenizer, "name_or_path", ""))

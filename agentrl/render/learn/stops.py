@@ -1,4 +1,4 @@
-"""The stop tokens that a model's folder names."""
+"""The stop tokens named in a model's folder."""
 
 from __future__ import annotations
 

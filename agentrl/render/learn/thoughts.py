@@ -1,4 +1,4 @@
-"""The markers around a model's thoughts, learned from what a template writes around one."""
+"""The markers around a model's thoughts, learned from the template's text around a thought."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from agentrl.render.template import Template
 
 
 def learn_thinking(template: Template) -> Thinking:
-    """The markers around a thought. If the template writes none, the most common ones."""
+    """The markers around a thought. If the template writes no thoughts: the most common markers."""
     before_answer = _around(template, SAID, ())
     before_call = _around(template, "", (ASKED,))
-    found = before_answer or before_call
-    if found is None:
+    around = before_answer or before_call
+    if around is None:
         return Thinking()
-    before, after = found
+    before, after = around
     prompt = behind_question(template.render([QUESTION], generation_prompt=True))
     bare = behind_question(template.render([QUESTION, assistant(SAID)])).partition(SAID)[0]
     other = before_call[1] if before_answer and before_call else None
     close = _close(after, other, bare if before_answer else "")
     if not close.strip():
-        return Thinking()  # a thought and what follows it look alike: reading back will show this
+        return Thinking()  # a thought and the text after look alike: reading back will show this
     two = template.try_render([QUESTION, assistant("", [f"{ASKED}0", f"{ASKED}1"])]) or ""
     between = two.partition(f"{ASKED}0")[2].partition(f"{ASKED}1")[0]
     return Thinking(_open(before, prompt, close.strip()), close.strip(), close, close.strip() in between)
 
 
-def _around(template: Template, said: str, asked: tuple[str, ...]) -> tuple[str, str] | None:
+def _around(template: Template, content: str, arguments: tuple[str, ...]) -> tuple[str, str] | None:
     """The text between the question and a thought, and between the thought and the answer or the call."""
     field = template.forms.reasoning_field
-    text = template.try_render([QUESTION, {**assistant(said, asked), field: THOUGHT}]) or ""
+    text = template.try_render([QUESTION, {**assistant(content, arguments), field: THOUGHT}]) or ""
     if text.count(THOUGHT) != 1:
         return None
     before, _, after = text.partition(THOUGHT)
-    return behind_question(before), after.partition(said or ASKED)[0]
+    return behind_question(before), after.partition(content or ASKED)[0]
 
 
 def _close(after: str, other: str | None, bare: str) -> str:
@@ -51,16 +51,16 @@ def _close(after: str, other: str | None, bare: str) -> str:
 
 
 def _end_in_both(parts: Sequence[str], after: str, other: str) -> str:
-    """What an answer and a call have in common after a thought, up to the start of a tag."""
+    """The common text of an answer and a call after a thought, up to the start of a tag."""
     common = shared(after, other)
     cuts = [len("".join(parts[:i])) for i in range(len(parts) + 1)]
-    fits = [at for at in cuts if at <= len(common) and _begins_anew(after[at:]) and _begins_anew(other[at:])]
+    fits = [cut for cut in cuts if cut <= len(common) and _begins_anew(after[cut:]) and _begins_anew(other[cut:])]
     end = after[: max(fits, default=0)]
     return end if has_tag(end) else ""
 
 
 def _end_before(parts: Sequence[str], bare: str) -> str:
-    """The text before the tags with which every answer begins. The first tag is never one of them."""
+    """The text before the tags at the start of every answer. The first tag is never among these tags."""
     tags = [i for i, piece in enumerate(parts) if is_tag(piece)]
     for i in tags[1:]:
         if bare.endswith("".join(parts[i:])):
@@ -69,7 +69,7 @@ def _end_before(parts: Sequence[str], bare: str) -> str:
 
 
 def _first_tag(parts: Sequence[str]) -> str:
-    """Up to the first tag and the space after it. Without a tag, everything."""
+    """The text up to the first tag and the space after the tag. Without a tag, all of the text."""
     end = next((i for i, piece in enumerate(parts) if is_tag(piece)), len(parts) - 1)
     space = parts[end + 1] if end + 1 < len(parts) and parts[end + 1].isspace() else ""
     return "".join(parts[: end + 1]) + space
@@ -80,10 +80,10 @@ def _begins_anew(text: str) -> bool:
 
 
 def _open(before: str, prompt: str, close: str) -> str:
-    """The opening of a thought: text that only a turn with a thought has, or only the prompt; else its last tags.
+    """The opening of a thought: text of only a turn with a thought, or of only the prompt; else the last tags.
 
-    If the prompt itself opens the thought, the marker is what history leaves out, which may be a phrase ("Here are my
-    reasoning steps:").
+    If the prompt itself opens the thought, the marker is the text that history leaves out, perhaps a phrase ("Here are
+    my reasoning steps:").
     """
     added, dropped = before[len(shared(before, prompt)) :], prompt[len(shared(before, prompt)) :].strip()
     if has_tag(added) and before == prompt + added:
@@ -98,14 +98,14 @@ def _open(before: str, prompt: str, close: str) -> str:
     return "".join(opening[tags[-as_many] :]).strip() if len(tags) >= as_many else Thinking().open
 
 
-def _from_a_tag(text: str, at: int) -> str:
-    """The text from `at` on, or from the tag before it if `at` is inside a tag's word."""
-    if _begins_anew(text[at:].lstrip()):
-        return text[at:]
+def _from_a_tag(text: str, offset: int) -> str:
+    """The text from `offset` on, or from the tag before it if `offset` is inside a tag's word."""
+    if _begins_anew(text[offset:].lstrip()):
+        return text[offset:]
     parts, start = pieces(text), 0
     begins = [0]
     for piece in parts:
         start += len(piece)
         begins.append(start)
-    tags = [begin for begin, piece in zip(begins, parts, strict=False) if is_tag(piece) and begin < at]
-    return text[max(tags) :] if tags else text[at:]
+    tags = [begin for begin, piece in zip(begins, parts, strict=False) if is_tag(piece) and begin < offset]
+    return text[max(tags) :] if tags else text[offset:]

@@ -1,1 +1,1 @@
-"""The proof that a template can be continued, and the conversations used to prove it."""
+"""The proof that a template can be continued, and the conversations of the proof."""

@@ -16,15 +16,15 @@ class Case:
     name: str
     messages: tuple[Message, ...]
     capability: str = ""
-    """The capability that a template lacks if it cannot carry this case; without one, the template is refused."""
+    """The capability that a template without this case lacks. Empty: such a template is refused."""
     says: tuple[str, ...] = ()
     """Text of messages that the template must not silently drop."""
     needs: tuple[str, ...] = ()
-    """Capabilities that other cases have established. If one is missing, this case is left out."""
+    """Capabilities established by other cases. Without these capabilities, this case is left out."""
 
     @property
     def calls(self) -> bool:
-        """Whether it contains a call or a result."""
+        """Whether the case contains a call or a result."""
         return any(message.get("tool_calls") or message["role"] == "tool" for message in self.messages)
 
 
@@ -33,11 +33,11 @@ def _call(index: int, name: str = "lookup") -> ToolCall:
 
 
 def _asks(*calls: ToolCall, content: str = "", thought: str = "") -> Message:
-    written = [
+    tool_calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
     ]
-    message = {"role": "assistant", "content": content, "tool_calls": written}
+    message = {"role": "assistant", "content": content, "tool_calls": tool_calls}
     return {**message, "reasoning_content": thought} if thought else message
 
 
@@ -171,11 +171,11 @@ _UNIONS: Mapping[str, tuple[JSON, JSON]] = {
     "named": ("[1]", {"$ref": "#/$defs/Text"}),
     "said": ("1.50", {}),
 }
-"""Texts that would be other values if they were not strings, and the schemas for them."""
+"""Texts that look like values of other types than strings, and the schemas for the texts."""
 
 
 def ask_parameters() -> dict[str, JSON]:
-    """The schema of a tool with every argument that a call of these cases has."""
+    """The schema of a tool with every argument of the calls in these cases."""
     plain = schemas({**_ONE.arguments, "i": 0, "kind": "text"})
     unions = {key: schema for key, (_, schema) in _UNIONS.items()}
     return {"type": "object", "properties": {**plain, **unions}, "$defs": {"Text": _STRING}}
@@ -184,7 +184,7 @@ def ask_parameters() -> dict[str, JSON]:
 _SEEK = ToolCall("z5f1mq8s4", "seek_2", {"kind": "12", "i": 3})
 _UNION = ToolCall("v8b2nc6t1", "lookup", {key: value for key, (value, _) in _UNIONS.items()})
 FREELY = _asks(_ONE)
-"""A call that must also be read as models write it (`freely`)."""
+"""A call that must also be read as models write calls (`freely`)."""
 READ: tuple[Message, ...] = (
     _asks(_ONE),
     _asks(_SEEK),
@@ -197,4 +197,4 @@ READ: tuple[Message, ...] = (
     _LONG,
     {**SAYS, "reasoning_content": "First one thing.\n\nThen another."},
 )
-"""Turns that must be read back unchanged, including calls that precede content."""
+"""Turns that must be read back unchanged, including calls before content."""

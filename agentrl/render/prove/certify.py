@@ -25,7 +25,7 @@ from agentrl.types import Action, Message, ToolCall
 
 
 class _WrongError(TemplateError):
-    """A bridge is wrong; `case` is the name of the conversation."""
+    """A bridge is wrong. `case` is the name of the conversation."""
 
     def __init__(self, case: str, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class _WrongError(TemplateError):
 
 @dataclass(slots=True)
 class _Renders:
-    """The template's own output, rendered and encoded once. It does not depend on the context of a bridge."""
+    """The template's own output, rendered and encoded once. The output does not depend on the context of a bridge."""
 
     turns: Turns
     _full: dict[tuple[str, int], list[int]] = field(default_factory=dict)
@@ -48,11 +48,11 @@ class _Renders:
             self._full[case.name, end] = template.encode(text)
         return self._full[case.name, end]
 
-    def sampled(self, case: Case, at: int) -> list[int]:
-        """The tokens of the turn at `at`, as a model would sample it."""
-        if (case.name, at) not in self._sampled:
-            self._sampled[case.name, at] = self.turns.template.encode(self.turns.sampled(case.messages[at]))
-        return self._sampled[case.name, at]
+    def sampled(self, case: Case, index: int) -> list[int]:
+        """The tokens of the turn at `index`, as a model would sample it."""
+        if (case.name, index) not in self._sampled:
+            self._sampled[case.name, index] = self.turns.template.encode(self.turns.sampled(case.messages[index]))
+        return self._sampled[case.name, index]
 
 
 @dataclass(slots=True)
@@ -63,10 +63,10 @@ class _Findings:
 
 
 def certify(turns: Turns, reading: ReadingProblems, *, calls: bool = True) -> tuple[Turns, Certificate]:
-    """Walk every case with the least context that a bridge of this template needs. Without `calls`, walk only cases
+    """Walk every case with the least context for right bridges of this template. Without `calls`, walk only cases
     without calls.
 
-    Raises TemplateError if a bridge differs from what the template writes itself, whatever the context.
+    Raises TemplateError if a bridge differs from the template's own text in every context.
     """
     turns, certificate = _certified(turns, reading, calls=calls)
     dependence = dependence_of(turns, certificate.capabilities)
@@ -90,44 +90,44 @@ def _certified(turns: Turns, reading: ReadingProblems, *, calls: bool) -> tuple[
     for context in dict.fromkeys((turns.context, *CONTEXTS)):
         turns = replace(turns, context=context)
         try:
-            for case in cases:  # try first what failed with the last context
+            for case in cases:  # first the case that failed with the last context
                 if case.name == last:
                     _certify(turns, case, _Findings(), renders)
-            found = _walked(turns, reading, renders, cases)
+            findings = _walked(turns, reading, renders, cases)
         except TemplateError as exc:
             failure, last = failure or exc, getattr(exc, "case", last)
             continue
         return turns, Certificate(
-            level="keeps-history" if found.departures else "exact",
+            level="keeps-history" if findings.departures else "exact",
             template_hash=hashlib.sha256(turns.template.source.encode()).hexdigest()[:16],
-            proved=tuple(found.proved),
-            departures=tuple(found.departures),
+            proved=tuple(findings.proved),
+            departures=tuple(findings.departures),
             milliseconds=(time.perf_counter() - started) * 1000,
             template=turns.template.name,
-            capabilities=found.capabilities,
+            capabilities=findings.capabilities,
         )
     assert failure is not None
     raise failure
 
 
 def _walked(turns: Turns, reading: ReadingProblems, renders: _Renders, cases: Sequence[Case]) -> _Findings:
-    found = _Findings()
+    findings = _Findings()
     template, profile = turns.template, turns.profile
-    found.capabilities["calls"] = profile.called is not None and not reading.calls
+    findings.capabilities["calls"] = profile.called is not None and not reading.calls
     question = CASES[0].messages[:1]
-    shown = any(tool["function"]["name"] in template.render(question) for tool in template.tools)
-    found.capabilities["tools"] = shown
-    found.capabilities["thinking"] = _thinks(template)
-    found.capabilities["parallel_calls"] = profile.parallel_calls or profile.called is None
-    found.capabilities["text_with_calls"] = not profile.content_after_calls and not reading.beside_text
-    found.departures += _remarks(turns, reading, shown)
+    shows_tools = any(tool["function"]["name"] in template.render(question) for tool in template.tools)
+    findings.capabilities["tools"] = shows_tools
+    findings.capabilities["thinking"] = _thinks(template)
+    findings.capabilities["parallel_calls"] = profile.parallel_calls or profile.called is None
+    findings.capabilities["text_with_calls"] = not profile.content_after_calls and not reading.beside_text
+    findings.departures += _remarks(turns, reading, shows_tools)
     for case in cases:
-        _certify(turns, case, found, renders)
-    found.capabilities |= roles_carried(template, results=found.capabilities.get("tool_results", False))
-    return found
+        _certify(turns, case, findings, renders)
+    findings.capabilities |= roles_carried(template, results=findings.capabilities.get("tool_results", False))
+    return findings
 
 
-def _remarks(turns: Turns, reading: ReadingProblems, shown: bool) -> Iterator[str]:
+def _remarks(turns: Turns, reading: ReadingProblems, shows_tools: bool) -> Iterator[str]:
     """Findings about a template before any conversation."""
     profile = turns.profile
     if turns.template.tools:
@@ -136,7 +136,7 @@ def _remarks(turns: Turns, reading: ReadingProblems, shown: bool) -> Iterator[st
             yield f"the template writes no tool calls; they are written and read as {example}"
         elif reading.calls:
             yield f"the template's tool calls cannot be read back: it serves without tools only ({reading.calls})"
-        if not shown:
+        if not shows_tools:
             yield "the template does not show the tools to the model: describe them in a system message"
     if turns.template.forms.no_nulls:
         yield "the template leaves out arguments of calls that are null; what was sampled is kept"
@@ -150,51 +150,52 @@ def _remarks(turns: Turns, reading: ReadingProblems, shown: bool) -> Iterator[st
 
 def _thinks(template: Template) -> bool:
     """Whether the template writes the thoughts of an answer."""
-    said = {**SAYS, "reasoning_content": THOUGHT}
-    return THOUGHT in (template.try_render([*CASES[0].messages[:1], said]) or "")
+    answer = {**SAYS, "reasoning_content": THOUGHT}
+    return THOUGHT in (template.try_render([*CASES[0].messages[:1], answer]) or "")
 
 
-def _certify(turns: Turns, case: Case, found: _Findings, renders: _Renders) -> None:
-    if not all(found.capabilities.get(name, False) for name in case.needs):
+def _certify(turns: Turns, case: Case, findings: _Findings, renders: _Renders) -> None:
+    if not all(findings.capabilities.get(name, False) for name in case.needs):
         return
     case = replace(case, messages=tuple(turns.template.identified(case.messages)))
-    if case.capability and not _carries(turns, case, case.capability, found):
+    if case.capability and not _carries(turns, case, case.capability, findings):
         return
-    departures = _walk(turns, case, renders, shows_results=found.capabilities.get("tool_results", True))
+    departures = _walk(turns, case, renders, shows_results=findings.capabilities.get("tool_results", True))
     if departures:
-        found.departures.append(f"{case.name}: {departures[0]}")
+        findings.departures.append(f"{case.name}: {departures[0]}")
     else:
-        found.proved.append(case.name)
+        findings.proved.append(case.name)
 
 
-def _carries(turns: Turns, case: Case, capability: str, found: _Findings) -> bool:
+def _carries(turns: Turns, case: Case, capability: str, findings: _Findings) -> bool:
     """Whether the template writes everything in the case. The result is added to the findings."""
     text = turns.template.try_render(case.messages, generation_prompt=True)
-    carried = text is not None and all(part in text for part in case.says) and found.capabilities.get(capability, True)
-    found.capabilities[capability] = carried
+    earlier = findings.capabilities.get(capability, True)
+    carried = text is not None and all(part in text for part in case.says) and earlier
+    findings.capabilities[capability] = carried
     if not carried and text is not None and capability == "tool_results" and turns.profile.called is not None:
-        found.departures.append(f"{case.name}: the template leaves the result out")
+        findings.departures.append(f"{case.name}: the template leaves the result out")
     return carried
 
 
 def _walk(turns: Turns, case: Case, renders: _Renders, shows_results: bool) -> list[str]:
-    """The departures of the case, if any. Raises TemplateError at the first bridge that is wrong."""
+    """The departures of the case, if any. Raises TemplateError at the first wrong bridge."""
     template, messages, departures = turns.template, case.messages, list[str]()
-    at = _next_turn(messages, 0)
-    prompt = template.render(messages[:at], generation_prompt=True)
-    _check_all_is_said(template, case, messages[:at], prompt, shows_results)
-    tokens = renders.full(case, at)
-    while at < len(messages):
-        sampled = renders.sampled(case, at)
-        end = _next_turn(messages, at + 1)
-        new = messages[at + 1 : end]
-        bridge = turns.bridge(messages[: at + 1], _action(messages[at], sampled), new).tokens
+    index = _next_turn(messages, 0)
+    prompt = template.render(messages[:index], generation_prompt=True)
+    _check_all_is_said(template, case, messages[:index], prompt, shows_results)
+    tokens = renders.full(case, index)
+    while index < len(messages):
+        sampled = renders.sampled(case, index)
+        end = _next_turn(messages, index + 1)
+        new = messages[index + 1 : end]
+        bridge = turns.bridge(messages[: index + 1], _action(messages[index], sampled), new).tokens
         _check_all_is_said(template, case, new, template.decode(bridge), shows_results)
         tokens = [*tokens, *sampled, *bridge]
         full = renders.full(case, end)
         if tokens != full:
-            _check_header(template, case, at, sampled)
-            _compare(turns, case, at, messages[at + 1 : end], sampled, bridge, full)
+            _check_header(template, case, index, sampled)
+            _compare(turns, case, index, messages[index + 1 : end], sampled, bridge, full)
             ours, theirs = _parting(template, tokens, full)
             departures.append(f"kept as sampled {ours!r} where the full render has {theirs!r}")
         if template.tells_time:
@@ -202,29 +203,29 @@ def _walk(turns: Turns, case: Case, renders: _Renders, shows_results: bool) -> l
                 later = template.encode(template.render(messages[:end], generation_prompt=True))
             if later[len(later) - len(bridge) :] != list(bridge):
                 departures.append("the text after a turn holds the date or time, and stays as it was first written")
-        at = end
+        index = end
     return departures
 
 
 def _check_all_is_said(template: Template, case: Case, new: Sequence[Message], text: str, shows_results: bool) -> None:
-    """Raise if a part of a message is lost: the model cannot learn to use what it never sees."""
+    """Raise if a part of a message is lost: the model cannot learn to use an unseen text."""
     for message in new:
-        if not _shown(message["content"], text) and (shows_results or message["role"] != "tool"):
+        if not _has_words(message["content"], text) and (shows_results or message["role"] != "tool"):
             raise TemplateError(
                 f"the chat template of {template.name} leaves out a part of a message of the {message['role']}: "
                 f"{case.name}: {message['content']!r} is written as {text[-200:]!r}"
             )
 
 
-def _check_header(template: Template, case: Case, at: int, sampled: Sequence[int]) -> None:
-    """Raise if a sampled turn begins with the header of a turn, which its prompt has written already.
+def _check_header(template: Template, case: Case, index: int, sampled: Sequence[int]) -> None:
+    """Raise if a sampled turn begins with the header of a turn, although the prompt has written the header already.
 
     The bridge may still be right, but a model trained on the turn would learn to write its header.
     """
-    turn, asked = case.messages[at], re.findall(r"\w+", case.messages[at - 1]["content"])[-1]
-    header = _between(template.render(case.messages[:at], generation_prompt=True), asked, ())
+    turn, last_word = case.messages[index], re.findall(r"\w+", case.messages[index - 1]["content"])[-1]
+    header = _between(template.render(case.messages[:index], generation_prompt=True), last_word, ())
     ours = _between(template.decode(sampled), "", _words(turn))
-    theirs = _between(template.render(case.messages[: at + 1]), asked, _words(turn))
+    theirs = _between(template.render(case.messages[: index + 1]), last_word, _words(turn))
     markers = {template.decode([token]) for token in template.encode(header) if token in template.special_ids}
     for marker in markers:
         if marker in ours and (header + ours).count(marker) > theirs.count(marker):
@@ -236,27 +237,27 @@ def _check_header(template: Template, case: Case, at: int, sampled: Sequence[int
 
 
 def _between(text: str, before: str, words: Collection[str]) -> str:
-    """The text after the last `before`, up to the first of the words; all of it without words."""
-    behind = text.rpartition(before)[2] if before else text
-    return behind[: min((m.start() for m in re.finditer(r"\w+", behind) if m.group() in words), default=len(behind))]
+    """The text after the last `before`, up to the first of the words. Without words: all of the text."""
+    rest = text.rpartition(before)[2] if before else text
+    return rest[: min((m.start() for m in re.finditer(r"\w+", rest) if m.group() in words), default=len(rest))]
 
 
 def _words(turn: Message) -> set[str]:
     """The content, thoughts and questions of a turn, in words."""
-    asked = [call["function"]["arguments"] for call in turn.get("tool_calls", ())]
-    return set(re.findall(r"\w{2,}", f"{turn['content']} {turn.get('reasoning_content', '')} {asked}"))
+    arguments = [call["function"]["arguments"] for call in turn.get("tool_calls", ())]
+    return set(re.findall(r"\w{2,}", f"{turn['content']} {turn.get('reasoning_content', '')} {arguments}"))
 
 
 def _compare(
     turns: Turns,
     case: Case,
-    at: int,
+    index: int,
     new: Sequence[Message],
     sampled: Sequence[int],
     bridge: Sequence[int],
     full: Sequence[int],
 ) -> None:
-    """Raise unless the full render ends with the bridge, and what precedes it ends as the sampled turn does.
+    """Raise unless the full render ends with the bridge, and the text before the bridge ends like the sampled turn.
 
     The template may leave out the turn's stop token, or the whole turn: the sampled tokens are kept anyway.
     """
@@ -264,13 +265,15 @@ def _compare(
     ours, theirs = _parting(template, bridge, full[len(full) - len(bridge) :])
     if list(full[len(full) - len(bridge) :]) == list(bridge):
         before = template.decode(full[: len(full) - len(bridge)])
-        prompt = template.render(case.messages[:at], generation_prompt=True)
+        prompt = template.render(case.messages[:index], generation_prompt=True)
         before = before[len(shared(before, prompt)) :]
-        turn = case.messages[at]
+        turn = case.messages[index]
         ours, theirs = _ending(turn, template.decode(sampled), before)
-        lost = [m for m in new if not _shown(m["content"], template.decode(bridge)) and _shown(m["content"], before)]
+        lost = [
+            m for m in new if not _has_words(m["content"], template.decode(bridge)) and _has_words(m["content"], before)
+        ]
         closes = [
-            close.stop for close in (turns.profile.said, turns.profile.called) if close is not None and close.stop
+            close.stop for close in (turns.profile.answer, turns.profile.called) if close is not None and close.stop
         ]
         stops = [template.decode([token]) for token in (sampled[-1], *turns.profile.stop_token_ids)] + closes
         if not lost and (_same_end(ours, theirs, stops) or _differs_by_id(turn, ours, theirs)):
@@ -283,33 +286,35 @@ def _compare(
 
 
 def _same_end(ours: str, theirs: str, stops: Sequence[str]) -> bool:
-    """Whether both turns end alike but for the stop token and the space before it, or with the sampled stop token."""
-    left, right = ({side.removesuffix(stop).rstrip() for stop in ("", *stops)} for side in (ours, theirs))
+    """Whether both turns end alike except for the stop token and the space before, or with the sampled stop token."""
+    our_ends, their_ends = ({side.removesuffix(stop).rstrip() for stop in ("", *stops)} for side in (ours, theirs))
     sampled = stops[0]
-    return not left.isdisjoint(right) or (theirs.endswith(sampled) and theirs.count(sampled) == ours.count(sampled))
+    return not our_ends.isdisjoint(their_ends) or (
+        theirs.endswith(sampled) and theirs.count(sampled) == ours.count(sampled)
+    )
 
 
 def _differs_by_id(turn: Message, ours: str, theirs: str) -> bool:
     """Whether only history shows a call's id: the sampled turn ends with the text that follows the id in history."""
     ids = [call["id"] for call in turn.get("tool_calls", ())]
-    shown = next((call_id for call_id in reversed(ids) if call_id in theirs and call_id not in ours), None)
-    behind = theirs.rpartition(shown)[2].lstrip("\"' ") if shown else ""
-    return bool(behind.strip()) and ours.endswith(behind)
+    history_id = next((call_id for call_id in reversed(ids) if call_id in theirs and call_id not in ours), None)
+    rest = theirs.rpartition(history_id)[2].lstrip("\"' ") if history_id else ""
+    return bool(rest.strip()) and ours.endswith(rest)
 
 
-def _shown(content: str, text: str) -> bool:
+def _has_words(content: str, text: str) -> bool:
     return all(word in text for word in re.findall(r"\w+", content))
 
 
-def _ending(turn: Message, sampled: str, shown: str) -> tuple[str, str]:
-    """The text after the turn's last surviving word, as sampled and as the template shows it."""
+def _ending(turn: Message, sampled: str, rendered: str) -> tuple[str, str]:
+    """The text after the turn's last surviving word, as sampled and as in the template's text."""
     words = _words({**turn, "reasoning_content": ""})
-    ends = [{m.group(): m.end() for m in re.finditer(r"\w+", side)} for side in (sampled, shown)]
+    ends = [{m.group(): m.end() for m in re.finditer(r"\w+", side)} for side in (sampled, rendered)]
     survived = words.intersection(*ends)
     if not survived:
         return "", ""
     last = max(survived, key=ends[0].__getitem__)
-    return sampled[ends[0][last] :], shown[ends[1][last] :]
+    return sampled[ends[0][last] :], rendered[ends[1][last] :]
 
 
 def _next_turn(messages: Sequence[Message], start: int) -> int:
@@ -329,5 +334,5 @@ def _parting(template: Template, ours: Sequence[int], theirs: Sequence[int]) -> 
     """Both sides as text, from shortly before the first difference."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     part = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
-    left, right = (template.decode(side[max(0, part - 4) : part + 12]) for side in (ours, theirs))
-    return left.strip("\ufffd"), right.strip("\ufffd")
+    our_text, their_text = (template.decode(side[max(0, part - 4) : part + 12]) for side in (ours, theirs))
+    return our_text.strip("\ufffd"), their_text.strip("\ufffd")

@@ -1,14 +1,14 @@
-"""Which earlier messages the text after a turn depends on.
+"""The earlier messages on which the text after a turn depends.
 
 Some templates look for a switch such as `/no_think` in any message, count failed results, or ask for the time. The
-template is rendered with symbols in place of earlier texts and ids (`symbols`), so each of its questions about them is
-known. Then texts that answer otherwise are rendered too. A text that cannot be followed counts as one that matters.
+template is rendered with symbols in place of earlier texts and ids (`symbols`), so each question about a text is known.
+Then texts with other answers are rendered too. An untraceable text counts as a dependence.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from agentrl.render.turns import Turns
 from agentrl.types import Message, ToolCall
 
 ROLES = ("system", "users", "results", "ids", "turns", "clock")
-"""Everything that the text after a turn may depend on, in the order of a certificate."""
+"""All possible dependences of the text after a turn, in the order of a certificate."""
 _WHOLE = frozenset(ROLES) - {"system", "clock"}
 _REFUSED = (TemplateError, *RENDER_ERRORS)
 
@@ -33,18 +33,18 @@ _TOOLS = ("SUCTCTCTCTC", "SUCTAUCTCTAUA", "SUC", "SUCTC", "SUCTA", "SUCTCTCTCTCT
 """Histories: a system message, users, answers, calls and results (T). The last letter is the sampled turn."""
 _TRACED = ("SUAUAUAUA", "SUCTCTCTCTC", "SUCTAUCTCTAUA")
 _MOST, _DEEPEST = 120, 2
-"""How many texts of a history are tried, and how many questions are answered otherwise at once."""
+"""The limit of tried texts of a history, and the limit of questions with another answer at once."""
 _THOUGHTS: Sequence[Mapping[str, str]] = (
     {"reasoning_content": "thought"},
     {"content": "<think>\nthought\n</think>\n\nfine"},
     {"content": "no"},
 )
-"""Other turns than the probe's, for a template that reads turns."""
+"""Turns unlike the probe's, for a template that reads turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """What the text after a turn depends on, and the context in which every bridge of the probes is right."""
+    """The dependences of the text after a turn, and the context in which every bridge of the probes is right."""
 
     on: frozenset[str]
     context: Context
@@ -52,13 +52,13 @@ class Dependence:
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """A conversation up to the sampled turn. Its texts and ids are numbered."""
+    """A conversation up to the sampled turn. Texts and ids are numbered."""
 
     letters: str
     named: bool
     """Whether ids contain the names of their calls."""
     roles: tuple[str, ...] = field(init=False)
-    """The role of each text or id. It is empty for the ids of the sampled turn, which a bridge always has."""
+    """The role of each text or id. Empty for the ids of the sampled turn: a bridge always has these ids."""
 
     def __post_init__(self) -> None:
         roles = [{"S": "system", "U": "users", "T": "results", "C": "ids"}.get(letter, "") for letter in self.letters]
@@ -66,7 +66,7 @@ class _History:
         object.__setattr__(self, "roles", (*roles[:-1], last))
 
     def values(self) -> list[str]:
-        """Texts and ids that switch nothing. Turns have one too, which is not used."""
+        """Texts and ids without a switch. Turns have a text too, which is not used."""
         return [
             (named_id("lookup", i) if self.named else f"call{i:05}") if letter == "C" else f"alpha{i}"
             for i, letter in enumerate(self.letters)
@@ -74,17 +74,17 @@ class _History:
 
     def messages(self, values: Sequence[str]) -> tuple[list[Message], list[ToolCall], list[Message]]:
         """The messages before the turn, its calls, and the messages after it."""
-        before, asked = list[Message](), ToolCall("", "lookup", {})
+        before, call = list[Message](), ToolCall("", "lookup", {})
         for letter, value in zip(self.letters, values, strict=True):
             if letter == "C":
-                asked = ToolCall(value, "lookup", {})
-                before.append(assistant("", ["x"], [asked]))
+                call = ToolCall(value, "lookup", {})
+                before.append(assistant("", ["x"], [call]))
             elif letter == "T":
-                before.append(_result(asked, value))
+                before.append(_result(call, value))
             else:
-                before.append(_said(letter, value))
+                before.append(_message(letter, value))
         if self.letters[-1] == "C":
-            return before[:-1], [asked], [_result(asked, "alpha")]
+            return before[:-1], [call], [_result(call, "alpha")]
         return before[:-1], [], [{"role": "user", "content": "alpha"}]
 
 
@@ -92,7 +92,7 @@ def _result(call: ToolCall, content: str) -> Message:
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
 
 
-def _said(letter: str, content: str) -> Message:
+def _message(letter: str, content: str) -> Message:
     role = {"S": "system", "U": "user"}.get(letter)
     return {"role": role, "content": content} if role else assistant("fine")
 
@@ -101,21 +101,21 @@ class _Traced(NamedTuple):
     text: str
     """The text after the turn."""
     roles: frozenset[str]
-    """Whose texts it contains."""
+    """The roles with texts in `text`."""
     guards: Sequence[Guard]
 
 
 @dataclass(slots=True)
 class _Search:
-    """The search of one history for texts that change what follows the turn."""
+    """The search in a history for texts that change the text after the turn."""
 
     turns: Turns
     history: _History
     symbolic: frozenset[str]
-    """The roles whose texts are symbols."""
+    """The roles with symbols as texts."""
     on: set[str] = field(default_factory=set)
     changing: list[list[str]] = field(default_factory=list)
-    """Texts with which something else follows the turn."""
+    """Texts that change the text after the turn."""
 
     def run(self) -> None:
         """Raises UntraceableError if the template cannot be followed at all."""
@@ -147,14 +147,10 @@ class _Search:
                     waiting.append((others, depth + 1))
 
     def _others(self, guards: Iterable[Guard], values: Sequence[str], depth: int) -> Iterator[list[str]]:
-        """The values with texts that answer the questions otherwise: in the first message of a role, in the first two
-        and so on, in all, and in the last."""
-        questions = dict[str, tuple[str, Guard]]()
-        for guard in guards:
-            role = self.history.roles[guard.hole.key] if guard.hole.key >= 0 else ""
-            if role in self.symbolic:
-                questions.setdefault(f"{role} {guard.hole.changes} {guard.function} {guard.args}", (role, guard))
-        for role, guard in questions.values() if depth < _DEEPEST else ():
+        """The values with texts that change the answers: in the first message of a role, in the first two and so on, in
+        all messages of the role, and in the last.
+        """
+        for role, guard in self._questions(guards) if depth < _DEEPEST else ():
             places = [i for i, other in enumerate(self.history.roles) if other == role]
             counts = range(1, len(places)) if depth == 0 else ()
             texts = _other_texts(guard, values)
@@ -164,6 +160,15 @@ class _Search:
             for number, text in enumerate(texts):
                 for which in chosen if number == 0 else chosen[:1]:
                     yield [text(value) if i in which else value for i, value in enumerate(values)]
+
+    def _questions(self, guards: Iterable[Guard]) -> Collection[tuple[str, Guard]]:
+        """Each different question about the texts of a symbolic role, with the role."""
+        questions = dict[str, tuple[str, Guard]]()
+        for guard in guards:
+            role = self.history.roles[guard.hole.key] if guard.hole.key >= 0 else ""
+            if role in self.symbolic:
+                questions.setdefault(f"{role} {guard.hole.changes} {guard.function} {guard.args}", (role, guard))
+        return questions.values()
 
     def _traced(self, values: Sequence[str]) -> _Traced:
         history, template, profile = self.history, self.turns.template, self.turns.profile
@@ -189,17 +194,17 @@ def _value(hole: Hole, values: Sequence[str]) -> str:
 
 
 def _after_turn(parts: Sequence[Part]) -> list[Part]:
-    """What is after the last sentinel of the turn."""
+    """The parts after the last sentinel of the turn."""
     texts = [part if isinstance(part, str) else "" for part in parts]
     word = ASKED if any(ASKED in text for text in texts) else SAID
-    at = max((i for i, text in enumerate(texts) if word in text), default=-1)
-    if at < 0:
+    index = max((i for i, text in enumerate(texts) if word in text), default=-1)
+    if index < 0:
         raise UntraceableError("it drops the turn")
-    return [texts[at].rpartition(word)[2], *parts[at + 1 :]]
+    return [texts[index].rpartition(word)[2], *parts[index + 1 :]]
 
 
 def _other_texts(guard: Guard, values: Sequence[str]) -> list[Callable[[str], str]]:
-    """Changes of a text after which the question has another answer: at most two, or more if a number is asked for."""
+    """Changes of a text that change the answer: at most two, or four for a question about a number."""
     words = [word for arg in guard.args for word in ((arg,) if isinstance(arg, str) else _strings(arg)) if word]
     around: list[Callable[[str], str]] = [
         change
@@ -237,7 +242,7 @@ def _answers_otherwise(guard: Guard, values: Sequence[str], change: Callable[[st
 
 
 def dependence_of(turns: Turns, capabilities: Mapping[str, bool]) -> Dependence:
-    """Find out what the text after a turn depends on, and the cheapest context with which bridges are right."""
+    """The dependences of the text after a turn, and the cheapest context with right bridges."""
     results = capabilities.get("tool_results", False)
     histories = [
         _History(letters if capabilities.get("system", False) else letters[1:], turns.template.forms.name_in_id)
@@ -287,15 +292,15 @@ def _tail_of(turns: Turns, before: Sequence[Message], calls: Sequence[ToolCall],
 
 
 def _is_right(turns: Turns, history: _History, values: Sequence[str]) -> bool:
-    """Whether the context gives what the whole history gives; also if the template refuses the history."""
+    """Whether the context and the whole history give the same text; true if the template refuses the history."""
     before, calls, new = history.messages(values)
     turn = assistant("fine", ["x"] * len(calls), calls)
-    written = _tail_of(turns, whole([*before, turn]), calls, new)
-    return written is None or written == _tail_of(turns, turns.context.before([*before, turn]), calls, new)
+    expected = _tail_of(turns, whole([*before, turn]), calls, new)
+    return expected is None or expected == _tail_of(turns, turns.context.before([*before, turn]), calls, new)
 
 
 def _counted(turns: Turns, history: _History) -> set[str]:
-    """What the number of messages decides."""
+    """ "results" or "users" if the number of such messages changes the text after the turn, else no role."""
     turns = replace(turns, context=Context()) if turns.context.whole else turns
     if _is_right(turns, history, history.values()):
         return set()
@@ -303,7 +308,7 @@ def _counted(turns: Turns, history: _History) -> set[str]:
 
 
 def _read_turns(turns: Turns, history: _History) -> set[str]:
-    """Whether the text of earlier turns matters."""
+    """ "turns" if the text of earlier turns changes the text after the turn."""
     before, calls, new = history.messages(history.values())
     usual = _tail_of(turns, [*before], calls, new)
     for change in _THOUGHTS if any(letter in "AC" for letter in history.letters[:-1]) else ():
@@ -314,7 +319,7 @@ def _read_turns(turns: Turns, history: _History) -> set[str]:
 
 
 def _tells_time(turns: Turns, history: _History) -> bool:
-    """Whether the text after a turn is another one on another day."""
+    """Whether the text after a turn depends on the day."""
     before, calls, new = history.messages(history.values())
     usual = _tail_of(turns, before or [QUESTION], calls, new)
     with at_moment(ANOTHER_DAY):

@@ -1,4 +1,4 @@
-"""Calls as models write them when they depart from their template: a key before the name, no id, a lost close."""
+"""Calls as models write calls, unlike their template: a key before the name, no id, a lost close."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from agentrl.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """A turn with one call. If it is not `sound` it may be malformed, but it must never be read as another call."""
+    """A turn with a call. If the turn is not `sound`, the call may be malformed, but must never be read as a different
+    call.
+    """
 
-    what: str
+    change: str
     text: str
     sound: bool = True
 
 
 def variations(block: Block, message: Message, text: str) -> Iterator[Variation]:
-    """The turn `text` of a message with one call, written differently."""
+    """The turn `text` of a message with a single call, in other spellings."""
     (call,) = message["tool_calls"]
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     if isinstance(block.calls, JsonCalls):
@@ -40,11 +42,11 @@ def variations(block: Block, message: Message, text: str) -> Iterator[Variation]
 
 
 def _with_type(text: str, name: str) -> str:
-    """With a first key in the innermost object that holds the name."""
-    at = text.rfind("{", 0, text.find(f'"{name}"') + 1)
-    value, _ = json_at(text, at) if at >= 0 else (None, 0)
+    """The text with a first key in the innermost object around the name."""
+    offset = text.rfind("{", 0, text.find(f'"{name}"') + 1)
+    value, _ = json_at(text, offset) if offset >= 0 else (None, 0)
     is_call = isinstance(value, dict) and name in value.values()
-    return f'{text[:at]}{{"type": "function", {text[at + 1 :]}' if is_call else text
+    return f'{text[:offset]}{{"type": "function", {text[offset + 1 :]}' if is_call else text
 
 
 def _without_id(block: Block, text: str, call_id: str) -> str:
@@ -56,13 +58,13 @@ def _without_id(block: Block, text: str, call_id: str) -> str:
     if ID in calls.open:
         return text.replace(call_id, "", 1)
     parts = [piece for piece in pieces(calls.between) if not piece.isspace()]
-    at = parts.index(ID) if ID in parts else 0
-    marked = re.escape(parts[at - 1]) if at else "(?!)"
-    return re.sub(rf"{marked}\s*{re.escape(call_id)}", "", text, count=1) if parts[at + 1 :] else text
+    index = parts.index(ID) if ID in parts else 0
+    marked = re.escape(parts[index - 1]) if index else "(?!)"
+    return re.sub(rf"{marked}\s*{re.escape(call_id)}", "", text, count=1) if parts[index + 1 :] else text
 
 
 def _without_close(block: Block, text: str, key: str, value: str) -> str:
-    """Without the end of the first argument, whose value is this text."""
+    """The text without the end of the first argument, which has this value."""
     spelling = block.calls.arguments if isinstance(block.calls, NamedCalls) else None
     if isinstance(spelling, AsPairs):
         close = loose(spelling.close)

@@ -1,4 +1,4 @@
-"""Everything that is learned about a template before an episode: once without tools, once with one."""
+"""The learned facts and the proofs of a template before an episode: once without tools, once with a tool."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A template that is ready for use: what was learned of it, and what was proved."""
+    """A template that is ready for use: the learned facts and the proofs."""
 
     turns: Turns
     parser: Parser
     certificate: Certificate
     refuses_tools: str = ""
-    """Why no tools can be offered; empty if they can."""
+    """The reason why no tools can be offered. Empty if tools can be offered."""
     memo: MemoState = field(default_factory=MemoState)
     watch: Watch = field(default_factory=Watch)
 
@@ -53,17 +53,17 @@ _WITHOUT: Cache[Proof] = Cache(_KEPT)
 
 
 def proof_of(template: Template, tokenizer: str) -> Proof:
-    """Prove what will be served: with tools if there are any. `tokenizer` distinguishes the tokenizer from others.
+    """Prove the template as served: with tools if there are any. `tokenizer` distinguishes the tokenizer.
 
-    Without tools the certificate covers both. Raises TemplateError if the template cannot be served.
+    Without tools the certificate covers both uses. Raises TemplateError if the template cannot be served.
     """
     key = key_of(tokenizer, template.source, template.kwargs)
-    found = _WITH_TOOLS.get(key, lambda: _tried(template.bind([TOOL])))
+    with_tools = _WITH_TOOLS.get(key, lambda: _tried(template.bind([TOOL])))
     if not template.tools:
-        return _WITHOUT.get(key, lambda: _without_tools(template, found))
-    if isinstance(found, TemplateError):
-        raise found
-    return found
+        return _WITHOUT.get(key, lambda: _without_tools(template, with_tools))
+    if isinstance(with_tools, TemplateError):
+        raise with_tools
+    return with_tools
 
 
 def _tried(template: Template) -> Proof | TemplateError:
@@ -94,9 +94,9 @@ def _without_tools(template: Template, with_tools: Proof | TemplateError) -> Pro
 
 
 def _both(without: Certificate, with_tools: Certificate) -> Certificate:
-    """The certificate for both proofs: what either proved, and the departures of both."""
-    own = [departure for departure in without.departures if departure not in with_tools.departures]
-    departures = (*with_tools.departures, *(f"without tools: {departure}" for departure in own))
+    """The certificate for both proofs: the cases proved without departures, and the departures of both proofs."""
+    without_only = [departure for departure in without.departures if departure not in with_tools.departures]
+    departures = (*with_tools.departures, *(f"without tools: {departure}" for departure in without_only))
     departed = {departure.partition(":")[0] for departure in without.departures}
     return replace(
         with_tools,
@@ -122,7 +122,7 @@ _OF_CALLS = ("calls", "tools", "parallel_calls", "tool_results", "orphan_tool", 
 
 
 def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = True) -> Proof:
-    """Learn the template and prove what was learned. Without `calls`, leave out what only a model with tools writes."""
+    """Learn the template and prove the learned facts. Without `calls`, leave out the turns of a model with tools."""
     with at_moment(PROBED):
         return _proved(detect_message_form(template) if calls else with_reasoning(template), learnt, calls=calls)
 
@@ -156,14 +156,14 @@ def _call_ends(turns: Turns) -> frozenset[int]:
         return frozenset()
     turn = assistant(SAID if profile.calls_need_content else "", [ASKED])
     called = behind(template.render([QUESTION, turn]), [ASKED])
-    answered = behind(template.render([QUESTION, assistant(SAID)]), [SAID]) + profile.said.stop
-    answered += profile.said.sampled_stop
+    answered = behind(template.render([QUESTION, assistant(SAID)]), [SAID]) + profile.answer.stop
+    answered += profile.answer.sampled_stop
     texts = {token: template.decode([token]) for token in profile.stop_token_ids}
     return frozenset(token for token, text in texts.items() if text in called and text not in answered)
 
 
 def _block(turns: Turns) -> Block | None:
-    """How the template spells calls; None if they cannot be read back."""
+    """The template's spelling of calls. None if calls cannot be read back."""
     profile = turns.profile
     if profile.called is None:
         return conventional(turns.template)
@@ -176,16 +176,16 @@ def _block(turns: Turns) -> Block | None:
     prompt = turns.template.render([QUESTION], generation_prompt=True).removeprefix(bare)
     content = SAID if profile.calls_need_content else ""
     block = derive(turns.template, sampled, profile.parallel_calls, content, prompt)
-    said = _said_first(turns)
-    if block is None or not said:
+    turn = _text_then_call(turns)
+    if block is None or not turn:
         return block
-    opened = None if block.lead else block.find(Lexer(turns.template, block.markers)(turns.template.encode(said)), 0)
-    if opened is not None and opened < said.index(SAID):  # the content is within the opening
+    opened = None if block.lead else block.find(Lexer(turns.template, block.markers)(turns.template.encode(turn)), 0)
+    if opened is not None and opened < turn.index(SAID):  # the content is within the opening
         block = derive(turns.template, sampled, profile.parallel_calls, SAID, prompt) or block
     return replace(block, behind_text=True)
 
 
-def _said_first(turns: Turns) -> str:
+def _text_then_call(turns: Turns) -> str:
     """A turn with content before its call. Empty if the template writes no such turn."""
     try:
         turn = turns.sampled(assistant(SAID, [ASKED]))
@@ -195,15 +195,17 @@ def _said_first(turns: Turns) -> str:
 
 
 def _unread(turns: Turns) -> str:
-    known = known_calls(1, SAID if turns.profile.calls_need_content else "", turns.template.forms)[0]
+    turn = known_calls(1, SAID if turns.profile.calls_need_content else "", turns.template.forms)[0]
     try:
-        return turns.sampled(known.message)
+        return turns.sampled(turn.message)
     except TemplateError as exc:
         return str(exc)
 
 
 def hint_of(template: Template) -> str:
-    """What would make the template write its tools: the fewest of `_REMEDIES` that help; empty if none do."""
+    """A hint that would make the template write its tools: the fewest of `_REMEDIES` that help. Empty if no remedy
+    helps.
+    """
     for count in range(1, len(_REMEDIES) + 1):
         for remedies in combinations(_REMEDIES, count):
             tools = [_repaired(tool, remedies) for tool in template.tools]
@@ -214,11 +216,11 @@ def hint_of(template: Template) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Remedy:
-    """Schema keys that a template may require and that others write without."""
+    """Schema keys that a template may require, although schemas are valid without the keys."""
 
     wants: str
     add: Callable[[dict[str, Any]], dict[str, Any]]
-    """The keys to add to one schema; those of its parts are already added."""
+    """The keys to add to a schema. The parts of the schema have the keys already."""
 
 
 def _additional(schema: dict[str, Any]) -> dict[str, Any]:
@@ -251,13 +253,13 @@ _REMEDIES = (
 
 
 def _repaired(schema: Any, remedies: Sequence[_Remedy]) -> Any:
-    """The schema, and every schema in it, with what the remedies add."""
+    """The schema, and every schema within, with the keys of the remedies."""
     if isinstance(schema, list | tuple):
         return [_repaired(item, remedies) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: _repaired(value, remedies) for key, value in schema.items()}
+    repaired = {key: _repaired(value, remedies) for key, value in schema.items()}
     for remedy in remedies:
-        added = remedy.add(made)
-        made |= {key: value for key, value in added.items() if key == "properties" or key not in made}
-    return made
+        added = remedy.add(repaired)
+        repaired |= {key: value for key, value in added.items() if key == "properties" or key not in repaired}
+    return repaired

@@ -1,4 +1,4 @@
-"""Whether what a template writes is read back: content, thoughts and questions of a turn, each unchanged."""
+"""Whether the template's turns are read back: content, thoughts and questions of a turn, each unchanged."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ class ReadingProblems:
     """Problems with reading the template's own turns."""
 
     answers: str = ""
-    """Why the template cannot be used at all: an answer or a thought is read back as something else."""
+    """The reason why the template cannot be used at all: an answer or a thought is misread."""
     calls: str = ""
-    """Why tools cannot be offered; empty if they can."""
+    """The reason why tools cannot be offered. Empty if tools can be offered."""
     beside_text: str = ""
-    """Why a call is not read if the turn has content too."""
+    """The reason why a call is not read if the turn has content too."""
     freely: str = ""
-    """Why a call is not read as models write it, though it is read as the template writes it."""
+    """The reason why a call in a model's spelling is not read, although the template's spelling is read."""
 
 
 def read_back(turns: Turns, parser: Parser) -> ReadingProblems:
     """Read every turn of `READ`."""
-    found = ReadingProblems()
+    problems = ReadingProblems()
     parser = parser.bind([{"name": name, "parameters": ask_parameters()} for name in ("lookup", "seek_2")])
     thinking = turns.profile.thinking.left_open(turns.template.render([QUESTION], generation_prompt=True)[-2000:])
     for message in (_carried(message, turns.template.forms) for message in READ):
         if not message.get("tool_calls"):
-            _read_answer(found, turns, parser, message, thinking)
-        elif _writes(turns, message) and not found.calls and (wrong := _wrong(turns, parser, message, thinking)):
+            _read_answer(problems, turns, parser, message, thinking)
+        elif _writes(turns, message) and not problems.calls and (wrong := _wrong(turns, parser, message, thinking)):
             if message["content"]:
-                found.beside_text = wrong
+                problems.beside_text = wrong
             else:
-                found.calls = wrong
-    if not found.calls and _writes(turns, FREELY):
-        _read_freely(found, turns, parser, _carried(FREELY, turns.template.forms), thinking)
-    return found
+                problems.calls = wrong
+    if not problems.calls and _writes(turns, FREELY):
+        _read_freely(problems, turns, parser, _carried(FREELY, turns.template.forms), thinking)
+    return problems
 
 
-def _read_freely(found: ReadingProblems, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
-    """Read a call as models write it. If it is read as another call, tools are refused."""
+def _read_freely(problems: ReadingProblems, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
+    """Read a call in a model's spellings. If the call is read as a different call, tools are refused."""
     try:
         text = turns.sampled(message)
     except TemplateError:
@@ -58,21 +58,21 @@ def _read_freely(found: ReadingProblems, turns: Turns, parser: Parser, message: 
         if not variation.sound and action.calls and all(call.error for call in action.calls):
             continue
         if wrong := _misread_calls(message, action, variation.text):
-            wrong = f"{wrong}, {variation.what}, in {variation.text[:200]!r}"
+            wrong = f"{wrong}, {variation.change}, in {variation.text[:200]!r}"
             if variation.sound:
-                found.freely = found.freely or wrong
+                problems.freely = problems.freely or wrong
             else:
-                found.calls = wrong
+                problems.calls = wrong
 
 
-def _read_answer(found: ReadingProblems, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
+def _read_answer(problems: ReadingProblems, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
     wrong = _wrong(turns, parser, message, thinking)
     if wrong is None:
         return
     if parser.block is not None and _wrong(turns, parser.without_calls(), message, thinking) is None:
-        found.calls = found.calls or wrong  # the content is taken for a call
+        problems.calls = problems.calls or wrong  # the content is taken for a call
     else:
-        found.answers = found.answers or wrong
+        problems.answers = problems.answers or wrong
 
 
 def _writes(turns: Turns, message: Message) -> bool:
@@ -85,13 +85,15 @@ def _carried(message: Message, forms: Forms) -> Message:
     if not (forms.no_nulls and message.get("tool_calls")):
         return message
     functions = [call["function"] for call in message["tool_calls"]]
-    said = [{**function, "arguments": forms.said(function["arguments"])} for function in functions]
-    calls = [{**call, "function": function} for call, function in zip(message["tool_calls"], said, strict=True)]
+    reduced = [{**function, "arguments": forms.writable(function["arguments"])} for function in functions]
+    calls = [{**call, "function": function} for call, function in zip(message["tool_calls"], reduced, strict=True)]
     return {**message, "tool_calls": calls}
 
 
 def _wrong(turns: Turns, parser: Parser, message: Message, thinking: bool) -> str | None:
-    """The difference after a turn is written and read back. None if there is none, or if the turn cannot be written."""
+    """The difference after a turn is written and read back. None without a difference, or if the turn cannot be
+    written.
+    """
     try:
         text = turns.sampled(message)
     except TemplateError:
@@ -102,8 +104,8 @@ def _wrong(turns: Turns, parser: Parser, message: Message, thinking: bool) -> st
         return f"the stop token {turns.template.decode([inside])!r} is inside the turn {text[:200]!r}"
     action = parser(tokens, "stop", tokens[-1], thinking)
     for difference in (_left_out, _misread_calls, _misread_answer, _misread_thought, _misread_ids):
-        if what := difference(message, action, text):
-            return f"{what}, in {text[:200]!r}"
+        if problem := difference(message, action, text):
+            return f"{problem}, in {text[:200]!r}"
     return None
 
 
@@ -115,9 +117,9 @@ def _left_out(message: Message, action: Action, text: str) -> str | None:
 
 
 def _misread_calls(message: Message, action: Action, text: str) -> str | None:
-    asked = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+    expected = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
     read = [(call.name, call.arguments if call.error is None else call.error) for call in action.calls]
-    return f"the calls {asked!r} are read as {read!r}" if read != asked else None
+    return f"the calls {expected!r} are read as {read!r}" if read != expected else None
 
 
 def _misread_answer(message: Message, action: Action, text: str) -> str | None:
@@ -135,10 +137,10 @@ def _misread_thought(message: Message, action: Action, text: str) -> str | None:
 
 
 def _misread_ids(message: Message, action: Action, text: str) -> str | None:
-    """Which ids are read wrongly. An id that the template writes must not change, and no two calls may share one."""
+    """The wrongly read ids. An id in the template's text must not change, and no two calls may share an id."""
     ids = [call["id"] for call in message.get("tool_calls", ())]
-    made = [call.id for call in action.calls]
-    misplaced = any(ours in ids and ours != theirs for ours, theirs in zip(made, ids, strict=False))
-    if misplaced or len(set(made)) < len(made):
-        return f"calls with the ids {ids} are read with the ids {made}"
+    actual = [call.id for call in action.calls]
+    misplaced = any(ours in ids and ours != theirs for ours, theirs in zip(actual, ids, strict=False))
+    if misplaced or len(set(actual)) < len(actual):
+        return f"calls with the ids {ids} are read with the ids {actual}"
     return None

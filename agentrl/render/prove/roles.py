@@ -1,4 +1,4 @@
-"""Roles and positions that clients use and an Env does not: whether the template itself carries them."""
+"""Roles and positions that clients use and an Env does not: whether the template carries the messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TWICE: Sequence[Message] = ({"role": "user", "content": "zqrole3"}, {"role": "u
 def roles_carried(template: Template, *, results: bool) -> dict[str, bool]:
     """Whether the template writes instructions at unusual positions, and repeated user messages, in the right place.
 
-    A template that drops such a message gives no sign: so every message is a word, and all words are looked for.
+    A template gives no sign of a dropped message. So every message is a word, and the text must contain all words.
     """
     begins, answers = _says("user", 0), _says("assistant", 1)
     result = {"role": "tool", "tool_call_id": "call00000", "name": "lookup", "content": "result"}
@@ -36,7 +36,7 @@ def roles_carried(template: Template, *, results: bool) -> dict[str, bool]:
 
 
 def results_matched(turns: Turns) -> Literal["id", "place"]:
-    """Whether a result shows the id that the template also writes at its call; otherwise only its place counts."""
+    """ "id" if a result shows the same id as its call, else "place": the result is matched by its place."""
     calls = [ToolCall(f"zqrole00{i}", "lookup", {}) for i in range(2 if turns.profile.parallel_calls else 1)]
     if turns.template.forms.name_in_id:
         return "id"

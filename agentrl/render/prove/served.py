@@ -1,4 +1,4 @@
-"""How bridges are served: from the memo, where the load proves it, or by rendering each of them."""
+"""The source of bridges: the memo, where the load proves the memo, or a render of each bridge."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _TEXTS = (
     '{"a": "\\n\\"b\\"", "c": [1, null, true]}\n',
     "<think>x</think> <tool_call> </s> [/INST] é\u2028 <b>&'1' {{ x }} {% y %}",
 )
-"""Texts that templates trim, quote, escape, search or take for their own. An odd one may answer other questions."""
+"""Texts that templates trim, quote, escape, search or mistake for syntax. An odd text may answer other questions."""
 
 
 def bridges_served(turns: Turns, *, results: bool) -> tuple[dict[str, str], MemoState]:
     """For the answers of users and, with `results`, of tools: "memo", or "render: " and the reason.
 
-    And the state of a memo for this template: off if it made a wrong bridge.
+    Also the state of a memo for this template: off if the memo made a wrong bridge.
     """
     state = MemoState(every=1)
     served = {"user": _served(turns, 0, state)}
@@ -44,9 +44,9 @@ def _served(turns: Turns, calls: int, state: MemoState) -> str:
     memo, before = Memo(state), state.served
     turns = replace(turns, memo=memo)
     for number, text in enumerate(_TEXTS):
-        asked = [ToolCall(f"call{number:03}{i}x", "lookup", {}) for i in range(calls)]
+        tool_calls = [ToolCall(f"call{number:03}{i}x", "lookup", {}) for i in range(calls)]
         try:
-            turns.bridge(_HISTORY, _action(asked), _answer(text, asked))
+            turns.bridge(_HISTORY, _action(tool_calls), _answer(text, tool_calls))
         except TemplateError as exc:
             return f"render: {exc}"
     return MEMO if state.served > before else f"render: {memo.reason}"

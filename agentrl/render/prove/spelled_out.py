@@ -1,4 +1,4 @@
-"""The proof that special tokens within messages become text, and that nothing else changes."""
+"""The proof that special tokens within messages become text, and that no other token changes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PROVED: Cache[bool] = Cache(64)
 
 
 def spelling_out(template: Template, tokenizer: str) -> Template:
-    """The template, set to encode special tokens within messages as text. `tokenizer` distinguishes it from others.
+    """The template, set to encode special tokens within messages as text. `tokenizer` distinguishes the tokenizer.
 
-    Raises TemplateError if the tokenizer cannot do that.
+    Raises TemplateError if the tokenizer has no spelling of special tokens as text.
     """
 
     def encode(text: str, after: str) -> list[int]:
@@ -31,13 +31,15 @@ def _proved(template: Template, spelled: Template) -> bool:
     """Raise if quoting every marker in a question changes its special tokens, or loses text."""
     ids = spelled.markers.ids
     quoted = {**QUESTION, "content": " ".join([QUESTION["content"], *ids, *(f"{text}x{text}" for text in ids)])}
-    written = spelled.render([quoted], generation_prompt=True)
-    tokens = spelled.encode(written)
-    known, text = set(ids.values()), spelled.decode(tokens)
-    wanted = [token for token in template.encode(template.render([QUESTION], generation_prompt=True)) if token in known]
-    found = [token for token in tokens if token in known]
-    lost = [marker for marker in ids if marker in written.replace(GUARD, "") and marker not in text]
-    wrong = lost or ([spelled.decode([token]) for token in found] if found != wanted else [])
+    rendered = spelled.render([quoted], generation_prompt=True)
+    tokens = spelled.encode(rendered)
+    special_ids, text = set(ids.values()), spelled.decode(tokens)
+    expected = [
+        token for token in template.encode(template.render([QUESTION], generation_prompt=True)) if token in special_ids
+    ]
+    actual = [token for token in tokens if token in special_ids]
+    lost = [marker for marker in ids if marker in rendered.replace(GUARD, "") and marker not in text]
+    wrong = lost or ([spelled.decode([token]) for token in actual] if actual != expected else [])
     if wrong:
         raise TemplateError(
             f'special_tokens "as_text": {template.name} cannot encode {wrong[0]!r} as text in a message; '

@@ -1,1 +1,1 @@
-"""Reads what a model sampled: markers by their tokens, thoughts, blocks of calls, and the Action of a turn."""
+"""Reads sampled turns: markers by their tokens, thoughts, blocks of calls, and the Action of a turn."""

@@ -1,4 +1,4 @@
-"""Tool calls in a turn's text: what a format reads, and the block around calls."""
+"""Tool calls in a turn's text: the reading of a format, and the block around calls."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Types: TypeAlias = Mapping[str, Schema]
 """The JSON schema of each tool's arguments."""
 
 CALLS_AT_MOST = 64
-"""Calls in one turn. Later ones are not read. This bounds the cost of a model that repeats a marker thousands of times.
-"""
+"""Calls in a turn. Later calls are not read. The limit bounds the cost of a model that repeats a marker thousands of
+times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A call found at `text[start:stop]`; `error` explains why it is malformed."""
+    """A call in `text[start:stop]`. `error` is the reason if the call is malformed."""
 
     start: int
     stop: int
@@ -34,16 +34,16 @@ class Attempt:
 
 
 class Calls(Protocol):
-    """How single calls are spelled. `read` never raises: what cannot be read is an Attempt with its error."""
+    """The spelling of single calls. `read` never raises: an unreadable call is an Attempt with an error."""
 
     @property
     def open(self) -> str:
-        """The marker with which each call begins; may be empty."""
+        """The marker at the start of each call; may be empty."""
         ...
 
     @property
     def close(self) -> str:
-        """The marker with which each call ends; may be empty."""
+        """The marker at the end of each call; may be empty."""
         ...
 
     @property
@@ -51,16 +51,16 @@ class Calls(Protocol):
         """Markers that a Lexer must distinguish from look-alikes."""
         ...
 
-    def find(self, lexed: Lexed, at: int) -> int | None:
-        """The next call's opening, from `at` on; `at` is where content begins: at the start, or after a call."""
+    def find(self, lexed: Lexed, offset: int) -> int | None:
+        """The place of the next opening. Content begins at `offset`: the start of the turn, or the end of a call."""
         ...
 
-    def read(self, lexed: Lexed, at: int, types: Types) -> Attempt:
-        """The call that opens at `at`."""
+    def read(self, lexed: Lexed, offset: int, types: Types) -> Attempt:
+        """The call that opens at `offset`."""
         ...
 
     def named(self, names: str) -> str:
-        """A regular expression for how a call of these tools begins; `names` is one for their names."""
+        """A regular expression for the start of a call of these tools. `names` is a pattern for the names."""
         ...
 
     def bind(self, names: Sequence[str]) -> Calls:
@@ -70,21 +70,21 @@ class Calls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Calls in a row, between `open` and `close` if the format has them: `[TOOL_CALLS][` call, call `]`."""
+    """Calls in a row, between `open` and `close` if the format has these markers: `[TOOL_CALLS][` call, call `]`."""
 
     calls: Calls
     open: str = ""
     close: str = ""
     lead: str = ""
-    """What the generation prompt has written of the first call (functionary's `>>>`)."""
+    """The part of the first call in the generation prompt (functionary's `>>>`)."""
     whole: bool = False
-    """The first tag of `open` begins other things too: only the whole marker opens a block."""
+    """The first tag of `open` begins other parts of a turn too: only the whole marker opens a block."""
     behind_text: bool = False
-    """The template writes calls after the content, so that bare calls are looked for there, by `names`."""
+    """The template writes calls after the content. So bare calls are searched there too, by `names`."""
     names: tuple[str, ...] = ()
     """The tools of this episode."""
     others: tuple[Block, ...] = ()
-    """Other spellings that the same models use, read where this one does not match."""
+    """Other spellings by the same models, read where this spelling does not match."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -97,121 +97,125 @@ class Block:
         others = tuple(block.bind(names) for block in self.others)
         return replace(self, names=tuple(names), calls=self.calls.bind(names), others=others)
 
-    def find(self, lexed: Lexed, at: int) -> int | None:
-        """The next block's opening, in any of its spellings."""
-        found = (self._find(lexed, at), *(block.find(lexed, at) for block in self.others))
-        return min((start for start in found if start is not None), default=None)
+    def find(self, lexed: Lexed, offset: int) -> int | None:
+        """The next block's opening, in any spelling."""
+        starts = (self._find(lexed, offset), *(block.find(lexed, offset) for block in self.others))
+        return min((start for start in starts if start is not None), default=None)
 
-    def _find(self, lexed: Lexed, at: int) -> int | None:
-        """The next block's opening; a call outside any block also counts if calls have their own markers."""
-        found = self._opens(lexed, at) if self.open else None
+    def _find(self, lexed: Lexed, offset: int) -> int | None:
+        """The next block's opening. A call outside any block also counts if calls have their own markers."""
+        start = self._opens(lexed, offset) if self.open else None
         if not self.open or self.calls.open:
-            call = self.calls.find(lexed, at)
-            found = call if found is None else found if call is None else min(call, found)
-        return self._named(lexed, at) if found is None and self.behind_text and self.names else found
+            call = self.calls.find(lexed, offset)
+            start = call if start is None else start if call is None else min(call, start)
+        return self._named(lexed, offset) if start is None and self.behind_text and self.names else start
 
-    def _named(self, lexed: Lexed, at: int) -> int | None:
-        """The start of a call that only its tool's name identifies."""
+    def _named(self, lexed: Lexed, offset: int) -> int | None:
+        """The start of a call known only by the name of its tool."""
         names = "|".join(map(re.escape, self.names))
-        mark = lexed.search(rf"{loose(self.open)}\s*{self.calls.named(names)}", at)
+        mark = lexed.search(rf"{loose(self.open)}\s*{self.calls.named(names)}", offset)
         return mark.start() if mark else None
 
-    def _opens(self, lexed: Lexed, at: int) -> int | None:
-        """Whether an opening marker counts. One that may occur in plain text opens a block only where content begins
-        and a call follows.
+    def _opens(self, lexed: Lexed, offset: int) -> int | None:
+        """The place of an opening marker, if the marker counts.
+
+        A marker that may occur in plain text opens a block only where content begins and a call follows.
         """
         if is_distinct(self.open):
-            mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), at)
+            mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), offset)
             return mark.start() if mark else None
-        opened = re.compile(r"\s*" + loose(self.open)).match(lexed.syntax, at)
+        opened = re.compile(r"\s*" + loose(self.open)).match(lexed.syntax, offset)
         call = self.calls.find(lexed, opened.end()) if opened else None
         if opened and call is not None and not lexed.syntax[opened.end() : call].strip():
-            return at
+            return offset
         return None
 
-    def read(self, lexed: Lexed, at: int, types: Types) -> list[Attempt]:
-        """The calls of the block that opens at `at`: at least one, and never raises. The last one ends the block."""
-        own = self._read(lexed, at, types) if self._find(lexed, at) == at else []
-        if own and not any(attempt.error for attempt in own):
-            return own
+    def read(self, lexed: Lexed, offset: int, types: Types) -> list[Attempt]:
+        """The calls of the block that opens at `offset`, at least one. The last call ends with the block."""
+        attempts = self._read(lexed, offset, types) if self._find(lexed, offset) == offset else []
+        if attempts and not any(attempt.error for attempt in attempts):
+            return attempts
         for block in self.others:
-            found = block.read(lexed, at, types) if block.find(lexed, at) == at else []
-            good = bool(found) and not any(attempt.error for attempt in found)
-            if found and (not own or (good and block._is_closed(lexed, found[-1].stop))):
-                return found
-        return own or self._read(lexed, at, types)
+            alternative = block.read(lexed, offset, types) if block.find(lexed, offset) == offset else []
+            good = bool(alternative) and not any(attempt.error for attempt in alternative)
+            if alternative and (not attempts or (good and block._is_closed(lexed, alternative[-1].stop))):
+                return alternative
+        return attempts or self._read(lexed, offset, types)
 
     def _is_closed(self, lexed: Lexed, stop: int) -> bool:
         """Whether the text up to `stop` ends as this block does."""
         return not self.close or lexed.syntax[:stop].endswith(pieces(self.close)[-1])
 
-    def _read(self, lexed: Lexed, at: int, types: Types) -> list[Attempt]:
+    def _read(self, lexed: Lexed, offset: int, types: Types) -> list[Attempt]:
         """The calls in this spelling."""
-        opened = re.compile(_opening(self.open)).match(lexed.syntax, at) if self.open else None
-        begin = opened.end() if opened else at
+        opened = re.compile(_opening(self.open)).match(lexed.syntax, offset) if self.open else None
+        begin = opened.end() if opened else offset
         attempts = self._in_a_row(lexed, begin, types, bool(opened))
         if not attempts:
-            return [self._unread(lexed, at, begin)]
+            return [self._unread(lexed, offset, begin)]
         stop = self._stop(lexed, attempts[-1].stop, bool(opened))
         return [*attempts[:-1], replace(attempts[-1], stop=stop)]
 
-    def _in_a_row(self, lexed: Lexed, at: int, types: Types, opened: bool) -> list[Attempt]:
-        """The calls from `at` on; outside a block, at most one."""
+    def _in_a_row(self, lexed: Lexed, offset: int, types: Types, opened: bool) -> list[Attempt]:
+        """The calls from `offset` on. Outside a block, at most one call."""
         attempts = list[Attempt]()
         while len(attempts) < (CALLS_AT_MOST if opened else 1):
-            start = self._next(lexed, at, opened)
+            start = self._next(lexed, offset, opened)
             if start is None:
                 break
             attempts.append(self.calls.read(lexed, start, types))
-            at = attempts[-1].stop
+            offset = attempts[-1].stop
         return attempts
 
-    def _stop(self, lexed: Lexed, at: int, opened: bool) -> int:
-        """The end of the block whose last call ends at `at`. A call outside a block may be closed like one."""
+    def _stop(self, lexed: Lexed, offset: int, opened: bool) -> int:
+        """The end of the block after a last call with the end `offset`. A call outside a block may have the block's
+        close.
+        """
         if not opened and not self.close:
-            return at
+            return offset
         close = r"[\s;,]*" + _optional(self.close) if opened else r"\s*" + loose(self.close)
-        closed = re.compile(close).match(lexed.syntax, at)
-        return closed.end() if closed else at
+        closed = re.compile(close).match(lexed.syntax, offset)
+        return closed.end() if closed else offset
 
-    def _unread(self, lexed: Lexed, at: int, begin: int) -> Attempt:
-        """The attempt for a block in which no call begins."""
+    def _unread(self, lexed: Lexed, offset: int, begin: int) -> Attempt:
+        """The attempt for a block without the start of a call."""
         end = lexed.search(trigger(self.close), begin) if self.close else None
         stop = end.end() if end else len(lexed.text)
         raw = lexed.text[begin : end.start() if end else stop]
-        return Attempt(at, stop, raw, error="the call cannot be read")
+        return Attempt(offset, stop, raw, error="the call cannot be read")
 
-    def _next(self, lexed: Lexed, at: int, opened: bool) -> int | None:
+    def _next(self, lexed: Lexed, offset: int, opened: bool) -> int | None:
         """The next call of the block. After the block's opening, only whitespace and separators may precede it."""
-        found = self.calls.find(lexed, at)
-        if found is None or (opened and lexed.syntax[at:found].strip(" \t\r\n;,")):
+        start = self.calls.find(lexed, offset)
+        if start is None or (opened and lexed.syntax[offset:start].strip(" \t\r\n;,")):
             return None
-        return found
+        return start
 
 
-def broken(lexed: Lexed, at: int, begin: int, seen: int, error: str, markers: tuple[str, str]) -> Attempt:
+def broken(lexed: Lexed, offset: int, begin: int, seen: int, error: str, markers: tuple[str, str]) -> Attempt:
     """An attempt that ends at its close (searched from `seen` on), else before the next call, else with the turn."""
     opening, close = markers
     closed = lexed.search(loose(close), seen) if close else None
     other = lexed.search(trigger(opening), seen) if opening else None
     if closed and not (other and other.start() < closed.start()):
-        return Attempt(at, closed.end(), lexed.text[begin : closed.start()], error=error)
+        return Attempt(offset, closed.end(), lexed.text[begin : closed.start()], error=error)
     end = other.start() if other else len(lexed.text)
-    return Attempt(at, end, lexed.text[begin:end], error="the call is not closed" if close else error)
+    return Attempt(offset, end, lexed.text[begin:end], error="the call is not closed" if close else error)
 
 
 def types_of(tools: Sequence[ToolSpec]) -> Types:
     """The schemas of all arguments."""
     functions = [tool.get("function") or tool for tool in tools]
-    given = {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
-    return {name: Schema(parameters, parameters) for name, parameters in given.items()}
+    by_name = {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
+    return {name: Schema(parameters, parameters) for name, parameters in by_name.items()}
 
 
 def stray_marks(block: Block | None, atoms: Mapping[int, str], others: Collection[str]) -> re.Pattern[str]:
-    """A regular expression for marks of calls that are no answer where no call is read.
+    """A regular expression for marks of calls. Where no call is read, such a mark is no answer.
 
-    A mark that is a token (one of `atoms`) counts anywhere, because no prose contains it. The spelling of a close
-    counts at the end of the turn, behind a line or a bracket. Marks in `others` are also part of other things.
+    A mark with its own token (see `atoms`) counts anywhere, because no prose contains the token. The spelling of a
+    close counts at the end of the turn, behind a line or a bracket. Marks in `others` also have other uses, and do not
+    count.
     """
     ends, marks = set[str](), set[str]()
     for part in (block, *block.others) if block is not None else ():
@@ -226,7 +230,7 @@ def stray_marks(block: Block | None, atoms: Mapping[int, str], others: Collectio
 
 @lru_cache(maxsize=4096)
 def trigger(marker: str) -> str:
-    """A regular expression for the part of an opening marker that identifies a call: up to its first tag."""
+    """A regular expression for the part of an opening marker that identifies a call: up to the first tag."""
     return loose(head(marker))
 
 
@@ -243,5 +247,5 @@ def _opening(marker: str) -> str:
 
 
 def _optional(marker: str) -> str:
-    """A regular expression for the marker's pieces in their order, any of which may be missing."""
+    """A regular expression for the marker's pieces in order. Any piece may be missing."""
     return "".join(rf"(?:\s*{loose(piece)})?" for piece in pieces(marker) if not piece.isspace())

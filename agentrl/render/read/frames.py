@@ -1,4 +1,4 @@
-"""What a template writes around the content of a turn: not a part of the content."""
+"""The template's text around the content of a turn: not a part of the content."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from agentrl.render.read.lexer import Lexed, has_tag, headed, is_tag, loose, pie
 class Frames:
     """Literals such as gpt-oss' `<|channel|>final<|message|>`.
 
-    One with a tag is left out anywhere, and a word between two of its tags may vary. One without
+    A literal with a tag is left out anywhere, and a word between two of its tags may vary. A literal without a tag
     (functionary's `all`) is left out where a turn begins.
     """
 
     literals: tuple[str, ...] = ()
     lead: str = ""
-    """What the prompt has written of a turn's first frame."""
+    """The part of a turn's first frame in the prompt."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -27,12 +27,12 @@ class Frames:
         return tuple(literal for literal in self.literals if has_tag(literal))
 
     def pattern(self) -> re.Pattern[str] | None:
-        """Of frames that count anywhere."""
+        """A pattern for the frames that count anywhere."""
         patterns = dict.fromkeys(form for literal in self.markers for form in (_any_word(literal), headed(literal)))
         return re.compile("|".join(sorted(patterns, key=len, reverse=True))) if patterns else None
 
     def first(self) -> re.Pattern[str] | None:
-        """Frames that count at the start of a turn, or after what the prompt has written of them."""
+        """A pattern for the frames that count at the start of a turn, or after `lead`."""
         plain = [literal for literal in self.literals if not has_tag(literal)]
         led = [literal for literal in plain if self.lead and literal.startswith(self.lead)]
         patterns = [loose(literal) + r"\s*" for literal in sorted(plain, key=len, reverse=True)]
@@ -42,24 +42,25 @@ class Frames:
 
 
 def spans(pattern: re.Pattern[str] | None, lexed: Lexed, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Where the pattern matches."""
+    """The places of the matches."""
     if pattern is not None:
         yield from (match.span() for match in pattern.finditer(lexed.syntax, start, stop))
 
 
 def without(text: str, start: int, stop: int, cuts: Sequence[tuple[int, int]]) -> list[str]:
-    """The parts of `text[start:stop]` that are outside the cuts."""
-    parts, at = list[str](), start
+    """The parts of `text[start:stop]` outside the cuts."""
+    parts, offset = list[str](), start
     for begin, end in cuts:
-        if begin >= at and end <= stop:
-            parts.append(text[at:begin])
-            at = end
-    return [*parts, text[at:stop]]
+        if begin >= offset and end <= stop:
+            parts.append(text[offset:begin])
+            offset = end
+    return [*parts, text[offset:stop]]
 
 
 def _any_word(literal: str) -> str:
-    """A regular expression for the literal with any word between two of its tags. A type may also precede the last of
-    these tags.
+    """A regular expression for the literal with any word between two of its tags.
+
+    A type may also precede the last of these tags.
     """
     parts = [piece for piece in pieces(literal) if not piece.isspace()]
     forms, tags = list[str](), [re.escape(piece) for piece in parts if is_tag(piece)]

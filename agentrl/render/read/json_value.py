@@ -11,22 +11,22 @@ from agentrl.plain import finite, no_constant
 
 @dataclass(frozen=True, slots=True)
 class ParseFailure:
-    """Why a text is not a value."""
+    """The reason why a text is not a value."""
 
     reason: str
 
 
-def json_at(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that begins at `at`, and its end. Without one: a ParseFailure, and `at`."""
+def json_at(text: str, offset: int) -> tuple[Any, int]:
+    """The JSON value at `offset`, and the end of the value. Without a value: a ParseFailure, and `offset`."""
     try:
-        value, end = NUMBERS.raw_decode(text, at)
+        value, end = NUMBERS.raw_decode(text, offset)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as exc:
         return ParseFailure(
             getattr(exc, "msg", None) or (str(exc) if type(exc) is ValueError else type(exc).__name__)
-        ), at
+        ), offset
     return value, end
 
 
 NUMBERS = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
-"""Reads only the numbers that JSON has."""
+"""Reads only the numbers of JSON."""

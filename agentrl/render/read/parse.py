@@ -21,13 +21,13 @@ _NEVER = r"(?!)"
 
 @dataclass(slots=True)
 class _Walk:
-    """How far a turn is read, and what was found in it."""
+    """The progress and the results of reading a turn."""
 
     lexed: Lexed
     executable: bool
     cuts: Sequence[tuple[int, int]]
     """Frames that count only at the start of a turn."""
-    at: int = 0
+    offset: int = 0
     ended: bool = False
     content: list[tuple[int, int]] = field(default_factory=list)
     """Places of the text outside thoughts and calls."""
@@ -36,10 +36,10 @@ class _Walk:
 
 
 class Parser:
-    """Reads turns in one format of calls. Never raises: a model may sample anything.
+    """Reads turns in a format of calls. Never raises: a model may sample anything.
 
-    `frames` are left out of an Action's content. Without a `block` nothing is read as a call. `call_ends` are stop
-    tokens that close a call and never an answer.
+    `frames` are left out of an Action's content. Without a `block` no call is read. `call_ends` are stop tokens that
+    close a call and never an answer.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Parser:
         self._types: Types = {}
 
     def without_calls(self) -> Parser:
-        """The same parser, but it treats calls as text."""
+        """The same parser, but calls are text."""
         bound = Parser.__new__(Parser)
         bound.__dict__.update(self.__dict__)
         bound._block = None
@@ -77,7 +77,7 @@ class Parser:
 
     @property
     def block(self) -> Block | None:
-        """How calls are spelled."""
+        """The spelling of calls."""
         return self._block
 
     @property
@@ -118,7 +118,7 @@ class Parser:
         )
 
     def _walk(self, lexed: Lexed, thinking: bool, executable: bool) -> _Walk:
-        """Read the whole turn. A call within reasoning is a thought, and in a cut turn it is text."""
+        """Read the whole turn. A call within reasoning is a thought. In a cut turn a call is text."""
         cuts = list(spans(self._first, lexed, 0, len(lexed.text)))
         if self._first is not None and cuts:  # such a frame may look like a call
             lexed.syntax = self._first.sub(lambda match: BLANK * len(match.group()), lexed.syntax)
@@ -133,8 +133,9 @@ class Parser:
         return walk
 
     def _read_stray(self, walk: _Walk, ended: bool) -> None:
-        """Marks of calls in a turn without a call are a call that lost its opening: they are no answer. `ended`: the
-        turn's stop token is such a mark.
+        """Record an unopened call for the marks of calls in a turn without a call: the marks are no answer.
+
+        `ended`: the turn's stop token is a mark of a call.
         """
         lexed, cuts = walk.lexed, [*walk.cuts, *self._framed(walk)]
         marks = [
@@ -151,7 +152,7 @@ class Parser:
             walk.cuts = sorted([*walk.cuts, *marks])
 
     def _began_within(self, walk: _Walk) -> bool:
-        """Whether the turn ends a thought before anything else: then the prompt had opened that thought."""
+        """Whether a thought ends before any other part of the turn: then the prompt had opened the thought."""
         end = None if self._ends_more else walk.lexed.search(self._close, 0)
         if end is None:
             return False
@@ -162,20 +163,20 @@ class Parser:
         return call is None or end.start() < call
 
     def _read_thought(self, walk: _Walk) -> None:
-        end = walk.lexed.search(self._close, walk.at)
-        walk.thoughts.append(walk.lexed.text[walk.at : end.start() if end else None].strip())
+        end = walk.lexed.search(self._close, walk.offset)
+        walk.thoughts.append(walk.lexed.text[walk.offset : end.start() if end else None].strip())
         if end is not None:
-            walk.at = end.end()
+            walk.offset = end.end()
         else:
             walk.ended = True
 
     def _read_text(self, walk: _Walk) -> bool:
         """Read up to the next thought, past the next calls, or to the end. Returns whether a thought follows."""
-        think = self._thought(walk.lexed, walk.at)
-        call = self._find(walk.lexed, walk.at) if walk.executable else None
+        think = self._thought(walk.lexed, walk.offset)
+        call = self._find(walk.lexed, walk.offset) if walk.executable else None
         if think is not None and (call is None or think[0] < call):
             self._say(walk, think[0])
-            walk.at = think[1]
+            walk.offset = think[1]
             return True
         if call is None or self._block is None:
             self._say(walk, len(walk.lexed.text))
@@ -183,37 +184,37 @@ class Parser:
             return False
         self._say(walk, call)
         walk.attempts += self._block.read(walk.lexed, call, self._types)
-        walk.at = walk.attempts[-1].stop
+        walk.offset = walk.attempts[-1].stop
         if len(walk.attempts) >= CALLS_AT_MOST:
-            rest = walk.lexed.text[walk.at :]
-            walk.attempts.append(Attempt(walk.at, len(walk.lexed.text), rest, error="too many calls in one turn"))
+            rest = walk.lexed.text[walk.offset :]
+            walk.attempts.append(Attempt(walk.offset, len(walk.lexed.text), rest, error="too many calls in one turn"))
             walk.ended = True
         return False
 
-    def _thought(self, lexed: Lexed, at: int) -> tuple[int, int] | None:
+    def _thought(self, lexed: Lexed, offset: int) -> tuple[int, int] | None:
         """The marker that opens the next thought: right here, or at the start of a line if the thought is also closed.
 
-        Anywhere else it is a word of the content: "wrap it in <think>".
+        Anywhere else the marker is a word of the content: "wrap it in <think>".
         """
-        here = self._here.match(lexed.syntax, at)
+        here = self._here.match(lexed.syntax, offset)
         if here is not None:
             return here.span(1)
-        found = lexed.search(self._open if self._anywhere else rf"\n[^\S\n]*{self._open}", at)
-        if found is None or self._anywhere:
-            return found.span() if found else None
-        return found.span() if lexed.search(self._close, found.end()) else None
+        match = lexed.search(self._open if self._anywhere else rf"\n[^\S\n]*{self._open}", offset)
+        if match is None or self._anywhere:
+            return match.span() if match else None
+        return match.span() if lexed.search(self._close, match.end()) else None
 
-    def _find(self, lexed: Lexed, at: int) -> int | None:
+    def _find(self, lexed: Lexed, offset: int) -> int | None:
         """The next call's opening: from here on, or after a frame that is right here."""
-        found = self._block.find(lexed, at) if self._block is not None else None
-        if found is not None or self._block is None:
-            return found
-        frame = self._frames.match(lexed.syntax, at) if self._frames else None
+        start = self._block.find(lexed, offset) if self._block is not None else None
+        if start is not None or self._block is None:
+            return start
+        frame = self._frames.match(lexed.syntax, offset) if self._frames else None
         return self._block.find(lexed, frame.end()) if frame else None
 
     def _say(self, walk: _Walk, stop: int) -> None:
         """Add the text up to `stop` to the content."""
-        walk.content.append((walk.at, stop))
+        walk.content.append((walk.offset, stop))
 
     def _framed(self, walk: _Walk) -> Iterator[tuple[int, int]]:
         """The places of frames within the content."""
@@ -229,24 +230,24 @@ class Parser:
             parts += without(walk.lexed.text, start, stop, within)
         return parts
 
-    def _joined(self, said: Sequence[str], *, cut: bool) -> str:
-        """The whole content of a turn; what is in separate frames becomes separate lines.
+    def _joined(self, parts: Sequence[str], *, cut: bool) -> str:
+        """The whole content of a turn. Content in separate frames becomes separate lines.
 
-        The spaces at the end of a turn that was cut stay, because another turn may continue it.
+        The spaces at the end of a cut turn stay, because the next turn may continue the text.
         """
         if self._frames is None:
-            return "".join(said).lstrip() if cut else "".join(said).strip()
-        content = "\n".join(part.strip() for part in said if part.strip())
-        return content + said[-1][len(said[-1].rstrip()) :] if content and cut else content
+            return "".join(parts).lstrip() if cut else "".join(parts).strip()
+        content = "\n".join(part.strip() for part in parts if part.strip())
+        return content + parts[-1][len(parts[-1].rstrip()) :] if content and cut else content
 
 
 def began_thinking(action: Action, thinking: Thinking) -> bool:
-    """Whether a turn began within a thought that its generation prompt had opened."""
+    """Whether a turn began within a thought opened by its generation prompt."""
     return action.reasoning is not None and re.match(rf"\s*{thinking.opening}", action.text) is None
 
 
 def ended_thinking(action: Action, thinking: Thinking) -> bool:
-    """Whether a turn ended within a thought. A mention of a marker opens none."""
+    """Whether a turn ended within a thought. A mention of a marker opens no thought."""
     if action.reasoning is None:
         return False
     if thinking.ends_more:
@@ -256,15 +257,19 @@ def ended_thinking(action: Action, thinking: Thinking) -> bool:
 
 
 def _named(attempts: Sequence[Attempt], tokens: Sequence[int], turn: int) -> Iterator[ToolCall]:
-    """Attempts under the ids that were sampled, or under ids made here.
+    """Attempts under the sampled ids, or under generated ids.
 
-    Made from the turn's number and tokens: parsing it twice gives the same ids, and equal calls of two turns get two.
-    Nine letters and digits are accepted by every template.
+    Generated ids depend on the turn's number and tokens: a second parse gives the same ids, and equal calls of two
+    turns get different ids. Every template accepts nine letters and digits.
     """
     seed = hashlib.blake2s(array("q", [turn, *tokens]).tobytes(), digest_size=8) if attempts else None
     for i, attempt in enumerate(attempts):
-        made = seed.copy() if seed else hashlib.blake2s()
-        made.update(i.to_bytes(8, "little"))
+        digest = seed.copy() if seed else hashlib.blake2s()
+        digest.update(i.to_bytes(8, "little"))
         yield ToolCall(
-            attempt.id or f"c{made.hexdigest()[:8]}", attempt.name, attempt.arguments or {}, attempt.raw, attempt.error
+            attempt.id or f"c{digest.hexdigest()[:8]}",
+            attempt.name,
+            attempt.arguments or {},
+            attempt.raw,
+            attempt.error,
         )

@@ -27,37 +27,37 @@ _KINDS = frozenset({"string", "integer", "number", "boolean", "array", "object",
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A JSON schema within `root`, to which its references point."""
+    """A JSON schema within `root`, the document for references."""
 
-    said: Any = field(default_factory=dict)
+    definition: Any = field(default_factory=dict)
     root: Any = field(default_factory=dict)
 
     @property
     def kinds(self) -> frozenset[str] | None:
-        """The JSON types that it names; None if it allows any."""
-        return _kinds(self.said, self.root, _UNSET, frozenset())
+        """The JSON types of the schema. None: any type."""
+        return _kinds(self.definition, self.root, _UNSET, frozenset())
 
     def allows(self, value: Any) -> bool:
-        """Whether the value has one of its types, and is one of the values that it lists."""
-        kinds = _kinds(self.said, self.root, value, frozenset())
+        """Whether the schema allows the value's type, and the value is among the listed values, if any."""
+        kinds = _kinds(self.definition, self.root, value, frozenset())
         return kinds is None or kind_of(value) in kinds
 
     def within(self, key: str) -> Schema:
         """The schema of an object's key."""
         parts = list(self._parts())
-        found = [part["properties"][key] for part in parts if key in _mapping(part, "properties")]
-        found = found or [part["additionalProperties"] for part in parts if _mapping(part, "additionalProperties")]
-        return Schema(found[0] if len(found) == 1 else {"anyOf": found} if found else {}, self.root)
+        schemas = [part["properties"][key] for part in parts if key in _mapping(part, "properties")]
+        schemas = schemas or [part["additionalProperties"] for part in parts if _mapping(part, "additionalProperties")]
+        return Schema(schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}, self.root)
 
     @property
     def items(self) -> Schema:
         """The schema of a list's elements."""
-        found = [part["items"] for part in self._parts() if _mapping(part, "items")]
-        return Schema(found[0] if len(found) == 1 else {"anyOf": found} if found else {}, self.root)
+        schemas = [part["items"] for part in self._parts() if _mapping(part, "items")]
+        return Schema(schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}, self.root)
 
     @property
     def keys(self) -> frozenset[str]:
-        """The keys of an object that it names."""
+        """The keys of an object schema."""
         return frozenset(key for part in self._parts() for key in _mapping(part, "properties"))
 
     @property
@@ -66,15 +66,15 @@ class Schema:
         return any(part.get("required") for part in self._parts())
 
     def _parts(self) -> Iterator[Mapping[str, Any]]:
-        """The schema, those that it refers to, and those that it consists of."""
-        left, seen = [self.said], set[int]()
-        while left:
-            schema = left.pop(0)
+        """The schema, the targets of its references, and the members of its unions."""
+        queue, seen = [self.definition], set[int]()
+        while queue:
+            schema = queue.pop(0)
             if not isinstance(schema, Mapping) or id(schema) in seen:
                 continue
             seen.add(id(schema))
             yield schema
-            left += [
+            queue += [
                 _target(schema, self.root),
                 *(part for name in (*_UNIONS, "allOf") for part in _list(schema, name)),
             ]
@@ -89,7 +89,7 @@ def kind_of(value: Any) -> str:
 
 
 def _kinds(schema: Any, root: Any, value: Any, seen: frozenset[int]) -> frozenset[str] | None:
-    """The types that a schema names, None for any. Given a value, only the matching one of the listed values counts."""
+    """The types of a schema, None for any. With a value, only the equal value among the listed values counts."""
     if not isinstance(schema, Mapping) or id(schema) in seen:
         return None
     seen |= {id(schema)}
@@ -97,16 +97,17 @@ def _kinds(schema: Any, root: Any, value: Any, seen: frozenset[int]) -> frozense
     def inner(part: Any) -> frozenset[str] | None:
         return _kinds(part, root, value, seen)
 
-    found = [_named(schema), _listed(schema, value), inner(_target(schema, root)), *map(inner, _list(schema, "allOf"))]
+    candidates = [_named(schema), _listed(schema, value), inner(_target(schema, root))]
+    candidates += map(inner, _list(schema, "allOf"))
     for union in filter(None, (_list(schema, name) for name in _UNIONS)):
         parts = [kinds for part in union if (kinds := inner(part)) is not None]
-        found.append(frozenset().union(*parts) if len(parts) == len(union) else None)
-    named = [kinds for kinds in found if kinds is not None]
+        candidates.append(frozenset().union(*parts) if len(parts) == len(union) else None)
+    named = [kinds for kinds in candidates if kinds is not None]
     return frozenset.intersection(*named) if named else None
 
 
 def _named(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """By `type`, which may be a list; without it, by keys that only objects or lists have."""
+    """The types by `type`, which may be a list. Without the key: by keys that only objects or lists have."""
     named = schema.get("type")
     if named is None:
         return frozenset({"object"} if "properties" in schema else {"array"}) if _shaped(schema) else None
@@ -122,40 +123,40 @@ def _shaped(schema: Mapping[str, Any]) -> bool:
 
 
 def _listed(schema: Mapping[str, Any], value: Any) -> frozenset[str] | None:
-    """By `const` and `enum`."""
+    """The types by `const` and `enum`."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not _is_list(values):
         return None
-    return frozenset(kind_of(one) for one in values if value is _UNSET or _same(one, value))
+    return frozenset(kind_of(item) for item in values if value is _UNSET or _same(item, value))
 
 
-def _same(left: Any, right: Any) -> bool:
-    return kind_of(left) == kind_of(right) and bool(left == right)
+def _same(first: Any, second: Any) -> bool:
+    return kind_of(first) == kind_of(second) and bool(first == second)
 
 
 def _target(schema: Mapping[str, Any], root: Any) -> Any:
-    """The target of a `$ref` within the same document; None if there is none."""
+    """The target of a `$ref` within the same document. None without a target."""
     ref = schema.get("$ref")
     if not isinstance(ref, str) or not ref.startswith("#"):
         return None
-    found = root
+    target = root
     for step in ref[1:].split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping):
-            found = found.get(step)
+        if isinstance(target, Mapping):
+            target = target.get(step)
         else:
-            found = found[int(step)] if _is_list(found) and step.isdigit() and int(step) < len(found) else None
-    return found
+            target = target[int(step)] if _is_list(target) and step.isdigit() and int(step) < len(target) else None
+    return target
 
 
 def _mapping(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = schema.get(name)
-    return found if isinstance(found, Mapping) else {}
+    value = schema.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _list(schema: Mapping[str, Any], name: str) -> list[Any]:
-    found = schema.get(name)
-    return list(found) if _is_list(found) else []
+    value = schema.get(name)
+    return list(value) if _is_list(value) else []
 
 
 def _is_list(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
@@ -163,4 +164,4 @@ def _is_list(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
 
 
 ANY = Schema()
-"""The schema of an argument that has none."""
+"""The schema of an argument without a schema."""

@@ -10,14 +10,14 @@ from agentrl.render.read.lexer import headed, loose, pieces
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """`open` thoughts `close`; the defaults are what most models use."""
+    """`open` thoughts `close`; the defaults are the markers of most models."""
 
     open: str = "<think>"
     close: str = "</think>"
     closing: str = "</think>\n\n"
-    """What ends an open thought if the turn continues, with its whitespace."""
+    """The end of an open thought before the turn continues, with its whitespace."""
     ends_more: bool = False
-    """`close` also ends other parts of a turn. It ends a thought only after `open`."""
+    """`close` also ends other parts of a turn. A thought ends there only after `open`."""
 
     @property
     def opening(self) -> str:
@@ -25,7 +25,7 @@ class Thinking:
         return headed(self.open)
 
     def left_open(self, text: str, thinking: bool = False) -> bool:
-        """Whether the text ends within a thought, given that it may begin within one."""
+        """Whether the text ends within a thought. `thinking`: the text begins within a thought."""
         opened, ended = _last(self.opening, text), _last(loose(self.close), text)
         return opened > ended if opened != ended else thinking
 
@@ -34,7 +34,7 @@ class Thinking:
         return _last(loose(self.close), text) >= 0
 
     def behind(self, text: str) -> str:
-        """The text after its last thought."""
+        """The text after the last thought."""
         if self.ends_more:
             _, opened, rest = text.rpartition(self.open)
             return rest.partition(self.close)[2] if opened else text
@@ -42,14 +42,14 @@ class Thinking:
         return text[ends[-1] :] if ends else text
 
 
-def shared(left: str, right: str) -> str:
+def shared(first: str, second: str) -> str:
     """The common beginning of both texts, up to the end of a marker."""
-    at = 0
-    for ours, theirs in zip(pieces(left), pieces(right), strict=False):
+    length = 0
+    for ours, theirs in zip(pieces(first), pieces(second), strict=False):
         if ours != theirs:
             break
-        at += len(ours)
-    return left[:at]
+        length += len(ours)
+    return first[:length]
 
 
 def _last(pattern: str, text: str) -> int:
