@@ -107,12 +107,12 @@ class Usage:
     """In the server's currency, if its answers report it."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def add(self, told: Mapping[str, float]) -> None:
+    def add(self, reported: Mapping[str, float]) -> None:
         """Count one more answer. `told` holds the usage that it reported."""
         with self._lock:
             self.requests += 1
-            self.responses_without_usage += not told
-            for name, value in told.items():
+            self.responses_without_usage += not reported
+            for name, value in reported.items():
                 setattr(self, name, getattr(self, name) + value)
 
 
@@ -174,13 +174,13 @@ class ChatModel:
             body["tools"] = [wire_tool(tool) for tool in tools]
         headers, url = self._headers(), self._service.name
         while True:
-            asked = self._habits.apply({**body, **self.options, **options}, most)
+            request = self._habits.apply({**body, **self.options, **options}, most)
             try:
                 reply: Completion = await self._service.post(
-                    to_json(asked, "the request"), headers=headers, read=lambda answer: read_reply(answer, url)
+                    to_json(request, "the request"), headers=headers, read=lambda answer: read_reply(answer, url)
                 )
             except HttpRefusedError as exc:
-                if self._habits.learn(asked, exc):
+                if self._habits.learn(request, exc):
                     continue
                 raise self._refused(exc, bool(headers)) from None
             self.usage.add(reply.usage)
@@ -242,13 +242,13 @@ class ScriptedSpeaker:
     say: Say
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
-        said = self.say(messages, tools)
-        said = await said if inspect.isawaitable(said) else said
-        if isinstance(said, str):
-            return {"role": "assistant", "content": said}
-        if not isinstance(said, Mapping):
-            raise ConfigError(f"the speaker {self.say!r} returned {said!r:.80}; return text or an assistant message")
-        return {"role": "assistant", "content": "", **said}
+        answer = self.say(messages, tools)
+        answer = await answer if inspect.isawaitable(answer) else answer
+        if isinstance(answer, str):
+            return {"role": "assistant", "content": answer}
+        if not isinstance(answer, Mapping):
+            raise ConfigError(f"the speaker {self.say!r} returned {answer!r:.80}; return text or an assistant message")
+        return {"role": "assistant", "content": "", **answer}
 
 
 class SpeakerConfig(BaseModel):
@@ -304,8 +304,8 @@ def _log_odds(tokens: Mapping[str, float], first: str, second: str) -> float | N
     ]
     if not any(totals):
         return None
-    one, other = (math.log(total) if total > 0 else min(tokens.values()) for total in totals)
-    return max(-MOST_ODDS, min(MOST_ODDS, one - other))
+    first_log, second_log = (math.log(total) if total > 0 else min(tokens.values()) for total in totals)
+    return max(-MOST_ODDS, min(MOST_ODDS, first_log - second_log))
 
 
 def _endpoint(base_url: str) -> str:

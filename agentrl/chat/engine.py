@@ -78,9 +78,9 @@ class ChatEngine(AsyncClosing):
         self, reply: Completion, tools: Sequence[ToolSpec], params: SamplingParams, place: int
     ) -> Generation:
         """The reply in tokens, cut at a stop string. `place` is the message's index in the conversation."""
-        said, sent_back, stop = _cut_at(stop_strings(params), reply)
+        message, sent_back, stop = _cut_at(stop_strings(params), reply)
         renderer = self._renderer.bind(tools)
-        tokens = _tokens(renderer, said, place)
+        tokens = _tokens(renderer, message, place)
         ends = renderer.stop_token_ids.union(params.get("stop_token_ids") or ())
         end = next((place for place, token in enumerate(tokens) if token in ends), None)
         matched: int | str | None = None if end is None else tokens[end]
@@ -93,7 +93,7 @@ class ChatEngine(AsyncClosing):
             [scripted_log_prob(token) for token in tokens],
             "length" if reply.finish == "length" else "stop",
             stop or (matched if closed else None),
-            said=ChatReply(said, sent_back, self._by, _counts(reply)),
+            said=ChatReply(message, sent_back, self._by, _counts(reply)),
         )
 
     async def abort(self, rid: str | None = None) -> None:
@@ -110,14 +110,14 @@ class ChatEngine(AsyncClosing):
         await self.abort()
 
 
-def _tokens(renderer: Renderer, said: Message, place: int) -> list[int]:
+def _tokens(renderer: Renderer, message: Message, place: int) -> list[int]:
     """The message as tokens. If the template refuses its calls, they are encoded as text. The server's extra fields are
     left out. Raises RequestError if the template refuses the text, too."""
-    text: Message = {key: said[key] for key in ("role", "content", "reasoning_content") if key in said}
+    text: Message = {key: message[key] for key in ("role", "content", "reasoning_content") if key in message}
     forms = [text]
-    if calls := [_readable(call, f"{place}-{i}") for i, call in enumerate(said.get("tool_calls") or ())]:
+    if calls := [_readable(call, f"{place}-{i}") for i, call in enumerate(message.get("tool_calls") or ())]:
         words = [f"{call['function']['name']}({call['function']['arguments']})" for call in calls]
-        as_text = {**text, "content": "\n".join(filter(None, [said["content"], *words]))}
+        as_text = {**text, "content": "\n".join(filter(None, [message["content"], *words]))}
         forms = [{**text, "tool_calls": calls}, as_text]
     refusal = ""
     for form in forms:
@@ -139,12 +139,12 @@ def _readable(call: Mapping[str, JSON], place: str) -> JSON:
 def _cut_at(stop: Sequence[str], reply: Completion) -> tuple[Message, Message, str | None]:
     """The message and its form to send back, both cut after the first stop string, and that string."""
     content = reply.message["content"]
-    found = [(content.index(string) + len(string), string) for string in stop if string in content]
-    if not found:
+    matches = [(content.index(string) + len(string), string) for string in stop if string in content]
+    if not matches:
         return reply.message, reply.sent_back, None
-    end, string = min(found)
-    said = {key: value for key, value in reply.message.items() if key != "tool_calls"}
-    return {**said, "content": content[:end]}, {"role": "assistant", "content": content[:end]}, string
+    end, string = min(matches)
+    message = {key: value for key, value in reply.message.items() if key != "tool_calls"}
+    return {**message, "content": content[:end]}, {"role": "assistant", "content": content[:end]}, string
 
 
 def _counts(reply: Completion) -> Mapping[str, float]:

@@ -64,7 +64,9 @@ class EngineSpeaker:
                 "answers; give the judge base_url and model"
             )
         renderer = self._renderer.bind(())
-        before, tokens = _apart([renderer.encode({"role": "assistant", "content": each}) for each in (first, second)])
+        before, tokens = _apart(
+            [renderer.encode({"role": "assistant", "content": answer}) for answer in (first, second)]
+        )
         prompts = [[*renderer.prompt(list(messages)).tokens, *before] for messages in questions]
         either = {"type": "or", "elements": [{"type": "token", "token": token} for token in tokens]}
         params: SamplingParams = {

@@ -69,8 +69,8 @@ class Entry:
     def of(cls, role: Role, parts: Sequence[Part], *, call_id: str = "", loads: tuple[str, ...] = ()) -> Self:
         """One text or tool result in parts. Texts are on lines of their own."""
         texts = [part for part in parts if isinstance(part, str)]
-        shown = tuple(parts) if len(texts) < len(parts) else ()
-        return cls(role, "\n".join(texts), call_id=call_id, loads=loads, parts=shown)
+        mixed = tuple(parts) if len(texts) < len(parts) else ()
+        return cls(role, "\n".join(texts), call_id=call_id, loads=loads, parts=mixed)
 
     @property
     def images(self) -> list[Image]:
@@ -112,7 +112,7 @@ class ChatRequest:
     model: str = ""
     forced: Forced | None = None
     """What the answer must be. None: anything."""
-    asked: Mapping[str, JSON] = field(default_factory=dict)
+    recorded: Mapping[str, JSON] = field(default_factory=dict)
     """What is recorded but not obeyed: temperature, top_p, top_k, seed; tools, images and formats that are left out."""
     continued: bool = False
     """Whether the model continues the last entry, which is the assistant's, instead of beginning a new message."""
@@ -228,7 +228,7 @@ class SessionHandler(Protocol):
         """Whether the model is shown the images of a request."""
         ...
 
-    def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
+    def note_refused(self, target: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
         """Log that the server refused a request before it reached the session. `what` is its method and path."""
         ...
 

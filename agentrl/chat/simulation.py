@@ -89,24 +89,24 @@ class SimulatedUser:
         """How many messages the user has sent."""
         return sum(message["role"] == "assistant" for message in self.messages)
 
-    async def hear(self, said: str) -> UserReply:
+    async def hear(self, message: str) -> UserReply:
         """Send the agent's message to the user, and return the answer. If that fails, the talk is unchanged.
 
         Raises InfraError if the speaker breaks, exceeds its `seconds`, or returns only empty answers.
         """
-        asked = [*self.messages, {"role": "user", "content": said}]
-        text = await self._answer(asked)
-        self.messages = [*asked, {"role": "assistant", "content": text}]
-        end = min((at for mark in self.config.stop if (at := text.find(mark)) >= 0), default=None)
+        messages = [*self.messages, {"role": "user", "content": message}]
+        text = await self._answer(messages)
+        self.messages = [*messages, {"role": "assistant", "content": text}]
+        end = min((position for mark in self.config.stop if (position := text.find(mark)) >= 0), default=None)
         ending: Ending = "stop" if end is not None else "turns" if self.turns >= self.config.turns else ""
         return UserReply(text[:end].strip(), ending)
 
-    async def _answer(self, asked: Sequence[Message]) -> str:
+    async def _answer(self, messages: Sequence[Message]) -> str:
         system = self.rules.replace("{instruction}", self.instruction).replace("{stop}", self.config.stop[0])
-        own = {} if isinstance(self.speaker, ChatModel) else {"facts": dict(self.facts)}
+        facts = {} if isinstance(self.speaker, ChatModel) else {"facts": dict(self.facts)}
         for _ in range(_AGAIN):
-            told = [{"role": "system", "content": system, **own}, *asked]
-            text = await _ask(self.speaker, told, self.config.speaker.seconds, self.usage)
+            prompt = [{"role": "system", "content": system, **facts}, *messages]
+            text = await _ask(self.speaker, prompt, self.config.speaker.seconds, self.usage)
             if text.strip():
                 return text.strip()
         raise InfraError(f"the simulated user sent no message, {_AGAIN} times")
@@ -136,12 +136,12 @@ class Judge:
     async def choose(self, question: str, words: Sequence[str] = ("yes", "no")) -> str:
         """The one of `words` that ends the answer. Raises InfraError if the speaker breaks or ends with none."""
         choices = " or ".join(words)
-        asked = f"{question}\n\nThink briefly. Then write one last line that holds nothing but {choices}."
+        prompt = f"{question}\n\nThink briefly. Then write one last line that holds nothing but {choices}."
         for _ in range(_AGAIN):
-            said = await _ask(self.speaker, [{"role": "user", "content": asked}], self.seconds, self.usage)
-            last = said.strip().rpartition("\n")[2].strip(" \t*_`.\"'").lower()
-            if found := next((word for word in words if last == word.lower()), None):
-                return found
+            reply = await _ask(self.speaker, [{"role": "user", "content": prompt}], self.seconds, self.usage)
+            last = reply.strip().rpartition("\n")[2].strip(" \t*_`.\"'").lower()
+            if choice := next((word for word in words if last == word.lower()), None):
+                return choice
         raise InfraError(f"the judge's last line is {last[-100:]!r}, which is none of the words {choices}")
 
 

@@ -48,9 +48,11 @@ def own_config(cls: type, config: Any) -> Any:
     try:
         if not isinstance(config, BaseModel):
             return copied(config, "it")
-        own = copy.copy(config)
-        own.__dict__.update(copied({name: getattr(config, name) for name in type(config).model_fields}, "it"))
-        return own
+        episode_config = copy.copy(config)
+        episode_config.__dict__.update(
+            copied({name: getattr(config, name) for name in type(config).model_fields}, "it")
+        )
+        return episode_config
     except TypeError as exc:
         raise ConfigError(f"env_config of {cls.__name__}: {exc}") from exc
 
@@ -114,8 +116,8 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
 
 def _refuse_unknown(cls: type, hint: Any, config: Mapping[str, JSON]) -> None:
     """Raises ConfigError for unknown keys, which pydantic would ignore by default."""
-    known = _keys(hint)
-    if known is not None and (odd := [key for key in config if key not in known]):
+    keys = _keys(hint)
+    if keys is not None and (odd := [key for key in config if key not in keys]):
         raise ConfigError(f"env_config of {cls.__name__}: {'; '.join(unknown([key], hint) for key in odd)}")
 
 

@@ -181,8 +181,8 @@ class Env:
 
     def tools(self) -> MaybeAwait[Sequence[ToolSpec]]:
         """The tools of this episode; called once after reset. Default: the @tool methods, then the task's tools."""
-        own = (copied(tool.spec, f"the schema of {tool.name}") for tool in self._agentrl_tools.values())
-        return [*own, *map(normal_spec, self.task.tools)]
+        declared = (copied(tool.spec, f"the schema of {tool.name}") for tool in self._agentrl_tools.values())
+        return [*declared, *map(normal_spec, self.task.tools)]
 
     def reset(self, task: Task, /) -> MaybeAwait[Observation]:
         """The first observation. Default: the task's prompt."""
@@ -239,9 +239,9 @@ class Env:
 
     # What an agent does in another way: see `agentrl.gateway.agent`
 
-    async def _agentrl_play(self, episode: Any, left: float | None, /) -> StopReason:
+    async def _agentrl_play(self, episode: Any, seconds: float | None, /) -> StopReason:
         """Play the rest of an `agentrl.episode.run.Episode` within `left` seconds."""
-        stop: StopReason = await episode.take_turns(left)
+        stop: StopReason = await episode.take_turns(seconds)
         return stop
 
     def _agentrl_read(self, answer: str | None, /) -> str | None:
@@ -261,7 +261,7 @@ class Env:
     @classmethod
     def _agentrl_prove(cls, renderer: Renderer, /) -> None:
         """Raises TemplateError before the first episode if the template cannot carry the class's messages."""
-        if tools := [made.spec for made in cls._agentrl_tools.values()]:
+        if tools := [tool.spec for tool in cls._agentrl_tools.values()]:
             renderer.bind(tools)
 
     # For hooks to use
@@ -309,13 +309,15 @@ def is_agent(cls: type[Env]) -> bool:
 def own_task(task: Task) -> Task:
     """The task of one episode: a copy that its Env may change. Raises ConfigError if the task cannot be copied."""
     try:
-        own = copied(task, f"task {task.id or task.prompt!r:.80}")
+        episode_task = copied(task, f"task {task.id or task.prompt!r:.80}")
     except TypeError as exc:
         raise ConfigError(str(exc)) from exc
-    if own.seed is None:
-        named = own.id or content((own.prompt, own.label, own.metadata, own.tools))
-        return replace(own, seed=zlib.crc32(named.encode(errors="surrogatepass")))
-    return own
+    if episode_task.seed is None:
+        named = episode_task.id or content(
+            (episode_task.prompt, episode_task.label, episode_task.metadata, episode_task.tools)
+        )
+        return replace(episode_task, seed=zlib.crc32(named.encode(errors="surrogatepass")))
+    return episode_task
 
 
 def begin_env(env: Env, task: Task, limits: Limits) -> None:
@@ -328,8 +330,8 @@ def begin_env(env: Env, task: Task, limits: Limits) -> None:
 
 async def offered_tools(env: Env) -> Sequence[ToolSpec]:
     """The tools that the model may call, as plain data. Raises ConfigError for a tool that nothing would execute."""
-    given = await env._agentrl.hook(env.tools, timeout=env._agentrl.limits.reset_s)
-    offered = tuple(map(normal_spec, given))
+    specs = await env._agentrl.hook(env.tools, timeout=env._agentrl.limits.reset_s)
+    offered = tuple(map(normal_spec, specs))
     refuse_unknown(type(env), offered)
     env._agentrl.offered = tuple(map(tool_name, offered))
     tools: list[ToolSpec] = to_json(offered, f"{type(env).__name__}.tools")

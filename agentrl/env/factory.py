@@ -116,7 +116,7 @@ def load_env(path: str) -> type[Env]:
 
     Raises ConfigError naming what is missing.
     """
-    found = load_object(path_of(path) if is_name(path) else path, Env)
-    if not (isinstance(found, type) and issubclass(found, Env)):
-        raise ConfigError(f"{path} is {found!r}, not a subclass of agentrl.Env")
-    return found
+    cls = load_object(path_of(path) if is_name(path) else path, Env)
+    if not (isinstance(cls, type) and issubclass(cls, Env)):
+        raise ConfigError(f"{path} is {cls!r}, not a subclass of agentrl.Env")
+    return cls

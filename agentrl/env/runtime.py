@@ -73,8 +73,8 @@ class Runtime:
         for box in self._boxes:
             if isinstance(box.refused, Mapping):  # of the user's own resources it may be something else
                 refused.update(box.refused)
-        found = {"tool_errors": dict(self.tool_errors), "refused_hosts": dict(refused)}
-        return {name: counts for name, counts in found.items() if counts}
+        info = {"tool_errors": dict(self.tool_errors), "refused_hosts": dict(refused)}
+        return {name: counts for name, counts in info.items() if counts}
 
     def leave_thread(self) -> bool:
         """Leave the thread to an abandoned function in it, and run later hooks in another. False if there is none."""
@@ -99,11 +99,11 @@ class Runtime:
         errors += await self._error(self._in_time(hook, seconds, self._run(hook, (), self._in_task, always=True)))
         errors += await self._resources.release(until, seconds, self._thread.stop)
         await self._task.stop()
-        found = [_closing_error(error) for error in errors]
-        if len(found) == 1:
-            raise found[0]
-        if found:
-            raise ExceptionGroup(f"closing {self.name}: " + "; ".join(map(one_line, found)), found)
+        failures = [_closing_error(error) for error in errors]
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            raise ExceptionGroup(f"closing {self.name}: " + "; ".join(map(one_line, failures)), failures)
 
     @staticmethod
     async def _error(closing: Coroutine[Any, Any, None]) -> list[BaseException]:

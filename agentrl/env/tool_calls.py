@@ -48,7 +48,7 @@ async def run_calls(env: ToolOwner, calls: Sequence[ToolCall]) -> StepResult:
     tools = env._agentrl_tools
     messages, rewards, done = list[Message](), list[float](), False
     for _, batch in itertools.groupby(
-        enumerate(calls), lambda at: at[0] if at[1].name in tools and not tools[at[1].name].parallel else -1
+        enumerate(calls), lambda pair: pair[0] if pair[1].name in tools and not tools[pair[1].name].parallel else -1
     ):
         for message, result in await gather(_answer(env, call) for _, call in batch):
             _refuse_media(message["name"], result.content)
@@ -67,18 +67,18 @@ async def exec_own_tool(env: ToolOwner, call: ToolCall) -> ToolResult | JSON:
             *env._agentrl_tools,
             *(tool_name(normal_spec(spec)) for spec in env.task.tools),
         )
-        known = ", ".join(offered)
-        raise CallError(f"there is no tool {call.name!r}; the tools are: {known or 'none'}")
+        names = ", ".join(offered)
+        raise CallError(f"there is no tool {call.name!r}; the tools are: {names or 'none'}")
     method = partial(getattr(env, tool.attribute), **tool.validate(call.arguments))
     return await env._agentrl.call(method)
 
 
 async def _answer(env: ToolOwner, call: ToolCall) -> tuple[Message, ToolResult]:
     """A call's result, or its error as text for the model. InfraError is not caught: the world broke."""
-    runtime, own = env._agentrl, env._agentrl_tools.get(call.name)
+    runtime, tool = env._agentrl, env._agentrl_tools.get(call.name)
     if call.error is not None:
         return _error(call, call.error)
-    deadline = Deadline((own and own.timeout) or runtime.limits.tool_s)
+    deadline = Deadline((tool and tool.timeout) or runtime.limits.tool_s)
     try:
         async with deadline:
             with doing(f"tool {call.name}"):
@@ -90,7 +90,7 @@ async def _answer(env: ToolOwner, call: ToolCall) -> tuple[Message, ToolResult]:
             runtime.call_errors.append(BadCall("content", str(exc)))
         return _error(call, str(exc))
     except Exception as exc:  # the tool boundary: the model reads the error, and it is counted
-        if any(isinstance(one, InfraError) for one in leaves(exc)):
+        if any(isinstance(leaf, InfraError) for leaf in leaves(exc)):
             raise
         if deadline.expired() and isinstance(exc, TimeoutError):
             return _error(call, f"{call.name} {deadline.said()}")
@@ -133,11 +133,11 @@ def _images(content: Any) -> Any:
 
 def _with_images(message: Message) -> Message:
     """A tool's message with its images in their one form. Raises ValueError: an image that cannot be read is a bug."""
-    found = _images(message["content"])
-    if found is None:
+    parts = _images(message["content"])
+    if parts is None:
         return message
     try:
-        return {**message, "content": normal_content(found)}
+        return {**message, "content": normal_content(parts)}
     except ValueError as exc:
         raise ValueError(f"tool {message['name']} returned an image that cannot be shown: {exc}") from exc
 

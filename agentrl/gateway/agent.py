@@ -74,12 +74,12 @@ class AgentEnv(Env):
     def _agentrl_prove(cls, renderer: Renderer, /) -> None:
         prove_for_agents(renderer)
 
-    async def _agentrl_play(self, episode: Any, left: float | None, /) -> StopReason:
+    async def _agentrl_play(self, episode: Any, seconds: float | None, /) -> StopReason:
         if self._playing is None:
             with at_boundary("run"):
                 self._playing = await self._begin(episode.talk.options.gateway)
         try:
-            return await self._playing.run_until_pause(episode, left)
+            return await self._playing.run_until_pause(episode, seconds)
         finally:
             self.result = self._playing.result
 

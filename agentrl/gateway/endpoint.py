@@ -49,9 +49,9 @@ class Endpoint:
 
     def variables(self) -> dict[str, str]:
         """Environment variables that lead most programs to the model, past the machine's proxy if it has an address."""
-        own = urlsplit(self.url).hostname or _HERE
-        known = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
-        unproxied = ",".join(filter(None, (known, _HERE, own if is_address(own) and own != _HERE else "")))
+        host = urlsplit(self.url).hostname or _HERE
+        existing = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+        unproxied = ",".join(filter(None, (existing, _HERE, host if is_address(host) and host != _HERE else "")))
         return {
             "OPENAI_BASE_URL": self.openai,
             "OPENAI_API_BASE": self.openai,

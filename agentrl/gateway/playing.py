@@ -56,17 +56,17 @@ class AgentRun:
     def read(self) -> str | None:
         """The text of the newest messages that the agent sent to its model."""
         prompts = self._session.tree.prompts
-        told = [message for message in prompts[-1].messages if message["role"] != "assistant"] if prompts else []
-        return "\n".join("".join(texts_in(message["content"])) for message in told) or None
+        messages = [message for message in prompts[-1].messages if message["role"] != "assistant"] if prompts else []
+        return "\n".join("".join(texts_in(message["content"])) for message in messages) or None
 
-    async def run_until_pause(self, episode: Episode, left: float | None) -> StopReason:
+    async def run_until_pause(self, episode: Episode, seconds: float | None) -> StopReason:
         """Let the agent run until it or its session ends, `left` seconds have passed, or the host aborts.
 
         Raises FailedError. Raises ResumeError if the agent did not survive a pause.
         """
         running, trajectory = self._start_or_resume(episode), episode.state.trajectory
         with doing("run"):
-            stop = await self._wait(running, episode.hooks.aborted, left)
+            stop = await self._wait(running, episode.hooks.aborted, seconds)
         if stop is StopReason.ABORTED:
             self._paused = True
             self._session.hold()
@@ -127,11 +127,11 @@ class AgentRun:
         return self._running
 
     async def _wait(
-        self, running: asyncio.Task[JSON], aborted: Callable[[], bool] | None, left: float | None
+        self, running: asyncio.Task[JSON], aborted: Callable[[], bool] | None, seconds: float | None
     ) -> StopReason | None:
         """Wait until the episode ends or pauses. Returns None if the agent or its session has ended."""
         clock = asyncio.get_running_loop().time
-        until = None if left is None else clock() + left
+        until = None if seconds is None else clock() + seconds
         ended = asyncio.create_task(self._session.ended.wait())
         try:
             while True:
@@ -174,11 +174,11 @@ class AgentRun:
 
     def _unanswered(self) -> AgentRLError:
         """The error for an agent without a reply. A refusal as invalid is a bug, because it recurs in each episode."""
-        what = f"{type(self._env).__name__}.run ended without a reply of the model"
+        problem = f"{type(self._env).__name__}.run ended without a reply of the model"
         refusal = self._refusal()
         if refusal is None:
-            return InfraError(f"{what}: let the agent ask {self._endpoint.openai} with the key of its endpoint")
-        error = f"{what}; the gateway refused its last request: {refusal}"
+            return InfraError(f"{problem}: let the agent ask {self._endpoint.openai} with the key of its endpoint")
+        error = f"{problem}; the gateway refused its last request: {refusal}"
         return RefusedError("invalid", error) if refusal.kind == "invalid" else InfraError(error)
 
     def _keep_result(self, running: asyncio.Task[JSON], trajectory: Trajectory, stop: StopReason | None) -> None:
@@ -228,8 +228,8 @@ class AgentRun:
             if line["event"] == "reply":
                 return None
             if line["event"] == "refused" and line["kind"] != "closed":
-                asked = f"{line['what']}: " if "what" in line else ""
-                return RefusedError(line["kind"], f"{asked}{line['message']}")
+                target = f"{line['what']}: " if "what" in line else ""
+                return RefusedError(line["kind"], f"{target}{line['message']}")
         return None
 
 
@@ -250,10 +250,10 @@ def _masked_by_host(trajectory: Trajectory) -> Sequence[MaskReason]:
     Raises ResumeError if it has masked only a part.
     """
     reasons = {span.masked for span in trajectory.spans if span.kind == "sampled"}
-    found: list[MaskReason] = [reason for reason in ("off_policy", "host") if reason in reasons]
-    if found and None in reasons:
+    masked: list[MaskReason] = [reason for reason in ("off_policy", "host") if reason in reasons]
+    if masked and None in reasons:
         raise ResumeError("the host has masked a part of what was sampled, and an agent's episode is masked as a whole")
-    return found
+    return masked
 
 
 def _mask_malformed(episode: Episode) -> None:

@@ -33,10 +33,10 @@ class ModelOutput:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Self:
-        task, said, last = trajectory.task, trajectory.said, trajectory.final
+        task, actions, last = trajectory.task, trajectory.said, trajectory.final
         answer, thought = without_thought(last.content) if last else ("", False)
         return cls(
-            turns=tuple(action.text for action in said),
+            turns=tuple(action.text for action in actions),
             answer=answer,
             thought=thought or bool(last and last.reasoning is not None and last.content),
             observed=_observed(trajectory),
@@ -46,10 +46,10 @@ class ModelOutput:
         )
 
     @classmethod
-    def of_turns(cls, turns: Sequence[str], *, thinking: bool = False, **given: Any) -> Self:
+    def of_turns(cls, turns: Sequence[str], *, thinking: bool = False, **fields: Any) -> Self:
         """From the turns' texts alone. `thinking`: the prompt ended inside a thought."""
         answer, thought = without_thought(turns[-1], opened=thinking) if turns else ("", False)
-        return cls(turns=tuple(turns), answer=answer, thought=thought, **given)
+        return cls(turns=tuple(turns), answer=answer, thought=thought, **fields)
 
     def to_json(self) -> dict[str, JSON]:
         """The texts, without the task."""
@@ -61,14 +61,14 @@ class ModelOutput:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, JSON], **given: Any) -> Self:
+    def from_json(cls, data: Mapping[str, JSON], **fields: Any) -> Self:
         """Read the output of `to_json`; `given` are the fields it leaves out."""
         return cls(
             turns=tuple(data["turns"]),
             answer=data["answer"],
             thought=data["thought"],
             observed=tuple(data["observed"]),
-            **given,
+            **fields,
         )
 
 
@@ -78,21 +78,21 @@ def without_thought(turn: str, *, opened: bool = False) -> tuple[str, bool]:
     An unfinished thought is not an answer: what follows an unclosed <think> is left out. `opened`: the prompt
     opened a thought, so without </think> the whole turn is a thought.
     """
-    _, closed, behind = turn.rpartition(_CLOSE)
+    _, closed, answer = turn.rpartition(_CLOSE)
     if not closed and opened:
         return "", False
-    return behind.partition(_OPEN)[0].strip(), bool(closed)
+    return answer.partition(_OPEN)[0].strip(), bool(closed)
 
 
 def _observed(trajectory: Trajectory) -> tuple[str, ...]:
     """The raw text after each turn, or the text of the messages after its assistant message."""
-    found = list[str]()
+    texts = list[str]()
     for turn, (start, end) in zip(trajectory.turns, _positions(trajectory), strict=False):
-        behind = [message for message in trajectory.messages[start + 1 : end] if message.get("role") != "assistant"]
-        found.append(turn.raw or "".join(text for message in behind for text in texts_in(message.get("content"))))
-    while found and not found[-1]:
-        found.pop()
-    return tuple(found)
+        messages = [message for message in trajectory.messages[start + 1 : end] if message.get("role") != "assistant"]
+        texts.append(turn.raw or "".join(text for message in messages for text in texts_in(message.get("content"))))
+    while texts and not texts[-1]:
+        texts.pop()
+    return tuple(texts)
 
 
 def _positions(trajectory: Trajectory) -> list[tuple[int, int]]:
@@ -102,9 +102,9 @@ def _positions(trajectory: Trajectory) -> list[tuple[int, int]]:
     its replies are: each prompt of it may contain some, and nothing follows the last reply of a line.
     """
     if trajectory.session is None:
-        own = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]
-        own = own[len(own) - len(trajectory.said) :]
-        return list(pairwise([*own, len(trajectory.messages)]))
+        replies = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]
+        replies = replies[len(replies) - len(trajectory.said) :]
+        return list(pairwise([*replies, len(trajectory.messages)]))
     nodes = sorted(trajectory.session["nodes"], key=lambda node: (node["segment"], node["message"]))
     ends = {
         node["turn"]: after["message"] if after and after["segment"] == node["segment"] else node["message"] + 1

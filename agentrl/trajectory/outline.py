@@ -134,7 +134,7 @@ class Outline:
         return {name: value for name in self.__slots__ if (value := getattr(self, name)) not in (_DEFAULTS[name], {})}
 
 
-_DEFAULTS = {each.name: None if each.default is MISSING else each.default for each in fields(Outline)}
+_DEFAULTS = {column.name: None if column.default is MISSING else column.default for column in fields(Outline)}
 
 
 def place_of(session_id: str, training: Mapping[str, JSON], seat: str = "") -> dict[str, JSON]:
@@ -161,8 +161,8 @@ def answer_of(messages: Sequence[Mapping[str, JSON]]) -> str:
 
 def largest(advantages: Iterable[Iterable[float]] | None) -> float | None:
     """The advantage of the largest magnitude; None if there is none."""
-    found = [value for of_segment in advantages or () for value in of_segment if value is not None]
-    return max(found, key=abs) if found else None
+    values = [value for of_segment in advantages or () for value in of_segment if value is not None]
+    return max(values, key=abs) if values else None
 
 
 def _ledger(spans: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
@@ -181,8 +181,8 @@ def _ledger(spans: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     return {**counts, "masked": masked}
 
 
-def _counts(found: JSON) -> dict[str, int]:
+def _counts(data: JSON) -> dict[str, int]:
     """An Env may keep something else under this name."""
-    if not isinstance(found, Mapping):
+    if not isinstance(data, Mapping):
         return {}
-    return {str(name): count for name, count in found.items() if isinstance(count, int)}
+    return {str(name): count for name, count in data.items() if isinstance(count, int)}

@@ -124,7 +124,7 @@ class Segment:
     @property
     def images(self) -> list[Image]:
         """The images that the engine gets beside `engine_ids`, one for each pad."""
-        return [one.image for one in self.media]
+        return [image.image for image in self.media]
 
     @property
     def response_length(self) -> int:
@@ -143,15 +143,15 @@ class Segment:
     @property
     def log_probs(self) -> list[float]:
         """The log-prob of each response token when it was sampled; 0.0 for tokens that were not."""
-        found, at = list[float](), 0
+        values, offset = list[float](), 0
         for span in self.spans:
             length = span.stop - span.start
             if span.kind == "sampled":
-                found += self._log_probs[at : at + length].tolist()
-                at += length
+                values += self._log_probs[offset : offset + length].tolist()
+                offset += length
             else:
-                found.extend(repeat(0.0, length))
-        return found
+                values.extend(repeat(0.0, length))
+        return values
 
     @property
     def sources(self) -> list[Source]:
@@ -188,17 +188,17 @@ class Segment:
 
     def _at(self, spans: Iterable[tuple[int, int]]) -> list[int]:
         """The tokens of some spans of the response."""
-        first, found = self.prompt_length, array("i")
+        first, tokens = self.prompt_length, array("i")
         for start, stop in spans:
-            found += self.ids[first + start : first + stop]
-        return found.tolist()
+            tokens += self.ids[first + start : first + stop]
+        return tokens.tolist()
 
     @property
     def prefix_breaks(self) -> int:
         """How many generations had a prompt that is no longer the beginning of `ids`. It reads all tokens."""
-        breaks, at, digest = 0, 0, 0
+        breaks, offset, digest = 0, 0, 0
         for length, sent in zip(self._sent[::2], self._sent[1::2], strict=True):
-            digest, at = crc32(self.ids[at:length], digest), length
+            digest, offset = crc32(self.ids[offset:length], digest), length
             breaks += digest != sent
         return breaks
 
@@ -251,16 +251,16 @@ class Segment:
         """Append the tokens of template and environment after a turn: loss_mask 0, log_probs 0.0."""
         require(bool(self.turns) and not self.open, "an observation follows a turn that an action has closed")
         self._place(rendered)
-        at = 0
+        offset = 0
         for span in rendered.spans:
-            require(span.start == at and span.stop > at, f"rendered spans leave a gap at token {at}")
+            require(span.start == offset and span.stop > offset, f"rendered spans leave a gap at token {offset}")
             self._extend(rendered.tokens[span.start : span.stop], span.kind)
             if span.kind == "observation":
                 self._observation += span.stop - span.start
             else:
                 self._scaffold += span.stop - span.start
-            at = span.stop
-        require(at == len(rendered.tokens), f"rendered spans end at {at} of {len(rendered.tokens)} tokens")
+            offset = span.stop
+        require(offset == len(rendered.tokens), f"rendered spans end at {offset} of {len(rendered.tokens)} tokens")
         self.thinking = rendered.thinking
         self._check()
 
@@ -271,8 +271,8 @@ class Segment:
         """
         require(not self.open and self.prompt_length > 0, "turns follow a prompt or an observation")
         if sampled._sent:
-            sent, own = tuple(sampled._sent[:2]), (len(self.ids), self._digest)
-            require(sent == own, f"a turn was sampled after {sent[0]} other tokens than these {own[0]}")
+            sent, expected = tuple(sampled._sent[:2]), (len(self.ids), self._digest)
+            require(sent == expected, f"a turn was sampled after {sent[0]} other tokens than these {expected[0]}")
         turns, start = len(self.turns), self.response_length
         for span in sampled.spans:
             self.spans.add(span.stop + start, span.turn + turns, span.kind, span.weight_version, span.masked)
@@ -289,7 +289,7 @@ class Segment:
 
     def drop_prompt(self) -> None:
         """Drop the prompt's tokens, which are kept elsewhere. The rest can be read, and appended after them."""
-        self.media = _moved([one for one in self.media if one.start >= self.prompt_length], -self.prompt_length)
+        self.media = _moved([image for image in self.media if image.start >= self.prompt_length], -self.prompt_length)
         self.ids, self.prompt_length = TokenIds(self.ids[self.prompt_length :]), 0
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
@@ -314,10 +314,10 @@ class Segment:
         if span.kind != "sampled" or all(loss_mask[span.start : span.stop]):
             yield span
             return
-        for kept, run in groupby(range(span.start, span.stop), key=lambda i: bool(loss_mask[i])):
+        for trained, run in groupby(range(span.start, span.stop), key=lambda i: bool(loss_mask[i])):
             positions = list(run)
             piece = replace(span, start=positions[0], stop=positions[-1] + 1)
-            yield piece if kept else self._mask(piece, reason)
+            yield piece if trained else self._mask(piece, reason)
 
     def _mask(self, span: Span, reason: MaskReason) -> Span:
         if not span.trained:
@@ -380,13 +380,17 @@ class Segment:
         self._verify_media()
 
     def _verify_media(self) -> None:
-        at, sampled = 0, [(span.start, span.stop) for span in self.spans if span.kind == "sampled"]
-        for one in self.media:
-            require(at <= one.start < one.stop <= len(self.ids), f"an image at {one.start} overlaps or is outside")
-            require(len(set(self.ids[one.start : one.stop])) == 1, f"the image at {one.start} is cut or written over")
-            start, stop = one.start - self.prompt_length, one.stop - self.prompt_length
-            require(not any(a < stop and start < b for a, b in sampled), f"the image at {one.start} was sampled")
-            at = one.stop
+        offset, sampled = 0, [(span.start, span.stop) for span in self.spans if span.kind == "sampled"]
+        for image in self.media:
+            require(
+                offset <= image.start < image.stop <= len(self.ids), f"an image at {image.start} overlaps or is outside"
+            )
+            require(
+                len(set(self.ids[image.start : image.stop])) == 1, f"the image at {image.start} is cut or written over"
+            )
+            start, stop = image.start - self.prompt_length, image.stop - self.prompt_length
+            require(not any(a < stop and start < b for a, b in sampled), f"the image at {image.start} was sampled")
+            offset = image.stop
 
     # Serialising
 
@@ -402,7 +406,9 @@ class Segment:
             "actions": [asdict(action) for action in self.actions],
             "thinking": self.thinking,
             **({"branch": self.branch} if self.branch else {}),
-            **({"media": [[one.start, one.stop, one.image.digest] for one in self.media]} if self.media else {}),
+            **(
+                {"media": [[image.start, image.stop, image.image.digest] for image in self.media]} if self.media else {}
+            ),
         }
 
     @classmethod
@@ -445,7 +451,7 @@ class Segment:
 
 
 def _moved(media: Iterable[RenderedImage], by: int) -> list[RenderedImage]:
-    return [one.moved(by) for one in media]
+    return [image.moved(by) for image in media]
 
 
 def require(condition: bool, message: str) -> None:
@@ -474,24 +480,24 @@ def _id_array(tokens: Iterable[int]) -> array[int]:
 
 def _log_prob_array(log_probs: Iterable[float]) -> array[float]:
     """Log-probs as an array. Raises LedgerError if one is invalid."""
-    found = list(log_probs)
+    values = list(log_probs)
     try:
         # The sum of numbers is NaN if one of them is, which the smallest and the largest do not show.
-        valid = not found or (min(found) >= -_LARGEST and max(found) <= _ROUNDING and not isnan(sum(found)))
+        valid = not values or (min(values) >= -_LARGEST and max(values) <= _ROUNDING and not isnan(sum(values)))
     except TypeError as exc:
         raise LedgerError(f"log_probs are numbers: {exc}") from exc
     if not valid:
-        bad = next(x for x in found if not -_LARGEST <= x <= _ROUNDING)
+        bad = next(x for x in values if not -_LARGEST <= x <= _ROUNDING)
         raise LedgerError(f"a log_prob is {bad}; it must be finite and at most 0")
-    return array("f", found)
+    return array("f", values)
 
 
 def _per_token(spans: Sequence[Span], value: Callable[[Span], T]) -> list[T]:
     """The value of each token's span, once for each token."""
-    found: list[T] = []
+    values: list[T] = []
     for span in spans:
-        found.extend(repeat(value(span), span.stop - span.start))
-    return found
+        values.extend(repeat(value(span), span.stop - span.start))
+    return values
 
 
 def _action_from_json(data: Mapping[str, JSON]) -> Action:

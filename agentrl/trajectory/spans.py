@@ -114,11 +114,11 @@ class Spans(Sequence[Span]):
         return repr(list(self))
 
     @overload
-    def __getitem__(self, at: int) -> Span: ...
+    def __getitem__(self, index: int) -> Span: ...
     @overload
-    def __getitem__(self, at: slice) -> list[Span]: ...
-    def __getitem__(self, at: int | slice) -> Span | list[Span]:
-        places = range(len(self))[at]
+    def __getitem__(self, index: slice) -> list[Span]: ...
+    def __getitem__(self, index: int | slice) -> Span | list[Span]:
+        places = range(len(self))[index]
         return [self._span(place) for place in places] if isinstance(places, range) else self._span(places)
 
     def __iter__(self) -> Iterator[Span]:
@@ -129,38 +129,38 @@ class Spans(Sequence[Span]):
 
     def sampled_in(self, turn: int) -> list[tuple[int, int]]:
         """Where each sampled span of a turn starts and stops."""
-        return [(start, self._rows[at]) for at, start in self._rows_of(turn) if self._mark(at)[0] == "sampled"]
+        return [(start, self._rows[row]) for row, start in self._rows_of(turn) if self._mark(row)[0] == "sampled"]
 
     def sampled_by_turn(self) -> dict[int, list[tuple[int, int]]]:
         """`sampled_in` of each turn that has sampled spans."""
-        found, start = dict[int, list[tuple[int, int]]](), 0
-        for at in range(0, len(self._rows), 3):
-            if self._mark(at)[0] == "sampled":
-                found.setdefault(self._rows[at + 1], []).append((start, self._rows[at]))
-            start = self._rows[at]
-        return found
+        spans, start = dict[int, list[tuple[int, int]]](), 0
+        for row in range(0, len(self._rows), 3):
+            if self._mark(row)[0] == "sampled":
+                spans.setdefault(self._rows[row + 1], []).append((start, self._rows[row]))
+            start = self._rows[row]
+        return spans
 
     def mask(self, turn: int, reason: MaskReason) -> int:
         """Mask the trained spans of a turn. Returns the number of tokens in these spans."""
         count = 0
-        for at, start in self._rows_of(turn):
-            kind, version, masked = self._mark(at)
+        for row, start in self._rows_of(turn):
+            kind, version, masked = self._mark(row)
             if kind == "sampled" and masked is None:
-                self._rows[at + 2] = self._mark_index((kind, version, reason))
-                count += self._rows[at] - start
+                self._rows[row + 2] = self._mark_index((kind, version, reason))
+                count += self._rows[row] - start
         return count
 
     def _rows_of(self, turn: int) -> Iterator[tuple[int, int]]:
         """The place in `_rows` and the start of each span of a turn. The turns of spans never decrease."""
         rows = self._rows
         first = bisect_left(range(len(self)), turn, key=lambda place: rows[3 * place + 1])
-        for at in range(3 * first, len(rows), 3):
-            if rows[at + 1] != turn:
+        for row in range(3 * first, len(rows), 3):
+            if rows[row + 1] != turn:
                 break
-            yield at, rows[at - 3] if at else 0
+            yield row, rows[row - 3] if row else 0
 
-    def _mark(self, at: int) -> _Mark:
-        return self._marks[self._rows[at + 2]]
+    def _mark(self, row: int) -> _Mark:
+        return self._marks[self._rows[row + 2]]
 
     def _mark_index(self, mark: _Mark) -> int:
         if mark not in self._marks:
@@ -176,7 +176,7 @@ def runs_of(generation: Generation) -> Iterator[tuple[str | None, int, int, Mask
     """Sampled tokens of one version that a grammar changed, or did not: version, start, stop, why not trained."""
     forced = generation.constrained
     for version, start, stop in generation.versions():
-        ends = [at for at in range(start + 1, stop) if forced[at] != forced[at - 1]] if forced else []
+        ends = [index for index in range(start + 1, stop) if forced[index] != forced[index - 1]] if forced else []
         for first, last in pairwise([start, *ends, stop]):
             yield version, first, last, "constrained" if any(forced[first:last]) else None
 

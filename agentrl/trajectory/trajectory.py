@@ -207,8 +207,8 @@ class Trajectory:
             masked = "undelivered" in segment.ledger.masked  # usually not, and then no span is read
             lost = {span.turn for span in segment.spans if span.masked == "undelivered"} if masked else ()
             got = [action for turn, action in enumerate(segment.said) if turn not in lost]
-            if said := got or segment.said:
-                return said[-1]
+            if actions := got or segment.said:
+                return actions[-1]
         return None
 
     @property
@@ -257,8 +257,8 @@ class Trajectory:
     @property
     def tool_call_count(self) -> int:
         """How many calls named an existing tool."""
-        known = {spec.get("function", spec).get("name") for spec in self.tools}
-        return sum(name in known for turn in self.turns for name in turn.calls)
+        names = {spec.get("function", spec).get("name") for spec in self.tools}
+        return sum(name in names for turn in self.turns for name in turn.calls)
 
     @property
     def bad_calls_in_a_row(self) -> int:
@@ -287,19 +287,19 @@ class Trajectory:
 
     def _places(self) -> list[Sequence[int]]:
         """For each segment, the places of its turns in time."""
-        first, found = 0, list[Sequence[int]]()
+        first, of_segments = 0, list[Sequence[int]]()
         for segment in self.segments:
             places = range(first, first + len(segment.turns))
-            found.append([self.order[turn] for turn in places] if self.order else places)
+            of_segments.append([self.order[turn] for turn in places] if self.order else places)
             first += len(segment.turns)
-        return found
+        return of_segments
 
     def _in_time(self, of_segments: Sequence[Sequence[T]]) -> list[T]:
         """The values of the turns of each segment as one list in order of time. Open turns may have none."""
         if not self.order:
             return [value for values in of_segments for value in values]
         placed = zip(self._places(), of_segments, strict=True)
-        return [value for _, value in sorted(chain(*(zip(*each, strict=False) for each in placed)), key=itemgetter(0))]
+        return [value for _, value in sorted(chain(*(zip(*pair, strict=False) for pair in placed)), key=itemgetter(0))]
 
     # Growing
 
@@ -435,8 +435,8 @@ class Trajectory:
             "turns": data["turns"][first:],
             "actions": data["actions"][sum(len(segment["actions"]) for segment in earlier) :],
         }
-        found = (image for message in data["messages"] for image in images_in(message.get("content")))
-        images = {image.digest: image for image in found}
+        shown_images = (image for message in data["messages"] for image in images_in(message.get("content")))
+        images = {image.digest: image for image in shown_images}
         self.segments = [Segment.from_json(segment, images) for segment in (*earlier, last)]
         self.order, self.seat = data.get("order", ()), data.get("seat", "")
         self.messages, self.unread = list(data["messages"]), data.get("unread", 0)
@@ -480,8 +480,8 @@ def _from_turn(spans: Sequence[Mapping[str, JSON]], first: int) -> list[dict[str
 def _task_to_json(task: Task) -> dict[str, JSON]:
     prompt = {"raw": task.prompt.text} if isinstance(task.prompt, Raw) else task.prompt
     data = {field.name: getattr(task, field.name) for field in fields(task)}
-    written: dict[str, JSON] = to_json_lossy({**data, "prompt": prompt})
-    return written
+    json: dict[str, JSON] = to_json_lossy({**data, "prompt": prompt})
+    return json
 
 
 def _task_from_json(data: Mapping[str, JSON]) -> Task:

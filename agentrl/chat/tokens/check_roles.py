@@ -62,8 +62,8 @@ def prove_places(writer: EntryWriter) -> None:
 
 def _proved(writer: EntryWriter) -> object:
     for role in _ROLES:
-        for place, (before, behind) in _ROOTS.items():
-            entries = _numbered([*before, role, *behind])
+        for place, (before, after) in _ROOTS.items():
+            entries = _numbered([*before, role, *after])
             _check(writer, role, place, entries, partial(writer.prompt, entries))
         for place, (turn, before) in _TURNS.items():
             action = _sampled(writer.renderer, turn)
@@ -78,11 +78,11 @@ def _check(
     writer: EntryWriter, role: Entry, place: str, entries: Sequence[Entry], write: Callable[[], Rendered]
 ) -> None:
     try:
-        found = _WORD.findall(writer.renderer.decode(write().tokens))
+        words = _WORD.findall(writer.renderer.decode(write().tokens))
     except TemplateError as exc:
         raise TemplateError(f"{_told(writer, role, place)}: {exc}") from exc
-    if found != [word for entry in entries for word in _WORD.findall(entry.text)]:
-        raise TemplateError(f"{_told(writer, role, place)}: the tokens hold {found}")
+    if words != [word for entry in entries for word in _WORD.findall(entry.text)]:
+        raise TemplateError(f"{_told(writer, role, place)}: the tokens hold {words}")
 
 
 def _told(writer: EntryWriter, role: Entry, place: str) -> str:

@@ -98,7 +98,7 @@ class _Examples:
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
         writing = self._writing(forced.names[0])
         shells = {name: self._shell(name, writing) for name in forced.names}
-        each = [
+        forms = [
             sequence(
                 [
                     *self._pieces(shell.begin),
@@ -108,10 +108,10 @@ class _Examples:
             )
             for name, shell in shells.items()
         ]
-        content = [either(each)]
+        content = [either(forms)]
         name, first = next(iter(shells.items()))
         if forced.parallel and first.between is not None:
-            more = sequence([*self._pieces(first.between), either(each)])
+            more = sequence([*self._pieces(first.between), either(forms)])
             content.append({"type": "star", "content": more})
         return self._with_thought(self._thought_before(name, first, writing), first.before, content, thinking)
 
@@ -130,11 +130,11 @@ class _Examples:
 
     def _until(self, closing: str) -> list[Format]:
         """Any text up to the end of a thought, and that."""
-        found = _MARK.search(closing)
-        if found is None:
+        mark = _MARK.search(closing)
+        if mark is None:
             return [{"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": closing}]
         excluded = sorted({*self.marks, *self.renderer.stop_token_ids})
-        return [{"type": "any_tokens", "exclude_tokens": excluded}, *self._pieces(closing[found.start() :])]
+        return [{"type": "any_tokens", "exclude_tokens": excluded}, *self._pieces(closing[mark.start() :])]
 
     def _pieces(self, text: str) -> list[Format]:
         """A text as formats: each mark is one token."""
@@ -154,7 +154,7 @@ class _Examples:
             raise RefusedError("invalid", f"the template cannot write such an answer ({exc}); {_REMEDY}") from exc
         if tokens and tokens[-1] in self.renderer.stop_token_ids:
             tokens = tokens[:-1]
-        places, parts, run = {token: at for at, token in enumerate(self.marks)}, list[str](), list[int]()
+        places, parts, run = {token: index for index, token in enumerate(self.marks)}, list[str](), list[int]()
         for token in tokens:
             if token in places:
                 parts += [self.renderer.decode(run), chr(_PRIVATE + places[token])]
@@ -167,27 +167,27 @@ class _Examples:
         """How the template writes arguments. Raises RefusedError if that is none of the known ways."""
         if len(JsonArguments.example.findall(self._written(_message(name, 1)))) == 1:
             return JsonArguments()
-        found = learn_pairs(
+        pairs = learn_pairs(
             lambda arguments: self._written(_message(name, 1, arguments)),
             self._pieces,
             self.renderer.marks,
             _MARK,
             sorted(self.renderer.stop_token_ids),
         )
-        if found is None:
+        if pairs is None:
             raise RefusedError(
                 "invalid",
                 "this model's template writes arguments neither as JSON nor as keys and values between tags; "
                 + _REMEDY,
             )
-        return found
+        return pairs
 
     def _shell(self, name: str, writing: Writing) -> _Shell:
-        one = self._written(_message(name, 1))
-        found = list(writing.example.finditer(one))
-        if len(found) != 1:
+        single = self._written(_message(name, 1))
+        matches = list(writing.example.finditer(single))
+        if len(matches) != 1:
             raise RefusedError("invalid", f"the template writes calls of {name} in another way than others; {_REMEDY}")
-        head, tail = one[: found[0].start()], one[found[0].end() :]
+        head, tail = single[: matches[0].start()], single[matches[0].end() :]
         middle = self._middle(name, writing)
         if middle is None:
             return _Shell("", head, tail, None)
@@ -202,15 +202,15 @@ class _Examples:
         if not self.renderer.certificate.capabilities.get("parallel_calls"):
             return None
         two = self._written(_message(name, 2))
-        found = list(writing.example.finditer(two))
-        return two[found[0].end() : found[1].start()] if len(found) == 2 else None
+        matches = list(writing.example.finditer(two))
+        return two[matches[0].end() : matches[1].start()] if len(matches) == 2 else None
 
     def _thought_before(self, name: str, shell: _Shell, writing: Writing) -> tuple[str, str] | None:
         rest = self._after_thought(_message(name, 1))
-        found = None if rest is None else writing.example.search(rest[1])
-        if rest is None or found is None or not rest[1][: found.start()].endswith(shell.begin):
+        match = None if rest is None else writing.example.search(rest[1])
+        if rest is None or match is None or not rest[1][: match.start()].endswith(shell.begin):
             return None
-        return rest[0], rest[1][: found.start()].removesuffix(shell.begin)
+        return rest[0], rest[1][: match.start()].removesuffix(shell.begin)
 
     def _after_thought(self, message: Mapping[str, JSON]) -> tuple[str, str] | None:
         """What the template writes before and after the thought of a message. None if it writes no thoughts."""
@@ -226,6 +226,6 @@ def _message(name: str, count: int, arguments: Mapping[str, JSON] | None = None)
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _common_start(one: str, other: str) -> str:
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return one[: sum(1 for _ in same)]
+def _common_start(text: str, other: str) -> str:
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
+    return text[: sum(1 for _ in same)]

@@ -122,21 +122,21 @@ class _MessageBuilder:
             self._user(_content(entry), entry.joined)
 
     def _instruct(self, entry: Entry) -> None:
-        said = text(entry.text)
-        if not said.strip():
+        instruction = text(entry.text)
+        if not instruction.strip():
             return
         if not (self.root and self.heading and self.forms.carries("system")):
-            self._user(REMINDER.format(said))
+            self._user(REMINDER.format(instruction))
         elif self.messages:
-            self.messages[-1]["content"] += BLANK + said
+            self.messages[-1]["content"] += BLANK + instruction
         else:
-            self.messages.append({"role": "system", "content": said})
+            self.messages.append({"role": "system", "content": instruction})
 
-    def _user(self, said: Content, joined: bool = False) -> None:
+    def _user(self, content: Content, joined: bool = False) -> None:
         if not self._joins(joined):
-            self.messages.append({"role": "user", "content": said})
+            self.messages.append({"role": "user", "content": content})
         else:
-            self.messages[-1]["content"] = _together(self.messages[-1]["content"], said)
+            self.messages[-1]["content"] = _together(self.messages[-1]["content"], content)
 
     def _joins(self, joined: bool) -> bool:
         """Whether a user's text is joined to the message before it: they are one message, or the template refuses
@@ -149,14 +149,14 @@ class _MessageBuilder:
 
     def _result(self, entry: Entry) -> None:
         loaded = [json.dumps(self._loaded(name), ensure_ascii=False) for name in entry.loads]
-        said = _together(_content(entry), "\n".join(loaded))
+        content = _together(_content(entry), "\n".join(loaded))
         wire = self.ids.get(entry.call_id, entry.call_id)
         call_id = wire if wire in self.calls else plain_id(wire)
         if not self._may_answer(call_id) or (entry.parts and not self.forms.carries("tool_images")):
-            self._user(said)
+            self._user(content)
             return
         name = self.calls.get(call_id) or "unknown"
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": said})
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": content})
 
     def _may_answer(self, call_id: str) -> bool:
         """Whether a result of this call may be a tool message here. If not, it becomes user text."""
@@ -164,8 +164,8 @@ class _MessageBuilder:
             return False
         if not self.forms.careful:
             return call_id in self.calls or self.forms.carries("orphan_tool")
-        behind = self.messages[-1]["role"] if self.messages else "assistant"
-        return call_id in self.calls and behind != "user"
+        previous = self.messages[-1]["role"] if self.messages else "assistant"
+        return call_id in self.calls and previous != "user"
 
     def _loaded(self, name: str) -> ToolSpec:
         return self.forms.deferred.get(name, {"name": name})
@@ -180,17 +180,17 @@ def _content(entry: Entry) -> Content:
     """The text of an entry, or its texts and images as parts."""
     if not entry.parts:
         return text(entry.text)
-    found: Content = ""
+    content: Content = ""
     for part in entry.parts:
-        found = _together(found, text(part) if isinstance(part, str) else [part.part], "\n")
-    return found
+        content = _together(content, text(part) if isinstance(part, str) else [part.part], "\n")
+    return content
 
 
-def _together(one: Content, other: Content, mark: str = BLANK) -> Content:
+def _together(first: Content, second: Content, mark: str = BLANK) -> Content:
     """Two contents as one. `mark` is written between two texts, and nothing between a text and an image."""
-    if isinstance(one, str) and isinstance(other, str):
-        return mark.join(filter(None, (one, other)))
-    before, after = _parts(one), _parts(other)
+    if isinstance(first, str) and isinstance(second, str):
+        return mark.join(filter(None, (first, second)))
+    before, after = _parts(first), _parts(second)
     if before and after and "text" in before[-1] and "text" in after[0]:
         middle = {"type": "text", "text": before[-1]["text"] + mark + after[0]["text"]}
         return [*before[:-1], middle, *after[1:]]
@@ -203,26 +203,26 @@ def _parts(content: Content) -> Sequence[Mapping[str, str]]:
     return [{"type": "text", "text": content}] if content else []
 
 
-def one_by_one(entries: Sequence[Entry], known: Container[int] = ()) -> Iterator[tuple[int | None, Entry]]:
+def one_by_one(entries: Sequence[Entry], unsplit: Container[int] = ()) -> Iterator[tuple[int | None, Entry]]:
     """The entries for a template that takes one call per turn: each call is placed right before its result.
 
     Yields each entry with its index in `entries`, or None for a call that was split from its turn. Turns at the indices
     in `known` are not split.
     """
     waiting = dict[str, Call]()
-    for at, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         if entry.role == "tool" and entry.call_id in waiting:
             yield None, Entry("assistant", calls=(waiting.pop(entry.call_id),))
-            yield at, entry
+            yield index, entry
             continue
         yield from ((None, Entry("assistant", calls=(call,))) for call in waiting.values())
         waiting = {}
-        if entry.role == "assistant" and len(entry.calls) > 1 and at not in known:
+        if entry.role == "assistant" and len(entry.calls) > 1 and index not in unsplit:
             waiting = {call.id: call for call in entry.calls}
             if entry.text:
-                yield at, replace(entry, calls=())
+                yield index, replace(entry, calls=())
         else:
-            yield at, entry
+            yield index, entry
     yield from ((None, Entry("assistant", calls=(call,))) for call in waiting.values())
 
 

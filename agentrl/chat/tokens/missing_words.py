@@ -23,13 +23,13 @@ def first_message_not_in(messages: Sequence[Message], text: str) -> int | None:
     not change them.
     """
     words: set[str] | None = None
-    for at, message in enumerate(messages):
+    for index, message in enumerate(messages):
         content = "\n".join(texts_in(message.get("content") or ""))
         if len(content) >= _LONG and content.strip() in text:
             continue
         words = _words(text) if words is None else words
         if _words(content) - words:
-            return at
+            return index
     return None
 
 

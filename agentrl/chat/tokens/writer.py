@@ -24,7 +24,7 @@ from agentrl.render.learn.probe import TOOL as PROBE_TOOL
 from agentrl.trajectory.trajectory import assistant_message
 from agentrl.types import Action, Message, Raw, Rendered, RenderedSpan, ToolCall, ToolSpec
 
-Known = Mapping[int, tuple[Action, Sequence[int]]]
+Replies = Mapping[int, tuple[Action, Sequence[int]]]
 """Index of an assistant entry -> the action and the tokens of that reply, as sampled."""
 
 _SILENCE = Entry("user", "")
@@ -63,7 +63,7 @@ class Writer:
         entries, _ = self._apart(entries, _NONE)
         return to_messages(entries, self._forms(), ids, root=root, calls=_names(action))
 
-    def prompt(self, entries: Sequence[Entry], known: Known = _NONE, ids: Mapping[str, str] = _NONE) -> Rendered:
+    def prompt(self, entries: Sequence[Entry], replies: Replies = _NONE, ids: Mapping[str, str] = _NONE) -> Rendered:
         """The prompt of a new root.
 
         Without `known`, the template renders all messages at once. With `known`, everything from the first known reply
@@ -73,18 +73,20 @@ class Writer:
         A window may begin with the assistant. The template writes such replies itself. If it refuses, or if there is
         nothing to write, an empty message of the user comes first.
         """
-        entries, known = self._apart(entries, known)
+        entries, replies = self._apart(entries, replies)
         opening = next((index for index, entry in enumerate(entries) if entry.role != "assistant"), len(entries))
         try:
             if entries:
-                return self._prompt(entries, {index: reply for index, reply in known.items() if index >= opening}, ids)
+                return self._prompt(
+                    entries, {index: reply for index, reply in replies.items() if index >= opening}, ids
+                )
         except TemplateError:
             if not opening:
                 raise
-        return self._prompt([_SILENCE, *entries], {index + 1: reply for index, reply in known.items()}, ids)
+        return self._prompt([_SILENCE, *entries], {index + 1: reply for index, reply in replies.items()}, ids)
 
-    def _prompt(self, entries: Sequence[Entry], known: Known, ids: Mapping[str, str]) -> Rendered:
-        first = min([*known, *self._moved(entries)], default=len(entries))
+    def _prompt(self, entries: Sequence[Entry], replies: Replies, ids: Mapping[str, str]) -> Rendered:
+        first = min([*replies, *self._moved(entries)], default=len(entries))
         try:
             head = self._head(entries[:first], ids)
         except TemplateError:
@@ -92,14 +94,14 @@ class Writer:
                 raise
             first = _assistant(entries)
             head = self._head(entries[:first], ids)
-        return head.rendered if first == len(entries) else self._pieces(head, entries, first, known, ids)
+        return head.rendered if first == len(entries) else self._pieces(head, entries, first, replies, ids)
 
     def bridge(
         self,
         history: Sequence[Message],
         action: Action,
         entries: Sequence[Entry],
-        known: Known = _NONE,
+        replies: Replies = _NONE,
         ids: Mapping[str, str] = _NONE,
         *,
         budget: int | None = None,
@@ -109,10 +111,10 @@ class Writer:
         `history` ends with that turn. `budget` is the most tokens that the messages up to the next assistant message
         may have. Longer ones are cut.
         """
-        entries, known = self._apart(entries, known)
+        entries, replies = self._apart(entries, replies)
         first = _assistant(entries)
         piece = self._behind(history, action, entries[:first], ids, budget)
-        return piece.rendered if first == len(entries) else self._pieces(piece, entries, first, known, ids)
+        return piece.rendered if first == len(entries) else self._pieces(piece, entries, first, replies, ids)
 
     def opened(self, rendered: Rendered, entry: Entry) -> Rendered:
         """A prompt, with an assistant entry as the beginning of the next turn, which the model continues."""
@@ -141,10 +143,10 @@ class Writer:
         if name == "content" and self.renderer.parse(tokens, "length").reasoning is not None:
             return text
         try:
-            written = self.renderer.decode(self.renderer.encode({**to_assistant_message(entry, _NONE), name: _PLACE}))
+            rendered = self.renderer.decode(self.renderer.encode({**to_assistant_message(entry, _NONE), name: _PLACE}))
         except TemplateError:
             return text
-        lead, place, _ = written.partition(_PLACE)
+        lead, place, _ = rendered.partition(_PLACE)
         return lead + text if place else text
 
     def _forms(self, careful: bool = False) -> EntryConverter:
@@ -155,13 +157,13 @@ class Writer:
             careful=careful,
         )
 
-    def _apart(self, entries: Sequence[Entry], known: Known) -> tuple[Sequence[Entry], Known]:
+    def _apart(self, entries: Sequence[Entry], replies: Replies) -> tuple[Sequence[Entry], Replies]:
         """Give parallel calls a turn each if the template takes one call per turn. Sampled calls stay together."""
         if self.renderer.certificate.capabilities.get("parallel_calls", False):
-            return entries, known
-        apart = list(one_by_one(entries, known))
+            return entries, replies
+        apart = list(one_by_one(entries, replies))
         return [entry for _, entry in apart], {
-            i: known[at] for i, (at, _) in enumerate(apart) if at is not None and at in known
+            i: replies[index] for i, (index, _) in enumerate(apart) if index is not None and index in replies
         }
 
     def _moved(self, entries: Sequence[Entry]) -> Iterator[int]:
@@ -203,18 +205,18 @@ class Writer:
         return _first(attempts)
 
     def _pieces(
-        self, piece: _WriterState, entries: Sequence[Entry], first: int, known: Known, ids: Mapping[str, str]
+        self, piece: _WriterState, entries: Sequence[Entry], first: int, replies: Replies, ids: Mapping[str, str]
     ) -> Rendered:
         """`piece`, then each assistant entry from `first` on, with the entries that follow it."""
         tokens, cut, last = list(piece.rendered.tokens), piece.rendered.cut, piece
         special, checks, media = piece.rendered.special, piece.rendered.checks, [*piece.rendered.media]
         turns = [i for i in range(first, len(entries)) if entries[i].role == "assistant"]
-        for at, end in pairwise([*turns, len(entries)]):
-            action, sampled = known.get(at) or self._said(entries[at], ids, last)
-            ids = {**ids, **_paired(entries[at], action, ids)}
-            last = self._behind([*last.history, assistant_message(action)], action, entries[at + 1 : end], ids)
+        for start, end in pairwise([*turns, len(entries)]):
+            action, sampled = replies.get(start) or self._said(entries[start], ids, last)
+            ids = {**ids, **_paired(entries[start], action, ids)}
+            last = self._behind([*last.history, assistant_message(action)], action, entries[start + 1 : end], ids)
             tokens += sampled
-            media += (one.moved(len(tokens)) for one in last.rendered.media)
+            media += (image.moved(len(tokens)) for image in last.rendered.media)
             tokens += last.rendered.tokens
             cut += last.rendered.cut
             special += last.rendered.special
@@ -224,12 +226,12 @@ class Writer:
 
     def _said(self, entry: Entry, ids: Mapping[str, str], before: _WriterState) -> tuple[Action, Sequence[int]]:
         """Encode an assistant entry that did not come from the model in the form that the model would have sampled."""
-        written = to_assistant_message(entry, ids)
+        assistant = to_assistant_message(entry, ids)
         calls = [
             ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
-            for call in written.get("tool_calls", ())
+            for call in assistant.get("tool_calls", ())
         ]
-        tokens = self._encoded(written)
+        tokens = self._encoded(assistant)
         if tokens[-1:] and tokens[-1] not in self.renderer.stop_token_ids:
             return Action(entry.text, entry.text, None, (), "length", None, tuple(tokens)), tokens
         turn = sum(message["role"] == "assistant" for message in before.history)
@@ -252,12 +254,12 @@ class Writer:
 
     def _whole(self, rendered: Rendered, messages: Sequence[Message], history: Sequence[Message]) -> _WriterState:
         """Raises TemplateError if a part of a message is not in the tokens."""
-        at = None if rendered.cut else first_message_not_in(messages, self.renderer.decode(rendered.tokens))
-        if at is not None:
-            role, content = messages[at]["role"], "".join(texts_in(messages[at]["content"]))
+        index = None if rendered.cut else first_message_not_in(messages, self.renderer.decode(rendered.tokens))
+        if index is not None:
+            role, content = messages[index]["role"], "".join(texts_in(messages[index]["content"]))
             raise TemplateError(
                 f"the chat template of {self.renderer.certificate.template} leaves out words of "
-                f"message {at + 1} of {len(messages)} ({role}): {content!r:.80}"
+                f"message {index + 1} of {len(messages)} ({role}): {content!r:.80}"
             )
         return _WriterState(rendered, history)
 
@@ -307,18 +309,18 @@ def _names(action: Action | None) -> dict[str, str]:
 def _paired(entry: Entry, action: Action, ids: Mapping[str, str]) -> dict[str, str]:
     """The ids of the entry's calls -> those of the action, in order, if all are there. Ids in `ids` are left out."""
     readable = [call.id for call in action.calls if call.error is None]
-    made = next((ids for ids in (readable, [call.id for call in action.calls]) if len(ids) == len(entry.calls)), [])
-    pairs = zip(entry.calls if made else (), made, strict=True)
-    return {wire: made for call, made in pairs for wire in (call.id, plain_id(call.id)) if wire not in ids}
+    call_ids = next((ids for ids in (readable, [call.id for call in action.calls]) if len(ids) == len(entry.calls)), [])
+    pairs = zip(entry.calls if call_ids else (), call_ids, strict=True)
+    return {wire: call_ids for call, call_ids in pairs for wire in (call.id, plain_id(call.id)) if wire not in ids}
 
 
 def _spans(first: Rendered, length: int, last: Rendered) -> tuple[RenderedSpan, ...]:
     """The spans of several pieces: all text between the first close and the last generation prompt is observation."""
     lengths = [{span.kind: span.stop - span.start for span in piece.spans} for piece in (first, last)]
     start, end = lengths[0].get("close", 0), length - lengths[1].get("prompt", 0)
-    found = (
+    spans = (
         RenderedSpan("close", 0, start),
         RenderedSpan("observation", start, end),
         RenderedSpan("prompt", end, length),
     )
-    return tuple(span for span in found if span.stop > span.start)
+    return tuple(span for span in spans if span.stop > span.start)

@@ -28,7 +28,7 @@ class Chat:
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
     ) -> ReplyWriter:
         body, changed = relaxed(body, options)
-        asked = fields.recorded(body, fields.CHAT)
+        recorded = fields.recorded(body, fields.CHAT)
         sent = reading.sequence(body.get("messages"), "messages")
         entries = [entry for index, message in enumerate(sent) for entry in _message(message, f"messages[{index}]")]
         if not entries:
@@ -45,7 +45,7 @@ class Chat:
             max_tokens=reading.bound(body.get(most), most),
             stop=reading.strings(body.get("stop"), "stop"),
             model=reading.string(body.get("model"), "model"),
-            asked=asked | wishes.left_out(left_out) | changed,
+            recorded=recorded | wishes.left_out(left_out) | changed,
             branch=headers.get("x-session-id", "sub-agent") if headers.get("x-parent-session-id") else "",
             digest=digest,
             continued=wishes.continues(body, entries, marked=_is_prefix(sent[-1])),
@@ -68,14 +68,14 @@ def _message(message: JSON, where: str) -> list[Entry]:
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise refuse(f"{where}.role must be one of {', '.join(_ROLES)}, not {role!r:.80}")
-    at = f"{where}.content"
+    place = f"{where}.content"
     if role == "assistant":
-        return [_assistant(message, "".join(reading.texts(content, at)), where)]
+        return [_assistant(message, "".join(reading.texts(content, place)), where)]
     if role == "tool":
         call_id = reading.string(message.get("tool_call_id"), f"{where}.tool_call_id")
-        return [Entry.of("tool", reading.parts(content, at), call_id=call_id)]
+        return [Entry.of("tool", reading.parts(content, place), call_id=call_id)]
     read = reading.parts if role == "user" else reading.texts
-    return reading.blocks(cast(Role, role), read(content, at))
+    return reading.blocks(cast(Role, role), read(content, place))
 
 
 def _assistant(message: Mapping[str, JSON], text: str, where: str) -> Entry:
@@ -110,9 +110,14 @@ def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
         if kind != "function":
             left_out.append(reading.left_out(kind, where))
             continue
-        said = reading.mapping(tool.get("function"), f"{where}.function")
+        declaration = reading.mapping(tool.get("function"), f"{where}.function")
         tools.append(
-            reading.function(said.get("name"), said.get("description"), said.get("parameters"), f"{where}.function")
+            reading.function(
+                declaration.get("name"),
+                declaration.get("description"),
+                declaration.get("parameters"),
+                f"{where}.function",
+            )
         )
     return tools, left_out
 

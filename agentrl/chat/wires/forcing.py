@@ -113,22 +113,22 @@ def _allowed(choice: Mapping[str, JSON]) -> tuple[str, ...]:
     return tuple(_name(mapping(tool, "tool_choice.tools")) for tool in tools)
 
 
-def _name(said: Mapping[str, JSON]) -> str:
+def _name(choice: Mapping[str, JSON]) -> str:
     """The name in any of the forms: `{"name"}`, `{"function": {"name"}}` or `{"custom": {"name"}}`."""
-    within = said.get("function") or said.get("custom") or said
+    within = choice.get("function") or choice.get("custom") or choice
     return string(mapping(within, "tool_choice").get("name"), "tool_choice.name")
 
 
 def _schema(body: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
     """The JSON schema of the answer. None if it need not be JSON."""
     for name in _FORMATS:
-        if (found := _schema_of(body.get(name), name)) is not None:
-            return found
+        if (schema := _schema_of(body.get(name), name)) is not None:
+            return schema
     for outer, name in _WITHIN:
         within = body.get(outer)
         form = within.get(name) if isinstance(within, dict) else None
-        if (found := _schema_of(form, f"{outer}.{name}")) is not None:
-            return found
+        if (schema := _schema_of(form, f"{outer}.{name}")) is not None:
+            return schema
     for kind, value, where in _servers_forms(body):
         if kind == "json":
             return _read_schema(value, where)

@@ -56,7 +56,7 @@ class Gemini:
             raise refuse("contents: at least one content is needed")
         tools, left_out = _tools(body.get("tools"))
         demands, changed = relaxed(_demands(body, config), options)
-        asked = {_ASKED.get(name, name): value for name, value in notes.items()}
+        recorded = {_ASKED.get(name, name): value for name, value in notes.items()}
         request = ChatRequest(
             wire="gemini",
             entries=tuple(entries),
@@ -67,8 +67,8 @@ class Gemini:
             max_tokens=reading.bound(config.get("maxOutputTokens"), "generationConfig.maxOutputTokens"),
             stop=reading.strings(config.get("stopSequences"), "generationConfig.stopSequences"),
             model=reading.string(body.get("model"), "model"),
-            asked={
-                **asked,
+            recorded={
+                **recorded,
                 **wishes.left_out(left_out),
                 **({"images_omitted": contents.omitted} if contents.omitted else {}),
                 **changed,
@@ -86,18 +86,18 @@ class Gemini:
 def _error(status: int, message: str, kind: RefusalKind | None) -> JSON:
     if kind == "context_full":
         message = f"The input token count exceeds the maximum number of tokens allowed: {message}"
-    known = _STATUS.get(status, "INVALID_ARGUMENT" if status < 500 else "INTERNAL")
-    return {"error": {"code": status, "message": message, "status": known}}
+    name = _STATUS.get(status, "INVALID_ARGUMENT" if status < 500 else "INTERNAL")
+    return {"error": {"code": status, "message": message, "status": name}}
 
 
-def _of(found: Mapping[str, JSON], name: str) -> JSON:
+def _of(data: Mapping[str, JSON], name: str) -> JSON:
     """A field, whose name may be written in either of the API's spellings."""
     snake = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
-    return found.get(name, found.get(snake))
+    return data.get(name, data.get(snake))
 
 
-def _object(found: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
-    value = _of(found, name)
+def _object(data: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
+    value = _of(data, name)
     return {} if value is None else reading.mapping(value, name)
 
 
@@ -135,8 +135,8 @@ def _demands(body: Mapping[str, JSON], config: Mapping[str, JSON]) -> dict[str, 
     demands: dict[str, JSON] = {"tool_choice": choice}
     kind = config.get("responseMimeType")
     if kind == "application/json":
-        own = config.get("responseJsonSchema", config.get("responseSchema"))
-        schema = None if own is None else _schema(own)
+        declared = config.get("responseJsonSchema", config.get("responseSchema"))
+        schema = None if declared is None else _schema(declared)
         demands["response_format"] = {"type": "json_schema", "schema": schema}
     elif reading.unlike(kind, "text/plain"):
         raise refuse(f"generationConfig.responseMimeType: {kind!r:.80} is not served; use application/json")
@@ -174,7 +174,7 @@ class _Contents:
             sent = reading.sequence(content.get("parts"), f"{where}.parts")
             parts = [(part, f"{where}.parts[{i}]") for i, part in enumerate(sent)]
             if role == "model":
-                yield self._assistant([(_part(part, at), at) for part, at in parts])
+                yield self._assistant([(_part(part, place), place) for part, place in parts])
             else:
                 yield from reading.joined([self._block(*part) for part in parts] or [Entry("user")])
 
@@ -208,9 +208,9 @@ class _Contents:
             name = reading.string(answer.get("name"), f"{where}.functionResponse.name")
             call_id = reading.string(answer.get("id"), f"{where}.functionResponse.id")
             sent = enumerate(reading.sequence(answer.get("parts"), f"{where}.functionResponse.parts"))
-            shown = [self._shown(one, f"{where}.functionResponse.parts[{i}]") for i, one in sent]
+            media = [self._shown(item, f"{where}.functionResponse.parts[{i}]") for i, item in sent]
             text = _answer(answer.get("response"))
-            parts = [text, *shown] if text or not shown else shown
+            parts = [text, *media] if text or not media else media
             if _is_failure(answer.get("response")):
                 parts = reading.failed(parts)
             return Entry.of("tool", parts, call_id=self._answered(call_id, name))
@@ -251,11 +251,11 @@ def _foreign(part: Mapping[str, JSON], where: str) -> RefusedError:
 
 
 def _call(called: Mapping[str, JSON], where: str) -> Call:
-    given = called.get("args")
-    if isinstance(given, dict) and list(given) == [_UNREADABLE]:
-        given = given[_UNREADABLE]
+    arguments = called.get("args")
+    if isinstance(arguments, dict) and list(arguments) == [_UNREADABLE]:
+        arguments = arguments[_UNREADABLE]
     name = reading.string(called.get("name"), f"{where}.functionCall.name")
-    return Call(reading.string(called.get("id"), f"{where}.functionCall.id"), name, reading.arguments(given))
+    return Call(reading.string(called.get("id"), f"{where}.functionCall.id"), name, reading.arguments(arguments))
 
 
 def _answer(response: JSON) -> str:
@@ -290,12 +290,12 @@ def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
     for index, tool in enumerate(reading.sequence(sent, "tools")):
         tool = reading.mapping(tool, f"tools[{index}]")
         declared = reading.sequence(_of(tool, "functionDeclarations"), f"tools[{index}].functionDeclarations")
-        for i, one in enumerate(declared):
+        for i, function in enumerate(declared):
             where = f"tools[{index}].functionDeclarations[{i}]"
-            one = reading.mapping(one, where)
-            own = _of(one, "parametersJsonSchema")
-            parameters = _schema(one.get("parameters")) if own is None else own
-            tools.append(reading.function(one.get("name"), one.get("description"), parameters, where))
+            function = reading.mapping(function, where)
+            schema = _of(function, "parametersJsonSchema")
+            parameters = _schema(function.get("parameters")) if schema is None else schema
+            tools.append(reading.function(function.get("name"), function.get("description"), parameters, where))
         left_out += [name for name in tool if name not in ("functionDeclarations", "function_declarations")]
     return tools, left_out
 
@@ -303,12 +303,12 @@ def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
 def _schema(value: JSON) -> JSON:
     """A schema of this API as JSON Schema, which writes types in small letters."""
     if isinstance(value, list):
-        return [_schema(one) for one in value]
+        return [_schema(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: one.lower() if key == "type" and isinstance(one, str) else one if key == "enum" else _schema(one)
-        for key, one in value.items()
+        key: item.lower() if key == "type" and isinstance(item, str) else item if key == "enum" else _schema(item)
+        for key, item in value.items()
     }
 
 

@@ -20,11 +20,11 @@ def with_images(body: Mapping[str, JSON], options: SessionOptions) -> Mapping[st
     A tool's image that is no PNG or JPEG file becomes a text with the reason, because the policy chose the file: it can
     convert it. Raises RefusedError for such an image of a user, and for one that is named by an address.
     """
-    found = dict(body)
+    changed = dict(body)
     for name in ("messages", "input", "contents"):
         if isinstance(sent := body.get(name), list):
-            found[name] = [_message(message, f"{name}[{at}]", options) for at, message in enumerate(sent)]
-    return found
+            changed[name] = [_message(message, f"{name}[{index}]", options) for index, message in enumerate(sent)]
+    return changed
 
 
 def _message(message: JSON, where: str, options: SessionOptions) -> JSON:
@@ -32,15 +32,15 @@ def _message(message: JSON, where: str, options: SessionOptions) -> JSON:
         return message
     of_tool = message.get("role") == "tool" or "output" in message or message.get("type") == "tool_result"
     of_tool = of_tool or any(_answer_of(part) for part in message.get("parts") or ())
-    found = dict(message)
+    changed = dict(message)
     for name in _LISTS:
         if isinstance(parts := message.get(name), list):
-            found[name] = _parts(parts, f"{where}.{name}", options, of_tool=of_tool)
-    return found
+            changed[name] = _parts(parts, f"{where}.{name}", options, of_tool=of_tool)
+    return changed
 
 
 def _parts(parts: Sequence[JSON], where: str, options: SessionOptions, *, of_tool: bool) -> list[JSON]:
-    return [_part(part, f"{where}[{at}]", options, of_tool=of_tool) for at, part in enumerate(parts)]
+    return [_part(part, f"{where}[{index}]", options, of_tool=of_tool) for index, part in enumerate(parts)]
 
 
 def _part(part: JSON, where: str, options: SessionOptions, *, of_tool: bool) -> JSON:
@@ -72,8 +72,8 @@ def _plain(part: JSON) -> JSON:
     """Google's image in MCP's form, or in OpenAI's if it is an address; any other part as it is."""
     if not isinstance(part, dict):
         return part
-    held, named = part.get("inlineData", part.get("inline_data")), part.get("fileData", part.get("file_data"))
-    media, file = [found if isinstance(found, dict) else {} for found in (held, named)]
+    inline, named = part.get("inlineData", part.get("inline_data")), part.get("fileData", part.get("file_data"))
+    media, file = [data if isinstance(data, dict) else {} for data in (inline, named)]
     kind = media.get("mimeType", media.get("mime_type"))
     if isinstance(media.get("data"), str) and str(kind).startswith("image/"):
         return {"type": "image", "mimeType": kind, "data": media["data"]}

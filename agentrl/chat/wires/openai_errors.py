@@ -13,8 +13,8 @@ def error_body(status: int, message: str, kind: RefusalKind | None) -> JSON:
     """The body of an error. Its code, or its words, make clients compact their history when the context is full."""
     if kind == "context_full":
         message = full(message)
-    said = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": said, "param": None, "code": _code(status, kind)}}
+    error_type = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": error_type, "param": None, "code": _code(status, kind)}}
 
 
 def _code(status: int, kind: RefusalKind | None) -> str | None:

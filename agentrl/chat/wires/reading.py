@@ -30,9 +30,9 @@ _FAILED = re.compile(r"[\W_]*[\w.]*(error|exception|traceback|fail|fatal)", re.I
 _KEY_LENGTH = 255
 
 
-def refuse(what: str) -> RefusedError:
+def refuse(problem: str) -> RefusedError:
     """The error for an invalid request."""
-    return RefusedError("invalid", what)
+    return RefusedError("invalid", problem)
 
 
 def read_body(raw: bytes) -> Mapping[str, JSON]:
@@ -51,9 +51,9 @@ def _mended(value: JSON) -> JSON:
     if isinstance(value, str):
         return without_halves(value)
     if isinstance(value, list):
-        return [_mended(one) for one in value]
+        return [_mended(item) for item in value]
     if isinstance(value, dict):
-        return {without_halves(key): _mended(one) for key, one in value.items()}
+        return {without_halves(key): _mended(item) for key, item in value.items()}
     return value
 
 
@@ -95,7 +95,7 @@ def strings(value: JSON, where: str) -> tuple[str, ...]:
     """The strings of a value that is one string or a list of strings. Empty strings are left out."""
     if isinstance(value, str):
         value = [value]
-    return tuple(one for one in (string(one, where) for one in sequence(value, where)) if one)
+    return tuple(item for item in (string(item, where) for item in sequence(value, where)) if item)
 
 
 def texts(content: JSON, where: str) -> list[str]:
@@ -110,8 +110,8 @@ def parts(content: JSON, where: str) -> list[Part]:
     media."""
     if isinstance(content, str):
         return [content]
-    found = enumerate(sequence(content, where))
-    return [part if isinstance(part, Image) else part_text(part, f"{where}[{index}]") for index, part in found]
+    items = enumerate(sequence(content, where))
+    return [part if isinstance(part, Image) else part_text(part, f"{where}[{index}]") for index, part in items]
 
 
 def part_text(part: JSON, where: str) -> str:
@@ -141,9 +141,9 @@ def foreign(kind: JSON, where: str) -> RefusedError:
     return refuse(f"{where}: the type {kind!r} is not served; send text, tool calls and their results")
 
 
-def blocks(role: Role, found: Iterable[Part]) -> list[Entry]:
+def blocks(role: Role, parts: Iterable[Part]) -> list[Entry]:
     """The texts and images of one message as entries. A message without any is one empty entry."""
-    return joined([Entry.of(role, [part]) for part in found] or [Entry(role)])
+    return joined([Entry.of(role, [part]) for part in parts] or [Entry(role)])
 
 
 def joined(entries: Sequence[Entry]) -> list[Entry]:
@@ -229,10 +229,12 @@ def in_branch(request: ChatRequest, headers: Mapping[str, str]) -> ChatRequest:
 
     Equal requests of two branches are no retry. Raises RefusedError for a name that cannot be one.
     """
-    own, given = request.branch, headers.get(BRANCH_HEADER, "")
-    if given and not _BRANCH.fullmatch(given):
-        raise refuse(f"{BRANCH_HEADER} is {given!r:.80}; write up to 64 letters, digits and any of . _ - / as solver/1")
-    name = given or (f"{SUB_AGENT}/{own}" if own not in ("", SUB_AGENT) else own)
+    client_name, header = request.branch, headers.get(BRANCH_HEADER, "")
+    if header and not _BRANCH.fullmatch(header):
+        raise refuse(
+            f"{BRANCH_HEADER} is {header!r:.80}; write up to 64 letters, digits and any of . _ - / as solver/1"
+        )
+    name = header or (f"{SUB_AGENT}/{client_name}" if client_name not in ("", SUB_AGENT) else client_name)
     return replace(request, branch=name, digest=f"{request.digest} {name}") if name else request
 
 

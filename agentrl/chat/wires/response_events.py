@@ -133,27 +133,27 @@ class ResponseWriter:
 
 def _told(item: Mapping[str, JSON]) -> Iterator[tuple[str, dict[str, JSON]]]:
     """The events inside an item: their names and their data."""
-    at = {"item_id": item["id"]}
+    ids = {"item_id": item["id"]}
     match item["type"]:
         case "reasoning":
-            yield from _parts(at, item["summary"], "summary_index", "reasoning_summary_part", "reasoning_summary_text")
+            yield from _parts(ids, item["summary"], "summary_index", "reasoning_summary_part", "reasoning_summary_text")
         case "message":
-            yield from _parts(at, item["content"], "content_index", "content_part", "output_text")
+            yield from _parts(ids, item["content"], "content_index", "content_part", "output_text")
         case "function_call":
-            yield "function_call_arguments.delta", {**at, "delta": item["arguments"]}
+            yield "function_call_arguments.delta", {**ids, "delta": item["arguments"]}
             done = {"arguments": item["arguments"], "name": item["name"]}
-            yield "function_call_arguments.done", {**at, **done}
+            yield "function_call_arguments.done", {**ids, **done}
         case _:
-            yield "custom_tool_call_input.delta", {**at, "delta": item["input"]}
-            yield "custom_tool_call_input.done", {**at, "input": item["input"]}
+            yield "custom_tool_call_input.delta", {**ids, "delta": item["input"]}
+            yield "custom_tool_call_input.done", {**ids, "input": item["input"]}
 
 
 def _parts(
-    at: Mapping[str, JSON], parts: Sequence[JSON], index: str, part_name: str, text_name: str
+    ids: Mapping[str, JSON], parts: Sequence[JSON], index: str, part_name: str, text_name: str
 ) -> Iterator[tuple[str, dict[str, JSON]]]:
     extra: dict[str, JSON] = {"logprobs": []} if text_name == "output_text" else {}
     for number, part in enumerate(parts):
-        here = {**at, index: number}
+        here = {**ids, index: number}
         yield f"{part_name}.added", {**here, "part": {**part, "text": ""}}
         yield f"{text_name}.delta", {**here, **extra, "delta": part["text"]}
         yield f"{text_name}.done", {**here, **extra, "text": part["text"]}

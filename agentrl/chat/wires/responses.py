@@ -33,7 +33,7 @@ class Responses:
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
     ) -> ReplyWriter:
         body, changed = relaxed(body, options)
-        asked = fields.recorded(body, fields.RESPONSES)
+        recorded = fields.recorded(body, fields.RESPONSES)
         _refuse_log_probs(body)
         tools = _Tools.of(body.get("tools"))
         instructions = reading.string(body.get("instructions"), "instructions")
@@ -49,7 +49,7 @@ class Responses:
             max_tokens=reading.bound(body.get("max_output_tokens"), "max_output_tokens"),
             stop=wishes.stop(body),
             model=reading.string(body.get("model"), "model"),
-            asked=asked | wishes.left_out(tools.left_out) | changed,
+            recorded=recorded | wishes.left_out(tools.left_out) | changed,
             branch=_branch(headers),
             digest=digest,
             continued=wishes.continues(body, entries, marked=_is_unfinished(body.get("input"))),
@@ -108,9 +108,9 @@ class _Tools:
         kind = tool.get("type")
         if kind == "namespace" and namespace is None:
             name = reading.string(tool.get("name"), f"{where}.name")
-            for index, one in enumerate(reading.sequence(tool.get("tools"), f"{where}.tools")):
-                at = f"{where}.tools[{index}]"
-                self._add(reading.mapping(one, at), at, name)
+            for index, member in enumerate(reading.sequence(tool.get("tools"), f"{where}.tools")):
+                place = f"{where}.tools[{index}]"
+                self._add(reading.mapping(member, place), place, name)
         elif kind in ("function", "custom"):
             parameters = tool.get("parameters") if kind == "function" else _RAW_INPUT
             spec = reading.function(self._name(tool, namespace), _description(tool), parameters, where)
@@ -127,8 +127,8 @@ class _Tools:
 
     def shown(self, name: str, namespace: str) -> str:
         """The name that a tool has in the prompt, given the name that the client uses."""
-        known = self.forms.get(name)
-        if namespace and known is not None and known.namespace != namespace:
+        form = self.forms.get(name)
+        if namespace and form is not None and form.namespace != namespace:
             return f"{namespace}__{name}"
         return name
 
@@ -153,13 +153,13 @@ def _entries(sent: JSON, tools: _Tools) -> Iterator[Entry]:
         if kind == "item_reference":
             kind, refers = storing.referred(item, where)
             item = {"type": kind, "id": refers, "role": "assistant"}
-        said = kind in _RANKS and (kind != "message" or item.get("role") == "assistant")
-        if turn.rank is not None and not (said and turn.takes(kind)):
+        is_reply = kind in _RANKS and (kind != "message" or item.get("role") == "assistant")
+        if turn.rank is not None and not (is_reply and turn.takes(kind)):
             yield turn.entry()
             turn = _Turn(tools)
         if refers:
             turn.refer(kind, refers)
-        elif said:
+        elif is_reply:
             turn.add(kind, item, where)
         else:
             yield from _other(kind, item, where)
@@ -173,10 +173,10 @@ def _retold(item: Mapping[str, JSON]) -> Mapping[str, JSON]:
         return item
     content = item.get("content")
     text = content[0].get("text") if isinstance(content, list) and content and isinstance(content[0], dict) else content
-    found = _THOUGHTS.fullmatch(text) if isinstance(text, str) else None
-    if found is None or (isinstance(content, list) and len(content) > 1):
+    match = _THOUGHTS.fullmatch(text) if isinstance(text, str) else None
+    if match is None or (isinstance(content, list) and len(content) > 1):
         return item
-    return {"type": "reasoning", "id": item.get("id"), "summary": [{"type": "summary_text", "text": found[1]}]}
+    return {"type": "reasoning", "id": item.get("id"), "summary": [{"type": "summary_text", "text": match[1]}]}
 
 
 def _other(kind: str, item: Mapping[str, JSON], where: str) -> list[Entry]:
@@ -233,11 +233,11 @@ class _Turn:
 
     def _call(self, kind: str, item: Mapping[str, JSON], where: str) -> Call:
         name = reading.string(item.get("name"), f"{where}.name")
-        shown = self.tools.shown(name, reading.string(item.get("namespace"), f"{where}.namespace"))
+        tool_name = self.tools.shown(name, reading.string(item.get("namespace"), f"{where}.namespace"))
         call_id = reading.string(item.get("call_id"), f"{where}.call_id")
         if kind == "custom_tool_call":
-            return Call(call_id, shown, {"input": reading.string(item.get("input"), f"{where}.input")})
-        return Call(call_id, shown, reading.arguments(item.get("arguments")))
+            return Call(call_id, tool_name, {"input": reading.string(item.get("input"), f"{where}.input")})
+        return Call(call_id, tool_name, reading.arguments(item.get("arguments")))
 
     def entry(self) -> Entry:
         reasoning = "".join(self.thoughts) if self.thoughts else None

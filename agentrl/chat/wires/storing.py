@@ -18,8 +18,8 @@ _KINDS = {"rs": "reasoning", "msg": "message", "fc": "function_call", "ctc": "cu
 def names_in(body: Mapping[str, JSON]) -> dict[str, Any]:
     """The fields of a ChatRequest that name earlier turns. Raises RefusedError for two names."""
     previous = reading.string(body.get("previous_response_id"), "previous_response_id")
-    held = body.get("conversation")
-    conversation = reading.string(held.get("id") if isinstance(held, Mapping) else held, "conversation")
+    value = body.get("conversation")
+    conversation = reading.string(value.get("id") if isinstance(value, Mapping) else value, "conversation")
     if previous and conversation:
         raise refuse("previous_response_id and conversation name two histories; send one of them")
     return {

@@ -57,16 +57,16 @@ def unpacked(raw: bytes, coding: str, most: int = BODY_BYTES) -> bytes:
 
 
 def _unpacked(raw: bytes, make: Callable[[], Any], most: int) -> bytes:
-    found = b""
+    body = b""
     while raw:  # a body may hold several compressed pieces in a row
         unpacker = make()
-        found += unpacker.decompress(raw, most + 1 - len(found))
-        if len(found) > most:
+        body += unpacker.decompress(raw, most + 1 - len(body))
+        if len(body) > most:
             raise _too_long(most)
         if not unpacker.eof:
             raise EOFError("its end is missing")
         raw = unpacker.unused_data
-    return found
+    return body
 
 
 def _unpacker(coding: str, raw: bytes) -> Callable[[], Any]:

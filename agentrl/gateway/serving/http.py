@@ -50,7 +50,7 @@ _COUNTS: dict[str, Wire] = {"/v1/messages/count_tokens": _MESSAGES, "/v1/respons
 _GEMINI_PATH = re.compile(r"/v1(?:beta|alpha)?/models/([^:]+):(generateContent|streamGenerateContent|countTokens)")
 """Google's API names the model and the method in the path."""
 
-Found: TypeAlias = tuple[SessionHandler, SessionLimits]
+LimitedSession: TypeAlias = tuple[SessionHandler, SessionLimits]
 """What answers a request, and how much it may be asked."""
 
 
@@ -62,7 +62,7 @@ class WireServer:
     """
 
     def __init__(
-        self, find: Callable[[str, web.BaseRequest], Found], model: str, *, body_bytes: int = BODY_BYTES
+        self, find: Callable[[str, web.BaseRequest], LimitedSession], model: str, *, body_bytes: int = BODY_BYTES
     ) -> None:
         self._find = find
         self._model = model
@@ -128,25 +128,25 @@ class WireServer:
         if method == "POST" and (path in _COUNTS or called):
             return await self._count(request, key, path, wire)
         if method in ("GET", "HEAD") and re.match("/v1(beta)?/models(/|$)", path):
-            with self._found(key, request)[1].request():
+            with self._session_of(key, request)[1].request():
                 return json_response(_models(path, self._model, wire))
         if method == "POST" and path == "/v1/conversations":
-            with self._found(key, request)[1].request():
+            with self._session_of(key, request)[1].request():
                 raw = await body_of(request, self._body_bytes)
                 return json_response(conversation_of(reading.read_body(raw) if raw else {}))
         served = ", ".join((*_REPLIES, *_COUNTS, "/v1/models", "/v1beta/models/NAME:generateContent"))
         not_served = DeniedError(404, f"{method} {path} is not served here; these are: {served}")
-        with suppress(RefusedError, DeniedError), _noting(self._found(key, request)[0], f"{method} {path}"):
+        with suppress(RefusedError, DeniedError), _noting(self._session_of(key, request)[0], f"{method} {path}"):
             raise not_served
         raise not_served
 
     async def _reply(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
-        session, limits = self._found(key, request)
+        session, limits = self._session_of(key, request)
         with limits.request():
             with _noting(session, f"POST {path}"):
                 answer = await self._read(request, path, wire, session)
-                asked = reading.in_branch(answer.request, request.headers)
-            exchange = session.ask(asked)
+                branch_request = reading.in_branch(answer.request, request.headers)
+            exchange = session.ask(branch_request)
             response = await respond(request, answer, exchange, self._closing)
         if request.transport is None:
             exchange.lost()
@@ -155,7 +155,7 @@ class WireServer:
         return response
 
     async def _count(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
-        session, limits = self._found(key, request)
+        session, limits = self._session_of(key, request)
         with limits.request(), _noting(session, f"POST {path}"):
             answer = await self._read(request, path, wire, session)
             tokens = await session.count(answer.request)
@@ -175,12 +175,12 @@ class WireServer:
             body = with_images(body, session.options)
         return wire.read(body, request.headers, _digest(path, raw), session.options)
 
-    def _found(self, key: str, request: web.BaseRequest) -> Found:
+    def _session_of(self, key: str, request: web.BaseRequest) -> LimitedSession:
         if self._closing.done():
             raise RefusedError("unavailable", "the gateway is closing; ask again later")
-        found = self._find(key, request)
+        limited = self._find(key, request)
         self._strangers.left(request.protocol)
-        return found
+        return limited
 
 
 class _Connections(web.Server):
@@ -216,20 +216,20 @@ def _request(
 
 
 @contextmanager
-def _noting(session: SessionHandler, what: str) -> Iterator[None]:
+def _noting(session: SessionHandler, target: str) -> Iterator[None]:
     """Log what is refused or fails within this context in the session. It never becomes a request of the session."""
     try:
         yield
     except RefusedError as refused:
-        session.note_refused(what, refused.status, str(refused), refused.kind)
+        session.note_refused(target, refused.status, str(refused), refused.kind)
         raise
     except DeniedError as denied:
-        session.note_refused(what, denied.status, str(denied))
+        session.note_refused(target, denied.status, str(denied))
         raise
     except ConnectionError:  # the client has disconnected
         raise
     except Exception as exc:
-        session.note_refused(what, 500, f"{type(exc).__name__}: {exc}")
+        session.note_refused(target, 500, f"{type(exc).__name__}: {exc}")
         raise
 
 
@@ -279,8 +279,8 @@ def _models(path: str, listed: str, wire: Wire) -> JSON:
     name = path.partition("/models")[2].strip("/")
     if wire is _GEMINI:
         methods = ["generateContent", "countTokens"]
-        found = {"name": f"models/{name or listed}", "supportedGenerationMethods": methods}
-        return found if name else {"models": [found]}
+        entry = {"name": f"models/{name or listed}", "supportedGenerationMethods": methods}
+        return entry if name else {"models": [entry]}
     model: dict[str, JSON] = {"id": name or listed}
     if wire is _MESSAGES:
         model |= {"type": "model", "display_name": model["id"], "created_at": "2026-01-01T00:00:00Z"}

@@ -29,8 +29,8 @@ class SessionLimits:
 
     def __init__(self, rate: float | None = None) -> None:
         self._rate = rate
-        self._left = self._most = max(1.0, (rate or 0.0) * _BURST_S)
-        self._at = time.monotonic()
+        self._allowance = self._most = max(1.0, (rate or 0.0) * _BURST_S)
+        self._updated = time.monotonic()
         self._open = 0
 
     @contextmanager
@@ -47,12 +47,12 @@ class SessionLimits:
         if self._rate is None:
             return
         now = time.monotonic()
-        self._left, self._at = min(self._most, self._left + (now - self._at) * self._rate), now
-        if self._left < 1:
+        self._allowance, self._updated = min(self._most, self._allowance + (now - self._updated) * self._rate), now
+        if self._allowance < 1:
             raise RefusedError("overloaded", f"this session sends more than {self._rate:g} requests a second; wait")
         if self._open >= OPEN_REQUESTS:
             raise RefusedError("overloaded", f"this session has {OPEN_REQUESTS} open requests; wait until one ends")
-        self._left -= 1
+        self._allowance -= 1
 
 
 class Strangers:

@@ -17,7 +17,7 @@ from agentrl.chat.request import RefusedError, SessionHandler
 from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.episode.shared import loop_resources
 from agentrl.errors import ConfigError
-from agentrl.gateway.serving.http import Found, WireServer, keys
+from agentrl.gateway.serving.http import LimitedSession, WireServer, keys
 from agentrl.gateway.serving.limits import SessionLimits
 
 log = logging.getLogger("agentrl")
@@ -49,7 +49,7 @@ class Gateway:
     def __init__(self, config: GatewayConfig | None = None) -> None:
         self._config = config or GatewayConfig()
         self._port = self._config.port
-        self._sessions: dict[str, Found] = {}
+        self._sessions: dict[str, LimitedSession] = {}
 
     async def __aenter__(self) -> Self:
         tls = _tls(self._config)
@@ -91,11 +91,11 @@ class Gateway:
         """End a session: from now on its key is refused with 400."""
         self._sessions.pop(session.key, None)
 
-    def _session(self, key: str, request: web.BaseRequest) -> Found:
+    def _session(self, key: str, request: web.BaseRequest) -> LimitedSession:
         """Raises RefusedError with status 400 for an unknown key, because all clients stop on that status alone."""
-        for given in keys(key, request):
-            if given in self._sessions:
-                return self._sessions[given]
+        for candidate in keys(key, request):
+            if candidate in self._sessions:
+                return self._sessions[candidate]
         raise RefusedError(
             "closed",
             "no session has this key: it has ended, or the key is not the one of its endpoint (as Bearer token, as "

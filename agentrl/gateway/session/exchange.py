@@ -161,7 +161,7 @@ class Waiting:
         answer.delivered = False
         for node in answer.nodes:
             node.lost = not answer.waiting
-            node.delivered = node.told
+            node.delivered = node.echoed
         self._note("lost", answer)
 
 

@@ -30,9 +30,9 @@ class SessionLog:
         self._path: Path | None = None
         self._waiting: list[str] = []
 
-    def note(self, event: str, more: Callable[[], Mapping[str, JSON]] | None = None, /, **given: JSON) -> None:
+    def note(self, event: str, more: Callable[[], Mapping[str, JSON]] | None = None, /, **fields: JSON) -> None:
         """Add a line. `more` makes the fields that only the file gets."""
-        line = {"at": round(time.time(), 3), "event": event, **given}
+        line = {"at": round(time.time(), 3), "event": event, **fields}
         self.lines.append(line)
         if self._folder:
             full = {**line, **(more() if more else {})}

@@ -70,8 +70,8 @@ def thoughtless(text: str) -> str:
     """The text without outer spaces, and without a thought that a client has put before it."""
     text = text.strip()
     if text.startswith(_OPEN):
-        _, closed, behind = text.partition(_CLOSE)
-        return behind.strip() if closed else text
+        _, closed, answer = text.partition(_CLOSE)
+        return answer.strip() if closed else text
     return text
 
 
@@ -82,28 +82,28 @@ def canonical(value: JSON) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-def telling(sent: Entry, told: Entry) -> Telling:
+def telling(sent: Entry, echo: Entry) -> Telling:
     """How the echo `told` compares to the reply `sent`. Ids make no difference."""
-    calls = [_call_telling(mine, theirs) for mine, theirs in zip(sent.calls, told.calls, strict=False)]
-    if len(sent.calls) != len(told.calls) or "meaning" in calls or thoughtless(sent.text) != thoughtless(told.text):
+    calls = [_call_telling(mine, theirs) for mine, theirs in zip(sent.calls, echo.calls, strict=False)]
+    if len(sent.calls) != len(echo.calls) or "meaning" in calls or thoughtless(sent.text) != thoughtless(echo.text):
         return "meaning"
-    same = sent.text == told.text and (sent.reasoning or "") == (told.reasoning or "") and "spelling" not in calls
+    same = sent.text == echo.text and (sent.reasoning or "") == (echo.reasoning or "") and "spelling" not in calls
     return "verbatim" if same else "spelling"
 
 
-def _call_telling(sent: Call, told: Call) -> Telling:
-    if sent.name != told.name:
+def _call_telling(sent: Call, echo: Call) -> Telling:
+    if sent.name != echo.name:
         return "meaning"
-    if canonical(sent.arguments) == canonical(told.arguments):
+    if canonical(sent.arguments) == canonical(echo.arguments):
         return "verbatim"
-    return "spelling" if _within(sent.arguments, told.arguments) else "meaning"
+    return "spelling" if _within(sent.arguments, echo.arguments) else "meaning"
 
 
-def _within(sent: Mapping[str, JSON] | str, told: Mapping[str, JSON] | str) -> bool:
+def _within(sent: Mapping[str, JSON] | str, echo: Mapping[str, JSON] | str) -> bool:
     """Whether all arguments that were sent are unchanged. A client may add defaults."""
-    if isinstance(sent, str) or isinstance(told, str) or not sent:
+    if isinstance(sent, str) or isinstance(echo, str) or not sent:
         return False
-    return all(name in told and canonical([told[name]]) == canonical([value]) for name, value in sent.items())
+    return all(name in echo and canonical([echo[name]]) == canonical([value]) for name, value in sent.items())
 
 
 def words(entry: Entry) -> Digest:
@@ -111,9 +111,9 @@ def words(entry: Entry) -> Digest:
     return content_digest("".join(entry.text.split()), entry.calls)
 
 
-def missing(sent: Entry, told: Entry) -> Entry | None:
+def missing(sent: Entry, echo: Entry) -> Entry | None:
     """The part of a reply that a client lacks, if it got only the thoughts, or the thoughts and the text."""
-    if told.calls or (told.text.strip() and thoughtless(told.text) != thoughtless(sent.text)):
+    if echo.calls or (echo.text.strip() and thoughtless(echo.text) != thoughtless(sent.text)):
         return None
-    text = "" if told.text.strip() else sent.text
+    text = "" if echo.text.strip() else sent.text
     return replace(sent, text=text, reasoning=None) if text or sent.calls else None

@@ -24,7 +24,7 @@ class Prompt:
     """The new entries."""
     digest: Digest
     """The digest of the new entries."""
-    known: Mapping[int, Node]
+    known_replies: Mapping[int, Node]
     """Replies of this session among the new entries: index of the entry -> the reply."""
     head: Head
     number: int
@@ -32,7 +32,7 @@ class Prompt:
     grown_from: Prompt | None = None
     """An earlier prompt after the same reply, whose entries this one begins with."""
     tells: tuple[Node, ...] = ()
-    """The replies of this session that the entries echo in any words, in order. They include those of `known`."""
+    """The replies of this session that the entries echo in any words, in order. They include `known_replies`."""
     tools: Digest = START
     """The digest of the tools in its request."""
     branch: str = ""
@@ -41,7 +41,7 @@ class Prompt:
     """Whether the replies continue the last entry, or the parent, instead of beginning a new message."""
     before_last: Digest = START
     """The digest of the new entries without the last one."""
-    asked: list[int] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)
     """The numbers of the requests for replies here."""
     rendered: Rendered = _NOTHING
     """The tokens of the new entries, generation prompt included."""
@@ -66,7 +66,7 @@ class Prompt:
         Those at a beginning were not dropped if this prompt echoes one of them in other words. A reply that the client
         still waits for is not dropped: it asks several times at once.
         """
-        self.asked.append(number)
+        self.requests.append(number)
         for node in (*self.replies, *(self.replaces.replies if self.replaces else ())):
             node.asked_again |= node.branch == branch and (node.delivered or node.lost)
 
@@ -74,23 +74,23 @@ class Prompt:
     def replaces(self) -> Prompt | None:
         """The earlier prompt that this one begins with. None if this one then echoes a reply to it in other words."""
         before = self.grown_from
-        at = 0 if before is None else len(before.entries)
-        told = at + 1 < len(self.entries) and self.entries[at].role == "assistant"
-        return None if told else before
+        index = 0 if before is None else len(before.entries)
+        echoes = index + 1 < len(self.entries) and self.entries[index].role == "assistant"
+        return None if echoes else before
 
     def line(self) -> list[Node]:
         """The replies above it, from the root on."""
-        found, node = list[Node](), self.parent
+        nodes, node = list[Node](), self.parent
         while node is not None:
-            found.append(node)
+            nodes.append(node)
             node = node.prompt.parent
-        return found[::-1]
+        return nodes[::-1]
 
     def whole(self) -> Rendered:
         """All tokens that the engine gets, with their images."""
         ids, media = array("i"), list[RenderedImage]()
         for prompt, turn in (*((node.prompt, node.turn.ids) for node in self.line()), (self, ())):
-            media += (one.moved(len(ids)) for one in prompt.rendered.media)
+            media += (image.moved(len(ids)) for image in prompt.rendered.media)
             ids.extend(prompt.rendered.tokens)
             ids.extend(turn)
         return Rendered(ids, (), self.rendered.thinking, media=tuple(media))
@@ -142,15 +142,15 @@ class Node:
     """The reply with the stop string that ended it, which was not sent. Some clients put it back."""
     joined: Entry | None = None
     """The whole message, if the reply continues one: the client may put its beginning and the reply together."""
-    told_as: Entry | None = None
+    first_echo: Entry | None = None
     """The client's first echo of it."""
-    noted: set[Digest] = field(default_factory=set)
+    logged: set[Digest] = field(default_factory=set)
     """Digests of the changed echoes that are in the log."""
     delivered: bool = False
     """Whether the client got it: it was sent completely, or a later request continues it."""
     lost: bool = False
     """Whether the client disconnected before it got it."""
-    told: bool = False
+    echoed: bool = False
     """Whether the client has echoed it."""
     asked_again: bool = False
     """Whether the client asked for another reply in its place."""
@@ -170,9 +170,9 @@ class Node:
 
     def edited(self, entry: Entry) -> bool:
         """Whether an entry differs in meaning from both this reply and the client's first echo of it."""
-        if self.told_as is None or self.told_as == entry:
+        if self.first_echo is None or self.first_echo == entry:
             return False
-        return self.telling(entry) == "meaning" and telling(self.told_as, entry) == "meaning"
+        return self.telling(entry) == "meaning" and telling(self.first_echo, entry) == "meaning"
 
     @property
     def children(self) -> Iterator[Node]:

@@ -48,7 +48,7 @@ class Openings:
 
     def __init__(self, most: int = _MOST) -> None:
         self._most, self._size = most, 0
-        self._kept: OrderedDict[bytes, Opening] = OrderedDict()
+        self._openings: OrderedDict[bytes, Opening] = OrderedDict()
         self._making: dict[bytes, asyncio.Task[Opening]] = {}
 
     async def get(self, key: bytes, make: Callable[[], Awaitable[Opening]]) -> Opening:
@@ -56,27 +56,27 @@ class Openings:
 
         A caller that is cancelled takes it away from nobody.
         """
-        if (kept := self._kept.get(key)) is not None:
-            self._kept.move_to_end(key)
-            return kept
+        if (opening := self._openings.get(key)) is not None:
+            self._openings.move_to_end(key)
+            return opening
         if (making := self._making.get(key)) is None:
             # It belongs to no episode, so it gets no episode's context.
             making = asyncio.get_running_loop().create_task(_run(make), context=Context())
             self._making[key] = making
-            making.add_done_callback(partial(self._made, key))
+            making.add_done_callback(partial(self._store, key))
         return await asyncio.shield(making)
 
-    def _made(self, key: bytes, made: asyncio.Task[Opening]) -> None:
+    def _store(self, key: bytes, task: asyncio.Task[Opening]) -> None:
         del self._making[key]
-        if made.cancelled() or made.exception() is not None:
+        if task.cancelled() or task.exception() is not None:
             return
-        opening = made.result()
+        opening = task.result()
         if opening.size > self._most:
             return
-        self._kept[key] = opening
+        self._openings[key] = opening
         self._size += opening.size
         while self._size > self._most:
-            _, dropped = self._kept.popitem(last=False)
+            _, dropped = self._openings.popitem(last=False)
             self._size -= dropped.size
 
 

@@ -24,7 +24,7 @@ def of_prompt(prompt: Prompt) -> dict[str, JSON]:
         "parent": None if prompt.parent is None else prompt.parent.index,
         "entries": [_entry_json(entry) for entry in prompt.entries],
         "digest": prompt.digest.hex(),
-        "known": [[at, node.index] for at, node in prompt.known.items()],
+        "known": [[index, node.index] for index, node in prompt.known_replies.items()],
         "tells": [node.index for node in prompt.tells],
         "asked_tools": prompt.tools.hex(),
         "branch": prompt.branch,
@@ -47,13 +47,13 @@ def tree_of(lines: Sequence[Mapping[str, JSON]], tag: str, *, as_sent: bool) -> 
     """The tree that the lines of a log describe. Incomplete replies are not in it."""
     tree, prompts = Tree(as_sent=as_sent, tag=tag), dict[int, Prompt]()
     nodes, answers = dict[int, Node](), dict[int, list[Node]]()
-    asked = dict[int, list[int]]()
+    early_requests = dict[int, list[int]]()
     """Index of a prompt without tokens -> the numbers of its requests."""
     branches = {line["request"]: line["branch"] for line in lines if line["event"] == "request"}
     for line in lines:
         if line["event"] == "prompt":
             prompt = prompts[line["prompt"]] = _prompt(line, prompts, nodes)
-            for number in asked.pop(prompt.index, ()):
+            for number in early_requests.pop(prompt.index, ()):
                 prompt.ask(number, branches[number])
             tree.keep(prompt)
         elif line["event"] == "reply":
@@ -62,7 +62,7 @@ def tree_of(lines: Sequence[Mapping[str, JSON]], tag: str, *, as_sent: bool) -> 
         elif line["event"] == "request" and line["prompt"] in prompts:
             prompts[line["prompt"]].ask(line["request"], line["branch"])
         elif line["event"] == "request":
-            asked.setdefault(line["prompt"], []).append(line["request"])
+            early_requests.setdefault(line["prompt"], []).append(line["request"])
         elif line["event"] in ("delivered", "lost"):
             for node in answers.get(line["request"], ()):
                 node.delivered, node.lost = line["event"] == "delivered", line["event"] == "lost"
@@ -86,21 +86,21 @@ def _entry_json(entry: Entry) -> dict[str, JSON]:
 
 
 def _rendered_json(rendered: Rendered) -> dict[str, JSON]:
-    media = [[one.start, one.stop, one.image.digest] for one in rendered.media]
+    media = [[image.start, image.stop, image.image.digest] for image in rendered.media]
     return {**asdict(replace(rendered, media=())), "tokens": list(rendered.tokens), "media": media}
 
 
 def _prompt(line: Mapping[str, JSON], prompts: Mapping[int, Prompt], nodes: Mapping[int, Node]) -> Prompt:
     parent = None if line["parent"] is None else nodes[line["parent"]]
     if parent is not None:
-        parent.told = parent.delivered = True
+        parent.echoed = parent.delivered = True
     head, rendered, images = line["head"], line["rendered"], _images(line["messages"])
     prompt = Prompt(
         line["prompt"],
         parent,
         tuple(_entry(entry, images) for entry in line["entries"]),
         bytes.fromhex(line["digest"]),
-        {at: nodes[node] for at, node in line["known"]},
+        {index: nodes[node] for index, node in line["known"]},
         parent.prompt.head if parent else _head(head),
         line["number"],
         prompts.get(line["grown_from"]),
@@ -118,9 +118,9 @@ def _prompt(line: Mapping[str, JSON], prompts: Mapping[int, Prompt], nodes: Mapp
 
 
 def _node(line: Mapping[str, JSON], prompt: Prompt, branch: str, tree: Tree) -> Node:
-    told = line["reply"]
+    data = line["reply"]
     reply = Reply(
-        **{**told, "calls": tuple(ReplyCall(**c) for c in told["calls"]), "usage": ReplyUsage(**told["usage"])}
+        **{**data, "calls": tuple(ReplyCall(**c) for c in data["calls"]), "usage": ReplyUsage(**data["usage"])}
     )
     turn = Segment.from_json(line["sampled"])
     node = Node(line["node"], prompt, line["id"], branch, turn)
@@ -143,9 +143,9 @@ def _images(messages: Sequence[Message]) -> dict[str, Image]:
 
 def read(lines: Iterable[str]) -> list[dict[str, JSON]]:
     """The lines of a log. The last one is left out if it is incomplete, because its process died."""
-    found = list[dict[str, JSON]]()
+    records = list[dict[str, JSON]]()
     *whole, last = [line for line in lines if line.strip()] or [""]
-    found += map(json.loads, whole)
+    records += map(json.loads, whole)
     with suppress(ValueError):
-        found.append(json.loads(last))
-    return found
+        records.append(json.loads(last))
+    return records

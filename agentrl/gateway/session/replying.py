@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import ChatRequest, Entry, Forced, Reply, ReplyCall, ReplyUsage
@@ -26,31 +27,46 @@ def reply_of(
     one call at a time gets the first.
     """
     as_calls = options.unreadable == "call" and action.finish_reason != "length"
-    made = [call for call in action.calls if call.error is None or as_calls][: None if request.parallel else 1]
-    ids = {f"call_{node.id}_{i}": call.id for i, call in enumerate(made)}
-    calls = tuple(_told(wire, call, node.prompt.head.tools) for wire, call in zip(ids, made, strict=True))
-    ended = bool(made) and not request.parallel
+    calls = [call for call in action.calls if call.error is None or as_calls][: None if request.parallel else 1]
+    ids = {f"call_{node.id}_{i}": call.id for i, call in enumerate(calls)}
+    ended = bool(calls) and not request.parallel
     unreadable = [] if as_calls or ended else [call.raw for call in action.calls if call.error is not None]
-    matched = action.matched if isinstance(action.matched, str) and action.matched in request.stop else None
-    content = spaces_before(node.prompt, action) + action.content
-    if matched is not None and not request.shows_stop:
-        content = content.removesuffix(matched.rstrip())
-    turn = node.turn.turns[-1]
-    prompt = node.prompt.length
+    matched = _matched_stop(action, request)
+    content = _content(node, action, None if request.shows_stop else matched)
+    turn, prompt = node.turn.turns[-1], node.prompt.length
     return Reply(
         node.id,
         f"r_{node.id}",
         "\n".join(filter(None, [content, *unreadable])),
         action.reasoning,
-        calls,
-        "length" if action.finish_reason == "length" else "calls" if calls else "stop_sequence" if matched else "end",
+        tuple(_reply_call(wire, call, node.prompt.head.tools) for wire, call in zip(ids, calls, strict=True)),
+        _stop(action, bool(calls), matched),
         matched,
         ReplyUsage(prompt, min(turn.cached_tokens, prompt), turn.sampled_tokens),
         not request.shows_thoughts,
     ), ids
 
 
-def _told(wire: str, call: ToolCall, tools: Sequence[ToolSpec]) -> ReplyCall:
+def _matched_stop(action: Action, request: ChatRequest) -> str | None:
+    """The stop string of the request that ended the turn."""
+    return action.matched if isinstance(action.matched, str) and action.matched in request.stop else None
+
+
+def _content(node: Node, action: Action, hidden_stop: str | None) -> str:
+    """The text of a reply, without the stop string that the client does not get."""
+    content = spaces_before(node.prompt, action) + action.content
+    return content if hidden_stop is None else content.removesuffix(hidden_stop.rstrip())
+
+
+def _stop(action: Action, has_calls: bool, matched: str | None) -> Literal["end", "calls", "length", "stop_sequence"]:
+    if action.finish_reason == "length":
+        return "length"
+    if has_calls:
+        return "calls"
+    return "stop_sequence" if matched else "end"
+
+
+def _reply_call(wire: str, call: ToolCall, tools: Sequence[ToolSpec]) -> ReplyCall:
     """A call as the client gets it."""
     if call.error is None:
         return ReplyCall(wire, call.name, call.arguments)
@@ -61,8 +77,8 @@ def _told(wire: str, call: ToolCall, tools: Sequence[ToolSpec]) -> ReplyCall:
 def _meant(raw: str, tools: Sequence[ToolSpec]) -> str:
     """The tool whose name comes first in the text of a call."""
     names = [(tool.get("function") or tool).get("name", "") for tool in tools]
-    found = [(at.start(), name) for name in names if (at := re.search(rf"\b{re.escape(name)}\b", raw))]
-    return min(found)[1] if found else _NAMELESS
+    places = [(match.start(), name) for name in names if (match := re.search(rf"\b{re.escape(name)}\b", raw))]
+    return min(places)[1] if places else _NAMELESS
 
 
 def _is_object(text: str) -> bool:
@@ -97,7 +113,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def shown(entry: Entry) -> str:
+def entry_text(entry: Entry) -> str:
     """An assistant entry as one text."""
     thought = [] if entry.reasoning is None else [f"<think>{entry.reasoning}</think>"]
     calls = [f"{call.name}({canonical(call.arguments)})" for call in entry.calls]

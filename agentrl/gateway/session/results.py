@@ -68,7 +68,10 @@ class _ReplyForms:
         """The JSON in it: the whole text or a fenced part, and the arguments of its calls."""
         texts = [self._text, *_FENCE.findall(self._text)]
         called = [call.arguments for call in self._calls]
-        return [*filter(None, map(_container, texts)), *(dict(each) for each in called if isinstance(each, Mapping))]
+        return [
+            *filter(None, map(_container, texts)),
+            *(dict(arguments) for arguments in called if isinstance(arguments, Mapping)),
+        ]
 
     @cached_property
     def parts(self) -> list[str]:
@@ -134,24 +137,24 @@ def answer_of(result: JSON, nodes: Sequence[Node], likely: Collection[Node], *, 
     replies = [
         _ReplyForms(node) for node in nodes if node.sent is not None and (node.sent.text.strip() or node.sent.calls)
     ]
-    whole = [each for each in replies if _same(result, each)]
+    whole = [reply for reply in replies if _same(result, reply)]
     if whole:
         return whole[-1].node
     claims = [*_claims(result, sure=sure)]
-    strong = (_strongest(each, replies, likely) for each in claims)
-    weak = (_most(each, Claim.within, replies, likely) for each in claims)
+    strong = (_strongest(group, replies, likely) for group in claims)
+    weak = (_most(group, Claim.within, replies, likely) for group in claims)
     return next(filter(None, (*strong, *weak)), None)
 
 
 def _strongest(claims: Sequence[Claim], replies: Sequence[_ReplyForms], likely: Collection[Node]) -> Node | None:
     """The reply that a claim equals; or else one that a claim quotes; or one that a claim was taken from."""
-    if equal := [each for each in replies if any(claim.equals(each) for claim in claims)]:
+    if equal := [reply for reply in replies if any(claim.equals(reply) for claim in claims)]:
         return equal[-1].node
-    if quoted := [each for each in replies if any(claim.holds(each) for claim in claims)]:
-        longest = max(len(each.text) for each in quoted)
-        quoted = [each for each in quoted if 2 * len(each.text) >= longest]
+    if quoted := [reply for reply in replies if any(claim.holds(reply) for claim in claims)]:
+        longest = max(len(reply.text) for reply in quoted)
+        quoted = [reply for reply in quoted if 2 * len(reply.text) >= longest]
         if len(claims) == 1:
-            quoted.sort(key=lambda each: claims[0].text.rfind(each.text))
+            quoted.sort(key=lambda reply: claims[0].text.rfind(reply.text))
         return _last(quoted, likely)
     return _most(claims, Claim.taken_from, replies, likely)
 
@@ -163,20 +166,21 @@ def _most(
     likely: Collection[Node],
 ) -> Node | None:
     """The reply that most of the claims fit. None if no claim fits one."""
-    counts = [sum(fits(claim, each) for claim in claims) for each in replies]
+    counts = [sum(fits(claim, reply) for claim in claims) for reply in replies]
     most = max(counts, default=0)
-    return _last([each for each, count in zip(replies, counts, strict=True) if count == most], likely) if most else None
+    return (
+        _last([reply for reply, count in zip(replies, counts, strict=True) if count == most], likely) if most else None
+    )
 
 
 def _last(replies: Sequence[_ReplyForms], likely: Collection[Node]) -> Node:
     """The last one of `likely`, or else the last one."""
-    return ([each for each in replies if each.node in likely] or [*replies])[-1].node
+    return ([reply for reply in replies if reply.node in likely] or [*replies])[-1].node
 
 
 def _claims(result: JSON, *, sure: bool) -> Iterator[list[Claim]]:
     """The claims of a result, those that are most often its answer first."""
-    leaves = [(key, leaf) for key, leaf in _answers(result) if not isinstance(leaf, bool)]
-    leaves = [(key, leaf) for key, leaf in leaves if leaf is not None and (not sure or leaf not in (0, 1))]
+    leaves = [(key, leaf) for key, leaf in _answers(result) if not _is_flag(leaf, sure=sure)]
     claims = [(key.casefold(), claim) for key, leaf in leaves if (claim := Claim.of(leaf)).text]
     for name in _ANSWER_KEYS:
         yield [claim for key, claim in claims if key == name]
@@ -184,16 +188,23 @@ def _claims(result: JSON, *, sure: bool) -> Iterator[list[Claim]]:
     yield [claim for _, claim in claims if claim.number]
 
 
+def _is_flag(leaf: JSON, *, sure: bool) -> bool:
+    """Whether a leaf is no text and no number: null, true or false, or with `sure` an exit code of 0 or 1."""
+    return leaf is None or isinstance(leaf, bool) or (sure and leaf in (0, 1))
+
+
 def _same(result: JSON, reply: _ReplyForms) -> bool:
     """Whether a result is the whole reply: as JSON, or as its lines."""
     if isinstance(result, str):
         value = _container(result)
-        return value is not None and any(canonical(value) == canonical(each) for each in reply.values)
+        return value is not None and any(canonical(value) == canonical(candidate) for candidate in reply.values)
     if isinstance(result, list) and result and all(isinstance(line, str) for line in result):
         lines: Sequence[str] = result
         if plain("\n".join(lines)) == reply.text:
             return True
-    return bool(result) and _full(result) and any(canonical(result) == canonical(each) for each in reply.values)
+    return (
+        bool(result) and _full(result) and any(canonical(result) == canonical(candidate) for candidate in reply.values)
+    )
 
 
 def _full(value: Any) -> bool:
@@ -215,11 +226,11 @@ def _container(text: str) -> JSON:
 def _leaves(value: JSON, key: str = "") -> Iterator[tuple[str, JSON]]:
     """The texts and numbers in a value, each with the key that is nearest to it."""
     if isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _leaves(each, str(name))
+        for name, item in value.items():
+            yield from _leaves(item, str(name))
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        for each in value:
-            yield from _leaves(each, key)
+        for item in value:
+            yield from _leaves(item, key)
     else:
         yield key, value
 

@@ -155,7 +155,7 @@ class Sampler:
             writer = self._writer(prompt.head, request)
         await self._refuse_too_long(prompt, writer.renderer)
         key = None
-        if prompt.parent is None and not prompt.known:
+        if prompt.parent is None and not prompt.known_replies:
             key = opening_key(writer.renderer, request, prompt.entries)
         with at_boundary("render"):
             if key is not None:
@@ -190,7 +190,7 @@ class Sampler:
         if prompt.parent is not None and self.options.limits.observation_tokens is not None:
             return  # it will be cut to that limit
         bound, _ = self._bound(prompt)
-        texts = [entry.text for i, entry in enumerate(prompt.entries) if i not in prompt.known]
+        texts = [entry.text for i, entry in enumerate(prompt.entries) if i not in prompt.known_replies]
         about = await too_long(renderer, texts, bound - prompt.before)
         if about is not None:
             raise _full(f"about {prompt.before + about}", bound)
@@ -210,14 +210,14 @@ class Sampler:
         above, entries = prompt.parent, prompt.entries
         opened = prompt.continued and entries[-1:] and entries[-1].role == "assistant"
         material = entries[:-1] if opened else entries
-        known = {i: (_whole(node), node.turn.ids) for i, node in prompt.known.items() if i < len(material)}
+        replies = {i: (_whole(node), node.turn.ids) for i, node in prompt.known_replies.items() if i < len(material)}
         if above is None:
-            rendered = writer.prompt(material, known, _ids(prompt))
+            rendered = writer.prompt(material, replies, _ids(prompt))
         elif not entries and prompt.continued:
             rendered = writer.renderer.text(Raw(""), _whole(above), history=prompt.history())
         else:
             budget = self.options.limits.observation_tokens
-            rendered = writer.bridge(prompt.history(), _whole(above), material, known, _ids(prompt), budget=budget)
+            rendered = writer.bridge(prompt.history(), _whole(above), material, replies, _ids(prompt), budget=budget)
         return writer.opened(rendered, entries[-1]) if opened else rendered
 
     def template_kwargs(self, request: ChatRequest) -> dict[str, JSON]:
@@ -344,8 +344,8 @@ class Sampler:
         if params is not options.sampling_params:
             options = replace(options, sampling_params=params)
         if limits.tokens is not None:
-            left = prompt.top.length + limits.tokens - prompt.length
-            options = replace(options, limits=replace(limits, tokens=left))
+            budget = prompt.top.length + limits.tokens - prompt.length
+            options = replace(options, limits=replace(limits, tokens=budget))
         scratch = Trajectory(session_id=self._affinity(prompt), tools=prompt.head.tools)
         scratch.segments = [node.turn]
         engine = self._counted()
@@ -467,8 +467,8 @@ def _whole(node: Node) -> Action:
 
 def _ids(prompt: Prompt) -> dict[str, str]:
     """Ids on the wire of calls that a prompt's entries may hold -> their ids in the tokens."""
-    nodes = [*prompt.known.values(), *([prompt.parent] if prompt.parent else [])]
-    return {wire: made for node in nodes for wire, made in node.call_ids.items()}
+    nodes = [*prompt.known_replies.values(), *([prompt.parent] if prompt.parent else [])]
+    return {wire: call_id for node in nodes for wire, call_id in node.call_ids.items()}
 
 
 def _for(number: int, params: SamplingParams) -> SamplingParams:

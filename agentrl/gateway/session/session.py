@@ -35,7 +35,7 @@ from agentrl.gateway.session.exchange import Answers, PendingAnswer, RefusedExch
 from agentrl.gateway.session.log import SessionLog
 from agentrl.gateway.session.matching import START, Digest, entry_digest, head_digest, tools_digest
 from agentrl.gateway.session.nodes import Head, Node, Prompt
-from agentrl.gateway.session.replying import disobeyed, reply_of, shown
+from agentrl.gateway.session.replying import disobeyed, entry_text, reply_of
 from agentrl.gateway.session.sampling import Sampler, turn_options_of
 from agentrl.gateway.session.segments import write
 from agentrl.gateway.session.stored import Stored
@@ -159,9 +159,9 @@ class Session:
         Raises ValueError or KeyError if the lines are not such a log.
         """
         read = replaying.read(lines)
-        played = next(line for line in read if line["event"] == "play")
-        self = cls("", options=SessionOptions(**played["options"]))
-        self.tree = replaying.tree_of(read, played["tag"], as_sent=self.options.echo == "as_sent")
+        start = next(line for line in read if line["event"] == "play")
+        self = cls("", options=SessionOptions(**start["options"]))
+        self.tree = replaying.tree_of(read, start["tag"], as_sent=self.options.echo == "as_sent")
         self.log.lines = read
         self.result = next((line.get("result") for line in reversed(read) if line["event"] == "returned"), None)
         self.close("it was played before")
@@ -184,9 +184,9 @@ class Session:
             return RefusedExchange(refused)
         return Waiting(answer, self._refusal, self._left)
 
-    def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
+    def note_refused(self, target: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
         """Log that the server refused a request before it reached the session."""
-        self.log.note("refused", kind=kind, message=message, what=what, status=status)
+        self.log.note("refused", kind=kind, message=message, what=target, status=status)
 
     async def count(self, request: ChatRequest) -> int:
         """The tokens of the request's whole prompt. Raises RefusedError if it is too long or cannot be written."""
@@ -196,7 +196,7 @@ class Session:
         request = self._stored.whole(request, self.tree)
         place = self._find(request)
         prompt = place.prompt or Prompt(
-            *(-1, place.parent, place.entries, place.digest, place.known, self._head(request), 0),
+            *(-1, place.parent, place.entries, place.digest, place.known_replies, self._head(request), 0),
             continued=request.continued,
         )
         try:
@@ -215,7 +215,7 @@ class Session:
             return self._joined(again)
         request = self._stored.whole(request, self.tree)
         place = self._find(request)
-        self._note_told(place)
+        self._note_echoes(place)
         if place.rest is not None and place.parent is not None:
             return self._rest(place.parent, place.rest, request)
         prompt = self.tree.attach(place, self._head(request))
@@ -264,11 +264,11 @@ class Session:
             prompt=prompt.index,
             behind=prompt.parent.index if prompt.parent else None,
             new=len(prompt.entries),
-            known=[node.index for node in prompt.known.values()],
+            known=[node.index for node in prompt.known_replies.values()],
             n=request.n,
             branch=request.branch,
             max_tokens=request.max_tokens,
-            asked=dict(request.asked),
+            asked=dict(request.recorded),
             template_kwargs=dict(request.template_kwargs),
         )
         return answer
@@ -350,8 +350,8 @@ class Session:
         if not prompt.rendered.media:
             return
         self._sampler.check_images(prompt)
-        shown = [one for each in self.tree.prompts for one in each.rendered.media]
-        if too_much(shown, self._sampler.options.limits):
+        images = [image for other in self.tree.prompts for image in other.rendered.media]
+        if too_much(images, self._sampler.options.limits):
             why = "more images than limits.image_pixels or limits.image_bytes"
             if not self.tree.nodes:
                 raise RefusedError("invalid", f"the first prompt has {why}")
@@ -395,26 +395,29 @@ class Session:
         others = (self.tree.find(request.entries, it.digest, continued=continued) for it in heads)
         return next((other for other in others if other.parent is not None), place)
 
-    def _note_told(self, place: TreePosition) -> None:
+    def _note_echoes(self, place: TreePosition) -> None:
         """Log how the client echoes the replies that it got, the first time that it echoes them."""
-        for node, entry in place.told:
-            if node.told or node.sent is None:
+        for node, entry in place.first_echoes:
+            if node.echoed or node.sent is None:
                 continue
-            node.told = node.delivered = place.rest is None or node is not place.parent
+            node.echoed = node.delivered = place.rest is None or node is not place.parent
             how = node.telling(entry)
-            if node.told:
-                node.told_as = entry
-            if node.told and how != "verbatim":
-                self._audit(f"told_in_another_{how}", node, stored=shown(node.sent), told=shown(entry))
+            if node.echoed:
+                node.first_echo = entry
+            if node.echoed and how != "verbatim":
+                self._audit(f"told_in_another_{how}", node, stored=entry_text(node.sent), told=entry_text(entry))
         if self.options.echo == "as_sent":  # then a client's own words are expected
             return
-        known = place.known.values()
+        known_replies = place.known_replies.values()
         for node, entry in place.tells:
             form = entry_digest(entry)
-            if node not in known and node.sent is not None and form not in node.noted:
-                node.noted.add(form)
+            if node not in known_replies and node.sent is not None and form not in node.logged:
+                node.logged.add(form)
                 self._audit(
-                    "edited" if node.told else "told_in_other_words", node, stored=shown(node.sent), told=shown(entry)
+                    "edited" if node.echoed else "told_in_other_words",
+                    node,
+                    stored=entry_text(node.sent),
+                    told=entry_text(entry),
                 )
 
     def _audit(self, kind: str, node: Node, **texts: str) -> None:
@@ -454,7 +457,7 @@ async def _given(replies: Sequence[Reply]) -> Sequence[Reply]:
 
 def _line(node: Node) -> Trajectory:
     """The turns up to a reply, as a trajectory for `on_turn`."""
-    found = Trajectory()
-    found.segments = [Segment()]
-    found.segment.turns = [turn for each in (*node.prompt.line(), node) for turn in each.turn.turns]
-    return found
+    trajectory = Trajectory()
+    trajectory.segments = [Segment()]
+    trajectory.segment.turns = [turn for reply in (*node.prompt.line(), node) for turn in reply.turn.turns]
+    return trajectory

@@ -52,11 +52,11 @@ class Stored:
 
     def _history(self, node: Node) -> Iterator[Entry]:
         """The conversation up to a reply. As in OpenAI's API, `instructions` hold for their own request only."""
-        for each in (*node.prompt.line(), node):
-            skipped = int(each.prompt in self._instructed)
-            yield from each.prompt.entries[skipped:]
-            assert each.sent is not None
-            yield each.sent
+        for reply in (*node.prompt.line(), node):
+            skipped = int(reply.prompt in self._instructed)
+            yield from reply.prompt.entries[skipped:]
+            assert reply.sent is not None
+            yield reply.sent
 
 
 def _complete(answer: PendingAnswer) -> Node | None:

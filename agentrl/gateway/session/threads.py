@@ -8,6 +8,7 @@ is a reply or a part of one, outweighs all of this.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, TypeAlias
 
@@ -55,8 +56,8 @@ class Thread:
     @property
     def nodes(self) -> list[Node]:
         """The replies, in order of time."""
-        found = [node for prompt in self.prompts for node in prompt.replies if node.turn.turns]
-        return sorted(found, key=lambda node: node.index)
+        replies = [node for prompt in self.prompts for node in prompt.replies if node.turn.turns]
+        return sorted(replies, key=lambda node: node.index)
 
     @property
     def end(self) -> Node | None:
@@ -70,9 +71,9 @@ class Thread:
         """Whether one of its requests echoes one of its earlier replies, if only as a part of a user's text."""
         if any(prompt.parent or prompt.tells for prompt in self.prompts):
             return True
-        said = [node.sent.text.strip() for node in self.nodes if node.sent is not None]
-        given = [entry.text for root in self.prompts[1:] for entry in root.entries]
-        return any(len(text) >= _SHORTEST and text in each for text in said for each in given)
+        replies = [node.sent.text.strip() for node in self.nodes if node.sent is not None]
+        texts = [entry.text for root in self.prompts[1:] for entry in root.entries]
+        return any(len(reply) >= _SHORTEST and reply in text for reply in replies for text in texts)
 
     @property
     def read(self) -> bool:
@@ -96,14 +97,16 @@ class Thread:
 
     def asked_after(self, prompt: Prompt) -> bool:
         """Whether a request of this thread came after the first one of `prompt`."""
-        return any(own.asked[-1] > prompt.asked[0] for own in self.prompts)
+        return any(other.requests[-1] > prompt.requests[0] for other in self.prompts)
 
 
 def main_thread(tree: Tree, result: JSON = None) -> Thread | None:
     """The main thread; None before the first reply. `result`: the agent's own, or None."""
-    asked = sorted((prompt for prompt in tree.prompts if prompt.length and prompt.asked), key=lambda p: p.asked[0])
+    prompts = sorted(
+        (prompt for prompt in tree.prompts if prompt.length and prompt.requests), key=lambda p: p.requests[0]
+    )
     tasks = _tasks(tree)
-    threads = _told(asked, tasks)
+    threads = _echo_threads(prompts, tasks)
     for evidence in _EVIDENCE:  # the weaker ones need to know how far each thread goes
         threads = _joined(threads, tasks, evidence)
     threads = [thread for thread in threads if thread.nodes]
@@ -132,41 +135,41 @@ def _with_result(result: JSON, threads: Sequence[Thread], main: Thread) -> Threa
     return ended
 
 
-def _told(asked: Iterable[Prompt], tasks: Mapping[str, Node]) -> list[Thread]:
+def _echo_threads(prompts: Iterable[Prompt], tasks: Mapping[str, Node]) -> list[Thread]:
     """Threads of requests that echo each other's replies after the same opening."""
-    of = dict[Prompt, Thread]()
-    for prompt in asked:
+    threads = dict[Prompt, Thread]()
+    for prompt in prompts:
         before = _before(prompt)
-        source = None if before is None else of.get(before.prompt)
+        source = None if before is None else threads.get(before.prompt)
         fits = source is not None and source.branch == prompt.branch and _last_words(prompt) not in tasks
         if source is not None and fits and _opens_alike(prompt.top, source.roots):
             source.prompts.append(prompt)
-            of[prompt] = source
+            threads[prompt] = source
         else:
-            of[prompt] = Thread(prompt)
-            of[prompt].source = source
-    return list(dict.fromkeys(of.values()))
+            threads[prompt] = Thread(prompt)
+            threads[prompt].source = source
+    return list(dict.fromkeys(threads.values()))
 
 
 def _before(prompt: Prompt) -> Node | None:
     """The latest reply that a prompt echoes, preferably one with the same opening."""
-    told = [*([prompt.parent] if prompt.parent else []), *prompt.tells]
-    alike = [node for node in told if _opens_alike(prompt.top, [node.prompt.top])]
-    return next(reversed(alike or told), None)
+    echoed = [*([prompt.parent] if prompt.parent else []), *prompt.tells]
+    alike = [node for node in echoed if _opens_alike(prompt.top, [node.prompt.top])]
+    return next(reversed(alike or echoed), None)
 
 
 def _joined(threads: Iterable[Thread], tasks: Mapping[str, Node], evidence: Evidence) -> list[Thread]:
     """Join threads to earlier ones that they continue in a new way: after a summary, or with other tools."""
-    found, into = list[Thread](), dict[Thread, Thread]()
+    joined, into = list[Thread](), dict[Thread, Thread]()
     for thread in threads:
         thread.source = None if thread.source is None else into.get(thread.source, thread.source)
-        earlier = _continued(thread, found, tasks, evidence)
+        earlier = _continued(thread, joined, tasks, evidence)
         if earlier is None:
-            found.append(thread)
+            joined.append(thread)
         else:
             earlier.prompts += thread.prompts
             into[thread] = earlier
-    return found
+    return joined
 
 
 def _continued(
@@ -179,8 +182,8 @@ def _continued(
     early = evidence == "words" or (evidence != "task" and _last_words(first) in tasks)
     if early or thread.source.branch != first.branch or thread.source.asked_after(first):
         return None
-    told = _before(first)
-    unfinished = told is not None and told.sent is not None and bool(told.sent.calls)
+    latest = _before(first)
+    unfinished = latest is not None and latest.sent is not None and bool(latest.sent.calls)
     return thread.source if first.tools != START or thread.source.first.tools == START or unfinished else None
 
 
@@ -199,7 +202,7 @@ def _best(thread: Thread, earlier: Sequence[Thread], evidence: Evidence) -> Thre
 
 
 def _may_go_on(root: Prompt, thread: Thread) -> bool:
-    return not thread.asked_after(root) and any(own.tools == root.tools for own in thread.roots)
+    return not thread.asked_after(root) and any(earlier.tools == root.tools for earlier in thread.roots)
 
 
 def _quoted(root: Prompt, threads: Iterable[Thread]) -> Thread | None:
@@ -207,10 +210,30 @@ def _quoted(root: Prompt, threads: Iterable[Thread]) -> Thread | None:
     here = set[tuple[str, ...]]().union(*(_runs(entry.text) for entry in root.entries))
     for thread in threads:
         texts = [entry.text for prompt in thread.prompts for entry in prompt.entries if entry.role != "system"]
-        said = [node.sent.text for node in thread.nodes if node.sent is not None]
-        if root not in thread.prompts and any(not here.isdisjoint(_runs(text)) for text in (*texts, *said)):
+        replies = [node.sent.text for node in thread.nodes if node.sent is not None]
+        if root not in thread.prompts and any(not here.isdisjoint(_runs(text)) for text in (*texts, *replies)):
             return thread
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Likeness:
+    """How a root resembles the roots of a thread."""
+
+    opening: bool
+    """The same tools and instructions."""
+    instructions: bool
+    """The same instructions."""
+    task: bool
+    """The same first text of the user."""
+
+    @classmethod
+    def of(cls, root: Prompt, thread: Thread) -> _Likeness:
+        return cls(
+            _opens_alike(root, thread.roots),
+            _opens_alike(root, thread.roots, any_tools=True),
+            any(_alike(_task(earlier), _task(root)) for earlier in thread.roots),
+        )
 
 
 def _fit(root: Prompt, thread: Thread) -> int:
@@ -219,25 +242,34 @@ def _fit(root: Prompt, thread: Thread) -> int:
     With the same instructions, tools and task, it is the thread's own history, rewritten. Otherwise the thread must
     have come to its end.
     """
-    opens, opens_but_tools = _opens_alike(root, thread.roots), _opens_alike(root, thread.roots, any_tools=True)
-    same_task = any(_alike(_task(own), _task(root)) for own in thread.roots)
-    if opens and (same_task or root.grown_from in thread.prompts):
+    alike = _Likeness.of(root, thread)
+    if alike.opening and (alike.task or root.grown_from in thread.prompts):
         return 4
     if thread.asked_after(root):
         return 0
-    with_tools = thread.first.tools != START
-    if thread.unfinished and (same_task or thread.is_named_in(root)):
+    if thread.unfinished and (alike.task or thread.is_named_in(root)):
         return 2  # it handed the task over
+    return _fit_after_end(root, thread, alike)
+
+
+def _fit_after_end(root: Prompt, thread: Thread, alike: _Likeness) -> int:
+    """`_fit` of a root that began after the thread's end."""
+    with_tools = thread.first.tools != START
     if with_tools and root.tools == START:
-        return 2 * int(opens_but_tools and same_task)  # a last answer without tools
-    if not with_tools and not opens and (root.tools != START or _opening(root)[0] == "system"):
+        return 2 * int(alike.instructions and alike.task)  # a last answer without tools
+    if not with_tools and not alike.opening and (root.tools != START or _opening(root)[0] == "system"):
         return 0  # a title, a commit message, a verdict: it may quote the answer
     if _retells(root, thread):
         return 3
-    if opens_but_tools and same_task:
+    if alike.instructions and alike.task:
         return 2
-    bare = _opening(root)[0] == "user" and thread.unfinished and any(own.tools == root.tools for own in thread.roots)
-    return int(opens or (with_tools and (opens_but_tools or bare)))
+    return int(alike.opening or (with_tools and (alike.instructions or _is_bare(root, thread))))
+
+
+def _is_bare(root: Prompt, thread: Thread) -> bool:
+    """Whether a root without instructions has the tools of an unfinished thread."""
+    same_tools = any(earlier.tools == root.tools for earlier in thread.roots)
+    return _opening(root)[0] == "user" and thread.unfinished and same_tools
 
 
 def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None:
@@ -246,15 +278,19 @@ def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None
     A sub-agent, which another thread's call or a header names, does not count. A thread that quotes the ends of several
     others, and begins after them, joins their work.
     """
-    own = [thread for thread in threads if thread.first.parent is None and thread.source is None]
-    own = [thread for thread in own if not thread.branch] or [thread for thread in threads if not thread.branch] or own
-    own = [thread for thread in own if not _delegated(thread, tasks)] or own or list(threads)
-    if own and _joins(own[-1], own[:-1]):
-        return own[-1]
-    talks = [thread for thread in own if thread.talks]
-    return next(iter(talks), None) or max(
-        reversed(own), key=lambda thread: (thread.read, len(thread.prompts)), default=None
-    )
+    candidates = _candidates(threads, tasks)
+    if candidates and _joins(candidates[-1], candidates[:-1]):
+        return candidates[-1]
+    talks = next((thread for thread in candidates if thread.talks), None)
+    return talks or max(reversed(candidates), key=lambda thread: (thread.read, len(thread.prompts)), default=None)
+
+
+def _candidates(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> list[Thread]:
+    """The threads that may be the main thread. If none qualifies, the nearest."""
+    unnamed = [thread for thread in threads if not thread.branch]
+    independent = [thread for thread in threads if thread.first.parent is None and thread.source is None]
+    candidates = [thread for thread in independent if not thread.branch] or unnamed or independent
+    return [thread for thread in candidates if not _delegated(thread, tasks)] or candidates or list(threads)
 
 
 def _joins(last: Thread, others: Sequence[Thread]) -> bool:
@@ -294,20 +330,20 @@ def _opens_alike(root: Prompt, others: Iterable[Prompt], *, any_tools: bool = Fa
     return False
 
 
-def _alike(one: str, other: str, *, edges: bool = False) -> bool:
+def _alike(first: str, second: str, *, edges: bool = False) -> bool:
     """Whether nine tenths of the shorter text begin the longer one. With `edges`, its end counts, too."""
-    shorter, longer = sorted((one, other), key=len)
+    shorter, longer = sorted((first, second), key=len)
     shared = _shared(shorter, longer)
     if edges:
         shared += _shared(shorter[shared:][::-1], longer[shared:][::-1])
     return shared >= len(shorter) - len(shorter) // 10 and bool(shorter or not longer)
 
 
-def _shared(one: str, other: str) -> int:
+def _shared(shorter: str, longer: str) -> int:
     """The length of the beginning that two texts share, in characters. `one` is not the longer text."""
-    if other.startswith(one):
-        return len(one)
-    return next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    if longer.startswith(shorter):
+        return len(shorter)
+    return next(i for i, (a, b) in enumerate(zip(shorter, longer, strict=False)) if a != b)
 
 
 def _retells(root: Prompt, thread: Thread, said_by: Thread | None = None) -> bool:
@@ -315,37 +351,37 @@ def _retells(root: Prompt, thread: Thread, said_by: Thread | None = None) -> boo
 
     The replies are those of the thread, or of `said_by`.
     """
-    given = {entry.text for own in thread.roots for entry in own.entries}
+    texts = {entry.text for earlier in thread.roots for entry in earlier.entries}
     skipped = ("assistant", *(_INSTRUCTIONS if _opens_alike(root, thread.roots, any_tools=True) else ()))
-    fresh = [entry.text for entry in root.entries if entry.role not in skipped and entry.text not in given]
+    fresh = [entry.text for entry in root.entries if entry.role not in skipped and entry.text not in texts]
     here = set[tuple[str, ...]]().union(*(_runs(text) for text in fresh))
-    said = [node.sent.text for node in (said_by or thread).nodes if node.sent is not None]
-    return any(not here.isdisjoint(_runs(text)) for text in said)
+    replies = [node.sent.text for node in (said_by or thread).nodes if node.sent is not None]
+    return any(not here.isdisjoint(_runs(text)) for text in replies)
 
 
 def _runs(text: str) -> Iterator[tuple[str, ...]]:
     words = text.split()
-    return zip(*(words[at:] for at in range(_RUN)), strict=False)
+    return zip(*(words[start:] for start in range(_RUN)), strict=False)
 
 
 def _tasks(tree: Tree) -> dict[str, Node]:
     """Each text in a call's arguments -> the first reply with it."""
-    found = dict[str, Node]()
+    tasks = dict[str, Node]()
     for node in tree.nodes:
         for call in node.sent.calls if node.sent is not None else ():
             for text in _texts(call.arguments):
                 if len(text) >= _SHORTEST:
-                    found.setdefault(text.strip(), node)
-    return found
+                    tasks.setdefault(text.strip(), node)
+    return tasks
 
 
 def _delegated(thread: Thread, tasks: Mapping[str, Node]) -> bool:
     """Whether a thread begins with a task that a call in another thread gave, with little text around it."""
-    said = [entry.text.strip() for entry in takewhile(_no_history, thread.first.entries) if entry.role == "user"]
-    own = set(thread.nodes)
-    for text in said:
-        given = (node for task, node in tasks.items() if 2 * len(task) >= len(text) and task in text)
-        if any(node not in own and not _opens_with(node.prompt.top, text) for node in given):
+    texts = [entry.text.strip() for entry in takewhile(_no_history, thread.first.entries) if entry.role == "user"]
+    nodes = set(thread.nodes)
+    for text in texts:
+        givers = (node for task, node in tasks.items() if 2 * len(task) >= len(text) and task in text)
+        if any(node not in nodes and not _opens_with(node.prompt.top, text) for node in givers):
             return True
     return False
 
@@ -368,8 +404,8 @@ def _texts(value: JSON) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _texts(each)
+        for item in value.values():
+            yield from _texts(item)
     elif isinstance(value, Sequence):
-        for each in value:
-            yield from _texts(each)
+        for item in value:
+            yield from _texts(item)

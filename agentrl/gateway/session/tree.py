@@ -42,10 +42,10 @@ class TreePosition:
     """The new entries after the parent."""
     digest: Digest
     """The digest of the new entries."""
-    known: Mapping[int, Node]
+    known_replies: Mapping[int, Node]
     tells: Sequence[tuple[Node, Entry]]
     """The replies that the new entries echo in any words, in order, each with its echo."""
-    told: Sequence[tuple[Node, Entry]]
+    first_echoes: Sequence[tuple[Node, Entry]]
     """The replies that the client echoes for the first time, each with its echo."""
     grown_from: Prompt | None
     prompt: Prompt | None
@@ -74,14 +74,14 @@ class _Cursor:
     """Index of an assistant entry that the model did not sample -> the prompt whose replies it replaces."""
 
     @property
-    def told(self) -> list[tuple[Node, Entry]]:
+    def first_echoes(self) -> list[tuple[Node, Entry]]:
         """The replies on this path that were not echoed before, each with its echo."""
-        found, cursor = list[tuple[Node, Entry]](), self
-        while cursor.node is not None and cursor.entry is not None and not cursor.node.told:
-            found.append((cursor.node, cursor.entry))
+        echoes, cursor = list[tuple[Node, Entry]](), self
+        while cursor.node is not None and cursor.entry is not None and not cursor.node.echoed:
+            echoes.append((cursor.node, cursor.entry))
             assert cursor.before is not None
             cursor = cursor.before
-        return found[::-1]
+        return echoes[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ class Tree:
 
     def _name(self, entry: Entry) -> Node | None:
         """The reply that the ids in an assistant entry name."""
-        found = (self.named(text) for text in (*entry.receipts, *(call.id for call in entry.calls)))
-        return next(filter(None, found), None) or (None if entry.receipts else self._written_out(entry))
+        nodes = (self.named(text) for text in (*entry.receipts, *(call.id for call in entry.calls)))
+        return next(filter(None, nodes), None) or (None if entry.receipts else self._written_out(entry))
 
     def _written_out(self, entry: Entry) -> Node | None:
         """The reply whose calls a client has written into the text, after the reply's own words, as smolagents does.
@@ -144,16 +144,16 @@ class Tree:
             else:
                 read.entries.append(entry)
                 read.named.append(node)
-        for at, (entry, node) in enumerate(zip(read.entries, read.named, strict=True)):
-            if node is not None and self._is_reworded(node, entry, last=at == len(read.entries) - 1):
-                read.reworded[at], read.named[at] = node, None
+        for index, (entry, node) in enumerate(zip(read.entries, read.named, strict=True)):
+            if node is not None and self._is_reworded(node, entry, last=index == len(read.entries) - 1):
+                read.reworded[index], read.named[index] = node, None
         return read
 
-    def _is_reworded(self, node: Node, told: Entry, *, last: bool) -> bool:
+    def _is_reworded(self, node: Node, echo: Entry, *, last: bool) -> bool:
         """Whether an entry's own words count, not the reply that its ids name. The last entry may echo only a part."""
         if self._as_sent:
-            return node.telling(told) == "meaning"
-        return node.edited(told) and not last
+            return node.telling(echo) == "meaning"
+        return node.edited(echo) and not last
 
     def find(self, entries: Sequence[Entry], tools: Digest, *, continued: bool = False) -> TreePosition:
         """Where the entries belong: after the deepest reply that they echo, or the latest one of equal replies.
@@ -163,9 +163,9 @@ class Tree:
         cursors, read = [_Cursor(None, 0)], self._read(entries)
         for i, (entry, name) in enumerate(zip(read.entries, read.named, strict=True)):
             digest = START if name else entry_digest(entry)
-            found = self._behind(cursors, entry, name, digest, tools, i) if entry.role == "assistant" else None
-            if found:
-                cursors = found
+            advanced = self._behind(cursors, entry, name, digest, tools, i) if entry.role == "assistant" else None
+            if advanced:
+                cursors = advanced
                 continue
             digest = digest_of("reply", name.id) if name else digest
             for cursor in cursors:
@@ -196,7 +196,7 @@ class Tree:
             above,
             place.entries,
             place.digest,
-            place.known,
+            place.known_replies,
             head,
             number,
             grown_from,
@@ -253,11 +253,11 @@ class Tree:
         return iter({prompt.head.digest: prompt.head for prompt in reversed(self._roots.values())}.values())
 
     def _behind(
-        self, cursors: Sequence[_Cursor], entry: Entry, name: Node | None, digest: Digest, tools: Digest, at: int
+        self, cursors: Sequence[_Cursor], entry: Entry, name: Node | None, digest: Digest, tools: Digest, index: int
     ) -> list[_Cursor]:
         """Advance the cursors whose next reply an assistant entry echoes. Empty if there is no such reply."""
         return [
-            _Cursor(node, at + 1, entry=entry, before=cursor)
+            _Cursor(node, index + 1, entry=entry, before=cursor)
             for cursor in cursors
             for node in self._candidates(cursor, tools)
             if (node is name if name else _is(node, entry, digest))
@@ -281,49 +281,64 @@ class Tree:
         return () if prompt is None else prompt.replies
 
     def _place(self, cursor: _Cursor, read: _RequestEntries, tools: Digest) -> TreePosition:
-        start, node = cursor.start, cursor.node
-        known, tells, told = dict[int, Node](), list[tuple[Node, Entry]](), cursor.told
+        known_replies, tells = dict[int, Node](), list[tuple[Node, Entry]]()
+        start, first_echoes = cursor.start, cursor.first_echoes
         for i, entry in enumerate(read.entries[start:], start):
             if entry.role != "assistant":
                 continue
-            reply = None if i in read.reworded else self._told_here(i, cursor, read, tools)
-            if reply is not None:
+            reply = None if i in read.reworded else self._echoed_here(i, cursor, read, tools)
+            if reply is None:
+                reply = _reworded_here(i, cursor, read)
+            else:
                 if reply.joined is None:  # else its tokens may be a part of the message
-                    known[i - start] = reply
-                told += [(reply, entry)] if read.named[i] is not None and not reply.told else []
-            elif (reply := read.reworded.get(i)) is None and i in cursor.replaced and i < len(read.entries) - 1:
-                reply = _nearest(cursor.replaced[i].replies, entry)
-            tells += [(reply, entry)] if reply is not None else []
-        rest = None
-        if node is not None and node.sent is not None and cursor.entry is not None and start == len(read.entries):
-            rest = missing(node.sent, cursor.entry) if read.named[-1] is node else None
+                    known_replies[i - start] = reply
+                if read.named[i] is not None and not reply.echoed:
+                    first_echoes.append((reply, entry))
+            if reply is not None:
+                tells.append((reply, entry))
         return TreePosition(
-            node,
+            cursor.node,
             tuple(read.entries[start:]),
             cursor.digest,
-            known,
+            known_replies,
             tells,
-            told,
+            first_echoes,
             cursor.grown_from,
             self._prompt(cursor, tools),
-            rest,
+            _rest(cursor, read),
         )
 
-    def _told_here(self, at: int, cursor: _Cursor, read: _RequestEntries, tools: Digest) -> Node | None:
+    def _echoed_here(self, index: int, cursor: _Cursor, read: _RequestEntries, tools: Digest) -> Node | None:
         """The reply that an assistant entry among the new entries echoes: by its ids, or in the same words.
 
         Of several with the same words, one in a conversation that begins like this one is preferred, then the latest.
         """
-        if read.named[at] is not None:
-            return read.named[at]
+        if read.named[index] is not None:
+            return read.named[index]
         top, start = None if cursor.node is None else cursor.node.prompt.top, _start(read.entries)
 
         def key(node: Node) -> tuple[bool, int, bool, int]:
             root = node.prompt.top
-            shared = sum(one == other for one, other in zip(_start(root.entries), start, strict=True))
+            shared = sum(text == other for text, other in zip(_start(root.entries), start, strict=True))
             return root is top, shared, root.head.digest == tools, node.index
 
-        return max(self._alike.get(entry_digest(read.entries[at]), ()), key=key, default=None)
+        return max(self._alike.get(entry_digest(read.entries[index]), ()), key=key, default=None)
+
+
+def _reworded_here(index: int, cursor: _Cursor, read: _RequestEntries) -> Node | None:
+    """The reply that an assistant entry among the new entries echoes in other words."""
+    reply = read.reworded.get(index)
+    if reply is None and index in cursor.replaced and index < len(read.entries) - 1:
+        return _nearest(cursor.replaced[index].replies, read.entries[index])
+    return reply
+
+
+def _rest(cursor: _Cursor, read: _RequestEntries) -> Entry | None:
+    """The missing part of the last reply, if the request ends with an echo of its beginning."""
+    node = cursor.node
+    if node is None or node.sent is None or cursor.entry is None or cursor.start != len(read.entries):
+        return None
+    return missing(node.sent, cursor.entry) if read.named[-1] is node else None
 
 
 def _start(entries: Sequence[Entry]) -> tuple[str, str]:
