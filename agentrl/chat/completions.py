@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: messages to send, and answers in all the variants that servers return."""
+"""OpenAI's chat completions: messages to send, and answers in all variants of servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LATER = {408, 409, 425, 429}
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer: the message, its finish reason and its usage."""
+    """An answer: message, finish reason and usage."""
 
     message: Message
     """`content` (always text), reasoning_content and tool_calls if there are any, and the server's extra fields."""
@@ -36,7 +36,7 @@ class Completion:
     """The same message in the server's form, for the next request. Missing call ids are filled in."""
     finish: Finish
     usage: Mapping[str, float]
-    """The fields of `chat.Usage` that the server reported."""
+    """The reported fields of `chat.Usage`."""
     first_token: Mapping[str, float] = field(default_factory=dict)
     """The log-probs of the likeliest tokens in the first place, where the request asked for log-probs."""
 
@@ -47,7 +47,7 @@ class Completion:
 
     @property
     def flaw(self) -> str:
-        """Why there is no answer, in words, and the remedy; "" if there is one."""
+        """The cause of a missing answer, with the remedy; "" for an answer."""
         if self.finish == "length":
             return "was cut; allow more tokens"
         if self.finish == "filtered":
@@ -60,17 +60,17 @@ class Completion:
 
 @dataclass(slots=True)
 class ServerQuirks:
-    """What a server has refused by name, so that later requests avoid it."""
+    """A server's refusals by name, for later requests."""
 
     renamed: bool = False
     """The server takes max_completion_tokens, not max_tokens."""
     without: set[str] = field(default_factory=set)
     """Message fields that the server refuses."""
     no_null: bool = False
-    """The server wants text, not null, as the content of a message that holds only tool calls."""
+    """The server wants text, not null, as the content of a message with tool calls alone."""
 
     def apply(self, body: Mapping[str, JSON], most: int | None) -> dict[str, JSON]:
-        """The request, in a form that the server has not refused so far."""
+        """The request in a form without earlier refusals."""
         body = dict(body) if most is None else {"max_tokens": most, **body}
         if self.renamed and "max_tokens" in body:
             body["max_completion_tokens"] = body.pop("max_tokens")
@@ -80,7 +80,7 @@ class ServerQuirks:
         return {**body, "messages": messages}
 
     def learn(self, sent: Mapping[str, JSON], refused: HttpRefusedError) -> bool:
-        """Note what was refused. Returns whether another form of the request is worth a try."""
+        """Note a refusal. Returns whether another form of the request is worth a try."""
         if refused.status not in (400, 422):
             return False
         if "max_completion_tokens" in refused.words and "max_tokens" in sent and "max_completion_tokens" not in sent:
@@ -121,7 +121,7 @@ def _without(message: Message, keys: set[str]) -> Message:
 
 
 def wire_message(message: Message) -> Message:
-    """A message as servers accept it: arguments as the text of a JSON object, no `content: null` without calls."""
+    """A message for servers: arguments as the text of a JSON object, no `content: null` without calls."""
     if message.get("role") != "assistant":
         return message
     calls = message.get("tool_calls")
@@ -136,7 +136,7 @@ def wire_tool(tool: ToolSpec) -> ToolSpec:
 
 
 def read_reply(answer: JSON, url: str) -> Completion:
-    """The reply in a server's answer. Raises InfraError if another attempt may help, ConfigError if none will."""
+    """The reply in a server's answer. Raises InfraError if a retry may help, ConfigError if no retry will."""
     choice = _first_choice(answer, url)
     reason = str(choice.get("finish_reason") or "stop").lower()
     if choice.get("error") or reason == "error":
@@ -165,7 +165,7 @@ def _first_choice(answer: JSON, url: str) -> Mapping[str, Any]:
 
 
 def _is_refusal(message: Mapping[str, Any]) -> bool:
-    """Whether the model refuses, in the field or the part of the content that OpenAI's API has for it."""
+    """Whether the model refuses, in OpenAI's field or content part for refusals."""
     parts = message.get("content")
     parts = parts if isinstance(parts, list) else []
     return any(isinstance(part, Mapping) and _words(part.get("refusal")) for part in (message, *parts))
@@ -213,7 +213,7 @@ def _read_call(call: Mapping[str, Any]) -> JSON:
 
 
 def _arguments(function: Mapping[str, Any]) -> dict[str, JSON] | str:
-    """A dict, or the original text if that is not a JSON object. Missing arguments become an empty dict."""
+    """A dict, or the original text if the text is no JSON object. Missing arguments become an empty dict."""
     arguments = function.get("arguments")
     if isinstance(arguments, Mapping):
         return dict(arguments)
@@ -231,7 +231,8 @@ def _arguments(function: Mapping[str, Any]) -> dict[str, JSON] | str:
 
 
 def _wire_call(call: Mapping[str, Any], place: int) -> JSON:
-    """A call to send. Arguments that are not a JSON object are wrapped in one, because many servers refuse them."""
+    """A call to send. Arguments that are no JSON object are wrapped in an object, because many servers refuse other
+    text."""
     read = _read_call(call)
     function = read["function"]
     arguments = function["arguments"]
@@ -261,7 +262,7 @@ def _with_ids(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _text(content: JSON) -> tuple[str, str]:
-    """The text and the thoughts in a message's content, which is text, null, or a list of parts."""
+    """The text and the thoughts in a message's content. The content is text, null, or a list of parts."""
     if isinstance(content, int | float):
         return str(content), ""
     if not isinstance(content, list | Mapping):
@@ -303,7 +304,7 @@ def _is_count(value: JSON) -> bool:
 
 
 def _first_token(log_probs: JSON) -> Mapping[str, float]:
-    """`top_logprobs` of the first token. What is in no such form is left out."""
+    """`top_logprobs` of the first token. Values in another form are left out."""
     try:
         tokens = {entry["token"]: entry["logprob"] for entry in log_probs["content"][0]["top_logprobs"]}
     except (LookupError, TypeError):
@@ -314,7 +315,7 @@ def _first_token(log_probs: JSON) -> Mapping[str, float]:
 
 
 def _error(error: JSON, url: str) -> Exception:
-    """The exception for an `error` in an answer with HTTP 200. Its code comes from the upstream server."""
+    """The exception for an `error` in an answer with HTTP 200. The code comes from the upstream server."""
     code = error.get("code") if isinstance(error, Mapping) else None
     code = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdigit()) else None
     message = error.get("message") if isinstance(error, Mapping) else error

@@ -1,4 +1,4 @@
-"""An engine that gets messages from a speaker (an API model, a person) and encodes them as a model's tokens."""
+"""An engine that gets messages from a speaker (an API model, a person) and encodes the messages as a model's tokens."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LONGEST = 1 << 20
 
 
 class ChatEngine(AsyncClosing):
-    """Lets a speaker play the same episodes as a model. Its messages are encoded in the renderer's tokens.
+    """Lets a speaker play the same episodes as a model. The speaker's messages are encoded in the renderer's tokens.
 
-    Answers are cut at stop strings here. The log-probs are made up, so the tokens can be imitated, but not trained by
-    reinforcement. `ChatReply` keeps what the tokens cannot carry.
+    The engine cuts answers at stop strings. The log-probs are made up: the tokens can be imitated, but not trained by
+    reinforcement. `ChatReply` keeps the parts without tokens.
     """
 
     def __init__(self, speaker: Speaker, renderer: Renderer, *, by: Mapping[str, str] | None = None) -> None:
@@ -97,13 +97,13 @@ class ChatEngine(AsyncClosing):
         )
 
     async def abort(self, rid: str | None = None) -> None:
-        """Give up waiting for one answer, or for all."""
+        """Give up waiting for an answer, or for all answers."""
         for name, aborted in self._running.items():
             if rid in (None, name):
                 aborted.set()
 
     async def context_length(self) -> int:
-        """A million tokens of the renderer. The speaker itself reports when its context is full."""
+        """A million tokens of the renderer. The speaker reports a full context."""
         return _LONGEST
 
     async def close(self) -> None:
@@ -111,8 +111,8 @@ class ChatEngine(AsyncClosing):
 
 
 def _tokens(renderer: Renderer, message: Message, place: int) -> list[int]:
-    """The message as tokens. If the template refuses its calls, they are encoded as text. The server's extra fields are
-    left out. Raises RequestError if the template refuses the text, too."""
+    """The message as tokens. Calls that the template refuses are encoded as text. The server's extra fields are left
+    out. Raises RequestError if the template refuses the text, too."""
     text: Message = {key: message[key] for key in ("role", "content", "reasoning_content") if key in message}
     forms = [text]
     if calls := [_readable(call, f"{place}-{i}") for i, call in enumerate(message.get("tool_calls") or ())]:
@@ -137,7 +137,7 @@ def _readable(call: Mapping[str, JSON], place: str) -> JSON:
 
 
 def _cut_at(stop: Sequence[str], reply: Completion) -> tuple[Message, Message, str | None]:
-    """The message and its form to send back, both cut after the first stop string, and that string."""
+    """The message and the form to send back, both cut after the first stop string, and the stop string."""
     content = reply.message["content"]
     matches = [(content.index(string) + len(string), string) for string in stop if string in content]
     if not matches:

@@ -21,7 +21,7 @@ from agentrl.types import JSON
 def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -> Any:
     """`config` as its annotated type: a pydantic model, a dataclass, a TypedDict, or an unchanged mapping.
 
-    Raises ConfigError naming the keys that are wrong. If the class declares no `config`, every key is wrong.
+    Raises ConfigError with the wrong keys. If the class declares no `config`, every key is wrong.
     """
     hint = _hint(cls)
     if hint is None:
@@ -41,7 +41,7 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
 
 
 def own_config(cls: type, config: Any) -> Any:
-    """A copy for one Env, so that no episode sees another's changes. Caches inside a model are shared by all copies.
+    """A copy for one Env: episodes do not see each other's changes. All copies share caches inside a model.
 
     Raises ConfigError for a configuration that cannot be copied.
     """
@@ -58,7 +58,7 @@ def own_config(cls: type, config: Any) -> Any:
 
 
 def required(cls: type) -> list[str]:
-    """What env_config must contain because it has no default: its keys, or the validator's message.
+    """The required content of env_config: the keys without a default, or the validator's message.
 
     Raises ConfigError if the annotation cannot be checked.
     """
@@ -80,7 +80,7 @@ def _is_instance(config: object, hint: Any) -> bool:
 
 
 def _none_given(cls: type, config: BaseModel | Mapping[str, JSON] | None) -> Mapping[str, JSON]:
-    """The configuration of a class that takes none. Raises ConfigError if it is not empty."""
+    """The configuration of a class without `config`. Raises ConfigError if the configuration is not empty."""
     if config:
         keys = ", ".join(map(repr, config)) if isinstance(config, Mapping) else repr(config)
         raise ConfigError(
@@ -122,7 +122,7 @@ def _refuse_unknown(cls: type, hint: Any, config: Mapping[str, JSON]) -> None:
 
 
 def _keys(hint: Any) -> list[str] | None:
-    """All keys that it may hold; None if it handles other keys itself, or uses aliases."""
+    """All possible keys; None if the type handles other keys, or uses aliases."""
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return _model_keys(hint)
     return list(keys_of(hint)) if is_typeddict(hint) or is_dataclass(hint) else None

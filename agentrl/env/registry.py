@@ -20,23 +20,23 @@ GROUP = "agentrl.envs"
 
 @dataclass(frozen=True, slots=True, order=True)
 class OfferedEnv:
-    """An environment that a package offers."""
+    """An environment of a package."""
 
     name: str
     path: str
     """`package.module:Class`."""
     package: str
-    """The distribution that offers it, and its version."""
+    """The package and the package's version."""
 
 
 def entries() -> Sequence[OfferedEnv]:
-    """What the installed packages offer, by name. Nothing of them is imported."""
+    """The environments of installed packages, by name. No environment is imported."""
     return _entries(tuple(sys.path))
 
 
 @lru_cache(maxsize=2)
 def _entries(search_path: tuple[str, ...]) -> Sequence[OfferedEnv]:
-    """Cached, because a host asks for its Env with every sample, and reading the metadata takes milliseconds."""
+    """Cached: a host asks for its Env with every sample, and reading the metadata takes milliseconds."""
     from importlib.metadata import entry_points
 
     offered: dict[tuple[str, str], OfferedEnv] = {}
@@ -52,7 +52,7 @@ def is_name(path: str) -> bool:
 
 
 def path_of(name: str) -> str:
-    """The path of the class with this name. Raises ConfigError, with close names, if there is none or more than one."""
+    """The path of the class with this name. Raises ConfigError, with similar names, for no class or several classes."""
     offered = entries()
     paths = [entry.path for entry in offered if entry.name == name]
     if len(paths) == 1:

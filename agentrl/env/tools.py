@@ -1,4 +1,4 @@
-"""`@tool` marks a method that the model may call. Its JSON schema comes from type hints and docstring."""
+"""`@tool` marks a method for the model. The JSON schema comes from type hints and docstring."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__agentrl_tool__"
 _BY_NAME, _VALUES = ("properties", "$defs"), ("default", "const", "enum", "examples")
-"""Keys of a schema that hold other schemas under names the author chose, and keys that hold a value, not a schema."""
+"""Keys of a schema that hold other schemas under the author's names, and keys that hold a value, not a schema."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -40,7 +40,7 @@ def tool(*, name: str = "", timeout: float | None = None, parallel: bool = True)
 def tool(f: Any = None, /, **options: Any) -> Any:
     """Offer a method of an Env to the model.
 
-    The docstring's text describes the tool, and its lines under `Args:` describe the arguments. `timeout` replaces
+    The docstring's text describes the tool, and lines under `Args:` describe the arguments. `timeout` replaces
     `Limits.tool_s`, in seconds; the wait for earlier calls is not counted. With `parallel=False` the tool never
     overlaps another call of the same turn. Two plain `def` tools never overlap. An argument without a type hint raises
     ConfigError when the class is made.
@@ -68,7 +68,7 @@ def _options(member: object) -> ToolOptions | None:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool method of an Env class: its schema, and the model that validates its arguments."""
+    """A tool method of an Env class: the schema, and the model for validating arguments."""
 
     name: str
     attribute: str
@@ -94,7 +94,7 @@ class Tool:
 def collect_tools(cls: type) -> dict[str, Tool]:
     """The @tool methods of a class by tool name, in order of definition, base classes first.
 
-    A method that overrides a tool is a tool too, with or without @tool. Any other value of that name, such as None,
+    A method that overrides a tool is a tool too, with or without @tool. Any other value of the name, such as None,
     removes the tool. Raises ConfigError for a tool without a usable schema, and for two tools of one name.
     """
     tools: dict[str, Tool] = {}
@@ -202,7 +202,7 @@ def _describe(hint: Any, description: str | None) -> Any:
 
 
 def _plain(schema: dict[str, JSON]) -> dict[str, JSON]:
-    """pydantic's schema without its generated titles, which would waste prompt tokens."""
+    """pydantic's schema without generated titles, which would waste prompt tokens."""
     parameters = {key: value for key, value in schema.items() if key != "additionalProperties"}
     return {"properties": {}, **_untitled(parameters)}
 

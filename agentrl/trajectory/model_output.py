@@ -1,4 +1,4 @@
-"""What a model wrote in one episode, apart from what it read: all that a grader looks at."""
+"""A model's text in one episode, without the observations: the input of a grader."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOutput:
-    """The turns of one episode as text, and the task's label. Nothing in `turns` was observed."""
+    """The turns of one episode as text, and the task's label. `turns` holds no observations."""
 
     turns: tuple[str, ...] = ()
-    """Each turn as the model wrote it, thoughts and calls included, in order of time."""
+    """The text of each turn, thoughts and calls included, in order of time."""
     answer: str = ""
-    """The last turn without its thought and calls; "" if the thought never ended. An agent's is that of its main
+    """The last turn without thought and calls; "" if the thought never ended. For an agent, the last turn of the main
     line."""
     thought: bool = False
-    """Whether the last turn holds a thought that ended."""
+    """Whether the last turn holds a finished thought."""
     observed: tuple[str, ...] = ()
-    """What followed each turn; at most one text per turn. Only a reward for retrieval reads it."""
+    """The observation after each turn; at most one text per turn. Only a reward for retrieval reads the texts."""
     prompt: JSON = ""
     label: JSON = None
     metadata: Mapping[str, JSON] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class ModelOutput:
 
     @classmethod
     def from_json(cls, data: Mapping[str, JSON], **fields: Any) -> Self:
-        """Read the output of `to_json`; `given` are the fields it leaves out."""
+        """Read the output of `to_json`; `fields` are the remaining fields."""
         return cls(
             turns=tuple(data["turns"]),
             answer=data["answer"],
@@ -73,10 +73,10 @@ class ModelOutput:
 
 
 def without_thought(turn: str, *, opened: bool = False) -> tuple[str, bool]:
-    """A turn's text after its last thought, stripped, and whether a thought ended.
+    """A turn's text after the last thought, stripped, and whether a thought ended.
 
-    An unfinished thought is not an answer: what follows an unclosed <think> is left out. `opened`: the prompt
-    opened a thought, so without </think> the whole turn is a thought.
+    An unfinished thought is no answer: text after an unclosed <think> is left out. `opened`: the prompt opened a
+    thought, so without </think> the whole turn is a thought.
     """
     _, closed, answer = turn.rpartition(_CLOSE)
     if not closed and opened:
@@ -85,7 +85,7 @@ def without_thought(turn: str, *, opened: bool = False) -> tuple[str, bool]:
 
 
 def _observed(trajectory: Trajectory) -> tuple[str, ...]:
-    """The raw text after each turn, or the text of the messages after its assistant message."""
+    """The raw text after each turn, or the text of the messages after the turn's assistant message."""
     texts = list[str]()
     for turn, (start, end) in zip(trajectory.turns, _positions(trajectory), strict=False):
         messages = [message for message in trajectory.messages[start + 1 : end] if message.get("role") != "assistant"]
@@ -96,10 +96,10 @@ def _observed(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def _positions(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """For each turn, the index of its assistant message in `messages`, and the end of what was observed after it.
+    """For each turn, the index of the assistant message in `messages`, and the end of the following observations.
 
-    The prompt may contain assistant messages too. They precede the model's own, one per turn. A session records where
-    its replies are: each prompt of it may contain some, and nothing follows the last reply of a line.
+    The prompt may contain assistant messages too. They precede the model's own messages, one per turn. A session
+    records the places of replies: each prompt may contain assistant messages, and a line ends with a reply.
     """
     if trajectory.session is None:
         replies = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]

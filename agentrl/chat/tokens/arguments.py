@@ -1,7 +1,7 @@
-"""How a template writes the arguments of a call, and the grammar of arguments that obey a tool's schema.
+"""The form in which a template writes the arguments of a call, and the grammar of arguments that obey a tool's schema.
 
-Most templates write JSON. Some write each key and its value between texts of their own, such as Qwen3-Coder's:
-`<parameter=` key `>` value `</parameter>`. There text has no quotes, and ends where the text after it begins.
+Most templates write JSON. Some write each key and value between texts, such as Qwen3-Coder's: `<parameter=` key `>`
+value `</parameter>`. In this form text has no quotes, and ends where the text after the value begins.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PairArguments:
     open: str
     between: str
     between_other: str
-    """For a value that is no text."""
+    """Before a value that is no text."""
     close: str
     pieces: Callable[[str], list[Format]]
     """A text as formats."""
@@ -67,8 +67,8 @@ class PairArguments:
         return re.compile(re.escape(f"{self.open}{KEY}{self.between}{VALUE}{self.close}"))
 
     def form(self, schema: Mapping[str, JSON]) -> list[Format]:
-        """Each key that is required, in the schema's order, with any of the others between them. No key beside those,
-        unless the schema names none."""
+        """Each required key, in the schema's order, with any of the other keys between. No further key, unless the
+        schema names no key."""
         root = schema
         while isinstance(target := _referred(schema, root), Mapping):
             schema = target
@@ -91,7 +91,7 @@ class PairArguments:
     def _values(
         self, schema: Any, root: Any, seen: frozenset[str] = frozenset()
     ) -> Iterator[tuple[str, Format | None]]:
-        """What a value may be, each with the text before it. None: nothing."""
+        """The possible values, each with the text before. None: an empty value."""
         keywords = schema if isinstance(schema, Mapping) else {}
         parts = _alternatives(keywords)
         if (target := keywords.get("$ref")) is not None and target not in seen:
@@ -124,10 +124,11 @@ def learn_pairs(
     is_mark: re.Pattern[str],
     ends: Sequence[int],
 ) -> PairArguments | None:
-    """How a template writes pairs, from calls with other arguments. None if it does not write pairs of this kind.
+    """The form of a template's pairs, learned from calls with other arguments. None if the template writes no such
+    pairs.
 
-    `written` is a call with these arguments, in which a mark is one character of `is_mark`. `cut` makes formats of such
-    a text. `ends`: the stop tokens.
+    `write` returns a call with the arguments, in which a mark is one character of `is_mark`. `cut` makes formats of
+    such a text. `ends`: the stop tokens.
     """
     text = _apart(write(dict(zip(_KEYS, _VALUES, strict=True))), *_KEYS, *_VALUES)
     number = _apart(write({_KEYS[0]: _NUMBER, _KEYS[1]: _VALUES[1]}), *_KEYS, str(_NUMBER), _VALUES[1])
@@ -149,7 +150,7 @@ def learn_pairs(
 
 
 def _plain_tags(texts: tuple[str, str, str], is_mark: re.Pattern[str]) -> set[str]:
-    """The tags in the texts around a value that are no marks."""
+    """The tags in the texts around a value, without marks."""
     tags = {part.strip() for text in texts for part in pieces(text)}
     return {part for part in {*tags, texts[0].strip()} if is_tag(part) and not is_mark.search(part)}
 
@@ -163,7 +164,7 @@ def either(formats: Sequence[Format]) -> Format:
 
 
 def _apart(text: str, *words: str) -> list[str] | None:
-    """The text before, between and after words, which are found once each: two keys, and the value of each."""
+    """The text before, between and after words, each with a single occurrence: two keys, and the value of each."""
     first, second, first_value, second_value = words
     if any(text.count(word) != 1 for word in words):
         return None
@@ -174,7 +175,7 @@ def _apart(text: str, *words: str) -> list[str] | None:
 
 
 def _referred(schema: Any, root: Any) -> Any:
-    """What a schema refers to; None if it refers to nothing."""
+    """The target of a schema's reference; None without a reference."""
     target = schema.get("$ref")
     if not isinstance(target, str) or not target.startswith("#/"):
         return None
@@ -184,7 +185,7 @@ def _referred(schema: Any, root: Any) -> Any:
 
 
 def _alternatives(keywords: Mapping[str, Any]) -> list[Any]:
-    """The schemas of which a value may obey any."""
+    """The alternative schemas of a value."""
     all_of = _list(keywords, "allOf")
     return [*_list(keywords, "anyOf"), *_list(keywords, "oneOf"), *(all_of if len(all_of) == 1 else ())]
 

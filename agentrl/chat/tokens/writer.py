@@ -1,7 +1,7 @@
-"""Writes a client's messages as tokens: whole prompts, and what follows a sampled turn.
+"""Writes a client's messages as tokens: whole prompts, and the tokens after a sampled turn.
 
-After each attempt, the words of the messages are looked for in the tokens. If some are missing, the next form is tried.
-If no form is left, TemplateError reports what would be lost.
+After each attempt, the tokens must hold the words of the messages. If words are missing, the next form is tried. If no
+form is left, TemplateError reports the loss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agentrl.trajectory.trajectory import assistant_message
 from agentrl.types import Action, Message, Raw, Rendered, RenderedSpan, ToolCall, ToolSpec
 
 Replies = Mapping[int, tuple[Action, Sequence[int]]]
-"""Index of an assistant entry -> the action and the tokens of that reply, as sampled."""
+"""Index of an assistant entry -> the action and the tokens of the sampled reply."""
 
 _SILENCE = Entry("user", "")
 _PLACE = "zqbeginning"
@@ -36,13 +36,13 @@ _NONE: Mapping[Any, Any] = MappingProxyType({})
 class Writer:
     """Writes the conversations of one root. Methods raise TemplateError if the template cannot carry a conversation.
 
-    The first Writer of a template proves that no role is lost. It raises TemplateError if one is.
+    The first Writer of a template proves that no role is lost, and raises TemplateError for a lost role.
     """
 
     renderer: Renderer
     """Bound to the root's tools."""
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
-    """Tools by name that are shown only at a result that loads them: `ChatRequest.deferred`."""
+    """Tools by name, shown only at a result that loads the tool: `ChatRequest.deferred`."""
 
     def __post_init__(self) -> None:
         prove_places(self)
@@ -57,8 +57,8 @@ class Writer:
     ) -> list[Message]:
         """The entries as messages for the template.
 
-        `ids` maps a call's id on the wire to its id in the action. `action` is the turn before the entries. With
-        `root`, the conversation begins here, and instructions at its head become its system message.
+        `ids` maps a call's id on the wire to the id in the action. `action` is the turn before the entries. With
+        `root`, the conversation begins here, and instructions at the head become the system message.
         """
         entries, _ = self._apart(entries, _NONE)
         return to_messages(entries, self._forms(), ids, root=root, calls=_names(action))
@@ -66,12 +66,12 @@ class Writer:
     def prompt(self, entries: Sequence[Entry], replies: Replies = _NONE, ids: Mapping[str, str] = _NONE) -> Rendered:
         """The prompt of a new root.
 
-        Without `known`, the template renders all messages at once. With `known`, everything from the first known reply
-        on is added piece by piece, so that each known reply keeps its sampled tokens. If the template cannot carry an
-        assistant entry, everything from that entry on is also added piece by piece.
+        Without `replies`, the template renders all messages at once. With `replies`, everything from the first sampled
+        reply on is added piece by piece, so that each reply keeps its sampled tokens. If the template cannot carry an
+        assistant entry, everything from the entry on is also added piece by piece.
 
-        A window may begin with the assistant. The template writes such replies itself. If it refuses, or if there is
-        nothing to write, an empty message of the user comes first.
+        A window may begin with the assistant. The template writes such replies. If the template refuses, or for an
+        empty window, an empty message of the user comes first.
         """
         entries, replies = self._apart(entries, replies)
         opening = next((index for index, entry in enumerate(entries) if entry.role != "assistant"), len(entries))
@@ -106,10 +106,11 @@ class Writer:
         *,
         budget: int | None = None,
     ) -> Rendered:
-        """The tokens after the sampled turn `action`: the rest of its close, the entries, and a generation prompt.
+        """The tokens after the sampled turn `action`: the rest of the turn's close, the entries, and a generation
+        prompt.
 
-        `history` ends with that turn. `budget` is the most tokens that the messages up to the next assistant message
-        may have. Longer ones are cut.
+        `history` ends with the sampled turn. `budget` is the most tokens of the messages up to the next assistant
+        message. Longer messages are cut.
         """
         entries, replies = self._apart(entries, replies)
         first = _assistant(entries)
@@ -117,7 +118,7 @@ class Writer:
         return piece.rendered if first == len(entries) else self._pieces(piece, entries, first, replies, ids)
 
     def opened(self, rendered: Rendered, entry: Entry) -> Rendered:
-        """A prompt, with an assistant entry as the beginning of the next turn, which the model continues."""
+        """A prompt, with an assistant entry as the beginning of the next turn, for the model to continue."""
         before = Action("", "", "" if rendered.thinking else None)
         added = self.renderer.text(Raw(self._beginning(entry)), before)
         end = len(rendered.tokens)
@@ -133,9 +134,9 @@ class Writer:
         )
 
     def _beginning(self, entry: Entry) -> str:
-        """An assistant entry as the template writes it, up to the end of its text: with its thought, or an empty one.
+        """An assistant entry in the template's form, up to the end of the text: with the thought, or an empty thought.
 
-        A text that begins a thought itself stays as it is.
+        A text that begins with a thought stays unchanged.
         """
         name = "content" if entry.text or entry.reasoning is None else "reasoning_content"
         text = entry.text if name == "content" else entry.reasoning or ""
@@ -167,12 +168,12 @@ class Writer:
         }
 
     def _moved(self, entries: Sequence[Entry]) -> Iterator[int]:
-        """Indices of assistant entries whose text the template leaves out, or writes after their calls."""
+        """Indices of assistant entries whose text the template leaves out, or writes after the calls."""
         if not self.renderer.certificate.capabilities.get("text_with_calls", False):
             yield from (i for i, entry in enumerate(entries) if entry.text and entry.calls)
 
     def _head(self, entries: Sequence[Entry], ids: Mapping[str, str]) -> _WriterState:
-        """The template's own render. Instructions alone, which some templates refuse or drop, may become user text."""
+        """The template's own render. Instructions alone, refused or dropped by some templates, may become user text."""
 
         def attempt(careful: bool, root: bool = True) -> _WriterState:
             messages = to_messages(entries, self._forms(careful), ids, root=root)
@@ -207,7 +208,7 @@ class Writer:
     def _pieces(
         self, piece: _WriterState, entries: Sequence[Entry], first: int, replies: Replies, ids: Mapping[str, str]
     ) -> Rendered:
-        """`piece`, then each assistant entry from `first` on, with the entries that follow it."""
+        """`piece`, then each assistant entry from `first` on, with the entries after each."""
         tokens, cut, last = list(piece.rendered.tokens), piece.rendered.cut, piece
         special, checks, media = piece.rendered.special, piece.rendered.checks, [*piece.rendered.media]
         turns = [i for i in range(first, len(entries)) if entries[i].role == "assistant"]
@@ -225,7 +226,7 @@ class Writer:
         return Rendered(tuple(tokens), spans, last.rendered.thinking, cut, special, checks, tuple(media))
 
     def _said(self, entry: Entry, ids: Mapping[str, str], before: _WriterState) -> tuple[Action, Sequence[int]]:
-        """Encode an assistant entry that did not come from the model in the form that the model would have sampled."""
+        """Encode an assistant entry from outside the model in the form of a sampled turn."""
         assistant = to_assistant_message(entry, ids)
         calls = [
             ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
@@ -241,7 +242,7 @@ class Writer:
         return replace(read, content=entry.text, calls=tuple(calls)), tokens
 
     def _encoded(self, message: Message) -> list[int]:
-        """The message's tokens. If the template leaves its text out, the plain text is put before the calls."""
+        """The message's tokens. If the template leaves the text out, the plain text is put before the calls."""
         try:
             tokens = self.renderer.encode(message)
             if first_message_not_in([message], self.renderer.decode(tokens)) is None:
@@ -265,9 +266,9 @@ class Writer:
 
 
 def prove_for_agents(renderer: Renderer) -> None:
-    """Raises TemplateError if a role that clients use would be lost at some place, with tools or without.
+    """Raises TemplateError if a role of clients would be lost at some place, with tools or without.
 
-    Takes about 0.2 s the first time that a process sees a template.
+    Takes about 0.2 s for the first use of a template in a process.
     """
     Writer(renderer)
     try:
@@ -286,7 +287,7 @@ class _WriterState:
 
 
 def _first(attempts: Iterable[Callable[[], _WriterState]]) -> _WriterState:
-    """The result of the first attempt that succeeds. If none does, the error of the first attempt is raised."""
+    """The result of the first successful attempt. If all attempts fail, the error of the first attempt is raised."""
     failure: TemplateError | None = None
     for attempt in attempts:
         try:
@@ -307,7 +308,8 @@ def _names(action: Action | None) -> dict[str, str]:
 
 
 def _paired(entry: Entry, action: Action, ids: Mapping[str, str]) -> dict[str, str]:
-    """The ids of the entry's calls -> those of the action, in order, if all are there. Ids in `ids` are left out."""
+    """The ids of the entry's calls -> the ids of the action's calls, in order, if the numbers agree. Ids in `ids` are
+    left out."""
     readable = [call.id for call in action.calls if call.error is None]
     call_ids = next((ids for ids in (readable, [call.id for call in action.calls]) if len(ids) == len(entry.calls)), [])
     pairs = zip(entry.calls if call_ids else (), call_ids, strict=True)

@@ -59,7 +59,7 @@ class Chat:
 
 
 def _is_prefix(message: JSON) -> bool:
-    """Whether a message says itself that the model continues it, as in Mistral's and DeepSeek's APIs."""
+    """Whether a message asks the model to continue the message, as in Mistral's and DeepSeek's APIs."""
     return isinstance(message, dict) and message.get("prefix") is True
 
 
@@ -98,7 +98,7 @@ def _call(call: JSON, where: str) -> Call:
 
 
 def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
-    """The tools, and the types of those left out."""
+    """The tools, and the types of omitted tools."""
     tools: list[ToolSpec] = []
     left_out: list[str] = []
     for index, tool in enumerate(reading.sequence(sent, "tools")):
@@ -198,7 +198,7 @@ def _deltas(reply: Reply) -> list[JSON]:
 
 
 def _usage(replies: Sequence[Reply]) -> JSON:
-    """The prompt is counted once, however many replies it has."""
+    """The prompt is counted once for any number of replies."""
     prompt, cached = replies[0].usage.prompt, max(reply.usage.cached for reply in replies)
     sampled = sum(reply.usage.sampled for reply in replies)
     return {

@@ -1,4 +1,4 @@
-"""Images in a request, for a model that reads them. Each wire then finds an `Image` in place of the vendor's part."""
+"""Images in a request, for a model that reads images. Each wire then reads an `Image` in place of the vendor's part."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from agentrl.image import AddressError, Image, is_image, parts_of
 from agentrl.types import JSON
 
 _LISTS = ("content", "output", "parts")
-"""Where a message or an item has its parts."""
+"""Keys of the parts in a message or an item."""
 _NOT_SHOWN = "[image left out: {}]"
 
 
 def with_images(body: Mapping[str, JSON], options: SessionOptions) -> Mapping[str, JSON]:
-    """The body with its images read. Only contents are searched, because a call's arguments may hold anything.
+    """The body with its images read. Only contents are searched, because a call's arguments may hold any value.
 
-    A tool's image that is no PNG or JPEG file becomes a text with the reason, because the policy chose the file: it can
-    convert it. Raises RefusedError for such an image of a user, and for one that is named by an address.
+    A tool's image in a format other than PNG or JPEG becomes a text with the reason: the policy chose the file and can
+    convert the file. Raises RefusedError for such an image of a user, and for an image by address.
     """
     changed = dict(body)
     for name in ("messages", "input", "contents"):
@@ -63,13 +63,13 @@ def _part(part: JSON, where: str, options: SessionOptions, *, of_tool: bool) -> 
 
 
 def _answer_of(part: JSON) -> Mapping[str, JSON] | None:
-    """The result of a tool in a part of Google's API, which has its images inside it or beside it."""
+    """A tool's result in a part of Google's API, with images inside the result or next to the result."""
     answer = part.get("functionResponse", part.get("function_response")) if isinstance(part, dict) else None
     return answer if isinstance(answer, dict) else None
 
 
 def _plain(part: JSON) -> JSON:
-    """Google's image in MCP's form, or in OpenAI's if it is an address; any other part as it is."""
+    """Google's image in MCP's form, or in OpenAI's form for an address; any other part unchanged."""
     if not isinstance(part, dict):
         return part
     inline, named = part.get("inlineData", part.get("inline_data")), part.get("fileData", part.get("file_data"))

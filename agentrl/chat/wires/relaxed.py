@@ -1,4 +1,4 @@
-"""What a session may leave out of a request instead of refusing it: images, and whatever forces an answer."""
+"""Parts of a request that a session may leave out instead of refusing: images, and forced forms of an answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMATS = (("response_format",), ("output_format",), ("output_config", "format"
 
 
 def relaxed(body: Mapping[str, JSON], options: SessionOptions) -> tuple[Mapping[str, JSON], dict[str, JSON]]:
-    """The body without the parts that the options leave out, and a record of those for the log."""
+    """The body without the parts that the options leave out, and a record of the parts for the log."""
     notes: dict[str, JSON] = {}
     if options.images == "omit":
         omitting = _Omitting()
@@ -67,7 +67,7 @@ def _is_text(part: Mapping[str, JSON]) -> bool:
 
 
 def _unforced(body: Mapping[str, JSON]) -> tuple[Mapping[str, JSON], dict[str, JSON]]:
-    """The body without the parameters that force a call or a format, and those parameters."""
+    """The body without the parameters for a forced call or format, and the removed parameters."""
     freed: dict[str, Any] = dict(body)
     forced: dict[str, JSON] = {}
     choice = body.get("tool_choice")

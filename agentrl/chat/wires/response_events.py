@@ -21,8 +21,8 @@ _ECHOED: Mapping[str, JSON] = {
     "tool_choice": "auto",
     "top_p": None,
 }
-"""Parameters that the answer repeats, with their values if the client gave none. Tools and instructions are left out:
-they are long, and each event would repeat them."""
+"""Parameters in the answer, with their defaults. Tools and instructions are left out: each event would repeat the long
+texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ToolForm:
     name: str
     namespace: str | None = None
     custom: bool = False
-    """Its argument is plain text."""
+    """Whether the argument is plain text."""
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ def _parts(
 
 
 def _reasoning(reply: Reply) -> dict[str, JSON]:
-    """Thoughts are in the summary, which is the part that every client keeps."""
+    """Thoughts are in the summary. Every client keeps the summary."""
     summary = [{"type": "summary_text", "text": reply.reasoning}]
     return {
         "type": "reasoning",

@@ -23,7 +23,7 @@ _THOUGHTS = re.compile(r"\s*<think>\n?(.*?)\n?</think>\s*", re.DOTALL)
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
 """The order of the items of one reply."""
 _RAW_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-"""The parameters of a custom tool, which takes plain text."""
+"""The parameters of a custom tool: plain text."""
 
 
 class Responses:
@@ -73,7 +73,7 @@ def _effort(body: Mapping[str, JSON]) -> JSON:
 
 
 def _is_unfinished(sent: JSON) -> bool:
-    """Whether the last item is a reply that was cut off, which the model continues, as in vLLM."""
+    """Whether the last item is a cut reply. The model continues the reply, as in vLLM."""
     last = sent[-1] if isinstance(sent, list) and sent else None
     if not isinstance(last, dict) or (last.get("role") != "assistant" and last.get("type") != "reasoning"):
         return False
@@ -81,7 +81,7 @@ def _is_unfinished(sent: JSON) -> bool:
 
 
 def _branch(headers: Mapping[str, str]) -> str:
-    """The name that Codex or opencode gives a sub-agent's thread. Empty for the main one."""
+    """The name of a sub-agent's thread in headers of Codex or opencode. Empty for the main thread."""
     if headers.get("x-codex-parent-thread-id"):
         return headers.get("thread-id") or "sub-agent"
     if headers.get("x-parent-session-id"):
@@ -121,12 +121,12 @@ class _Tools:
             self.left_out.append(reading.left_out(kind, where))
 
     def _name(self, tool: Mapping[str, JSON], namespace: str | None) -> JSON:
-        """The tool's name. Its namespace is added if another tool has that name already."""
+        """The tool's name. The namespace is added if another tool already has the name."""
         name = tool.get("name")
         return f"{namespace}__{name}" if namespace and name in self.forms else name
 
     def shown(self, name: str, namespace: str) -> str:
-        """The name that a tool has in the prompt, given the name that the client uses."""
+        """A tool's name in the prompt, from the client's name."""
         form = self.forms.get(name)
         if namespace and form is not None and form.namespace != namespace:
             return f"{namespace}__{name}"
@@ -134,7 +134,7 @@ class _Tools:
 
 
 def _description(tool: Mapping[str, JSON]) -> JSON:
-    """The tool's description. It includes a custom tool's grammar, because nothing enforces that."""
+    """The tool's description, with a custom tool's grammar, because the grammar is not enforced."""
     form = tool.get("format")
     if isinstance(form, dict) and form.get("definition"):
         return f"{tool.get('description') or ''}\n\nThe input follows this grammar:\n{form['definition']}".strip()
@@ -168,7 +168,7 @@ def _entries(sent: JSON, tools: _Tools) -> Iterator[Entry]:
 
 
 def _retold(item: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """Thoughts that a client sends back as an assistant message, as the reasoning item that they were."""
+    """Thoughts that a client sends back as an assistant message, as the original reasoning item."""
     if item.get("role") != "assistant":
         return item
     content = item.get("content")
@@ -180,7 +180,7 @@ def _retold(item: Mapping[str, JSON]) -> Mapping[str, JSON]:
 
 
 def _other(kind: str, item: Mapping[str, JSON], where: str) -> list[Entry]:
-    """The entries of an item that is not the model's."""
+    """The entries of an item from outside the model."""
     if kind == "message":
         role = item.get("role")
         if role not in _ROLES:
@@ -207,10 +207,10 @@ class _Turn:
     calls: list[Call] = field(default_factory=list)
     receipts: list[str] = field(default_factory=list)
     refers: str = ""
-    """The id of an item that is named only."""
+    """The id of an item that a request only names."""
 
     def refer(self, kind: str, name: str) -> None:
-        """Add an item of this kind by its id."""
+        """Add an item of this kind by id."""
         self.rank, self.refers = _RANKS[kind], name
 
     def takes(self, kind: str) -> bool:
@@ -246,7 +246,7 @@ class _Turn:
 
 
 def _thoughts(item: Mapping[str, JSON], where: str) -> str:
-    """The thoughts of an item: its content if it has some, else its summary."""
+    """The thoughts of an item: the content, else the summary."""
     parts: Sequence[JSON] = reading.sequence(item.get("content"), f"{where}.content")
     parts = parts or reading.sequence(item.get("summary"), f"{where}.summary")
     return "".join(

@@ -1,4 +1,4 @@
-"""An HTTP server for the vendors' wires: reads a request, finds the session that answers it, and sends the answer."""
+"""An HTTP server for the vendors' wires: reads a request, finds its session, and sends the answer."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ _GEMINI_PATH = re.compile(r"/v1(?:beta|alpha)?/models/([^:]+):(generateContent|s
 """Google's API names the model and the method in the path."""
 
 LimitedSession: TypeAlias = tuple[SessionHandler, SessionLimits]
-"""What answers a request, and how much it may be asked."""
+"""A session with its limits."""
 
 
 class WireServer:
     """Answers on the vendors' wires.
 
-    `find` returns what answers a request, given the key in its path ("" if there is none). It raises RefusedError or
-    DeniedError. `model` is the name under which the model is listed. A request may use any name.
+    `find` returns the session for a request, given the key in the request's path ("" without a key). `find` raises
+    RefusedError or DeniedError. `model` is the listed name of the model. A request may use any name.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class WireServer:
         connections = _Connections(self._answer, self._connection_lost, self._strangers, body_bytes)
         self._runner = web.ServerRunner(connections, shutdown_timeout=CLOSE_S)
         self._last: dict[RequestHandler, Exchange] = {}
-        """The last answer sent on each connection, until another request comes. A reset shows that it was lost. Not so
-        with TLS: there the end of an orderly connection is reset, too, if the client does not read its last record."""
+        """The last answer on each connection, until the next request. A reset shows that the answer was lost. A reset
+        with TLS shows no loss: an orderly connection is also reset if the client does not read its last record."""
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen at an address; port 0 takes a free one. Returns the port. Raises OSError."""
@@ -184,7 +184,7 @@ class WireServer:
 
 
 class _Connections(web.Server):
-    """aiohttp's server without routes. It reports how each connection ends."""
+    """aiohttp's server without routes. Reports the end of each connection."""
 
     def __init__(self, handler: Any, lost: Any, strangers: Strangers, body_bytes: int) -> None:
         super().__init__(
@@ -217,7 +217,8 @@ def _request(
 
 @contextmanager
 def _noting(session: SessionHandler, target: str) -> Iterator[None]:
-    """Log what is refused or fails within this context in the session. It never becomes a request of the session."""
+    """Log refusals and failures within this context in the session. The request never becomes a request of the
+    session."""
     try:
         yield
     except RefusedError as refused:
@@ -234,7 +235,7 @@ def _noting(session: SessionHandler, target: str) -> Iterator[None]:
 
 
 def _with_path(body: Mapping[str, JSON], called: re.Match[str], *, sse: bool) -> Mapping[str, JSON]:
-    """A body of Google's API, with what its path says: the model, and how to answer."""
+    """A body of Google's API, with the model and the kind of answer from the path."""
     inner = body.get("generateContentRequest")
     if isinstance(inner, dict):  # a count of a whole request
         body = inner
@@ -243,7 +244,7 @@ def _with_path(body: Mapping[str, JSON], called: re.Match[str], *, sse: bool) ->
 
 
 def _split(path: str) -> tuple[str, str]:
-    """The key in a path, and the rest of it."""
+    """The key in a path, and the rest of the path."""
     if not path.startswith("/s/"):
         return "", path
     key, _, rest = path[3:].partition("/")
@@ -251,7 +252,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _wire(path: str, request: web.BaseRequest) -> Wire:
-    """The wire that writes the answer, even if it is an error. Headers decide only where several APIs have the path."""
+    """The wire that writes the answer, or an error. Headers decide only where several APIs share the path."""
     if path.startswith("/v1beta/") or _GEMINI_PATH.fullmatch(path):
         return _GEMINI
     for beginning, wire in _BEGINNINGS.items():
@@ -263,7 +264,7 @@ def _wire(path: str, request: web.BaseRequest) -> Wire:
 
 
 def keys(key: str, request: web.BaseRequest) -> Iterator[str]:
-    """The keys that a request carries. `key` was in its path."""
+    """The keys of a request. `key` is from the path."""
     headers = request.headers
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""

@@ -1,4 +1,4 @@
-"""The wires for an engine without an episode: each request is independent, and nothing of it is kept."""
+"""The wires for an engine without an episode: each request is independent, and no request is kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NEUTRAL: Mapping[str, JSON] = {
     "thinking_token_budget": None,
     "watermarking": False,
 }
-"""Parameters that no engine here supports, with the values that change nothing."""
+"""Parameters without support in any engine here, with their neutral values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class Standalone:
         """Do nothing: requests are not recorded."""
 
     async def count(self, request: ChatRequest) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError if it is too long or cannot be written."""
+        """The tokens of the request's whole prompt. Raises RefusedError for a prompt that is too long or cannot be
+        written."""
         return await self._session(request).count(request)
 
     def _session(self, request: ChatRequest) -> Session:
@@ -84,7 +85,7 @@ class Standalone:
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """An exchange with a single client. If it disconnects, the engine stops."""
+    """An exchange with a single client. A disconnect stops the engine."""
 
     exchange: Exchange
     session: Session
@@ -109,7 +110,7 @@ class _Alone:
 
 
 def _sampling(parameters: Mapping[str, JSON]) -> SamplingParams:
-    """The client's sampling parameters. Raises RefusedError for one that cannot be obeyed."""
+    """The client's sampling parameters. Raises RefusedError for an unsupported parameter."""
     for name, neutral in _NEUTRAL.items():
         if parameters.get(name, neutral) != neutral:
             raise RefusedError("invalid", f"{name}: this server does not sample with it; leave it out")
@@ -122,7 +123,7 @@ def _sampling(parameters: Mapping[str, JSON]) -> SamplingParams:
 
 
 def _conversation(request: ChatRequest) -> str:
-    """A name for the engine's prefix cache: equal in all turns of one conversation."""
+    """A name for the engine's prefix cache: equal in all turns of a conversation."""
     hashed = hashlib.blake2b(digest_size=8)
     for entry in request.entries:
         hashed.update(f"{entry.role}\n{entry.text}\n".encode())
@@ -158,7 +159,7 @@ async def running_server(
 
 
 def _check(access: Access, key: str, request: web.BaseRequest) -> None:
-    """Apply the rules of `Access`. The key may be in any place that the vendors' clients use. Raises DeniedError."""
+    """Apply the rules of `Access`. The key may be in any place of the vendors' clients. Raises DeniedError."""
     if access.api_key is None:
         denied = access.refuse_page(request)
         if denied is not None:

@@ -1,4 +1,4 @@
-"""Writes the tree of a session into its log file, and reads it back."""
+"""Writes the tree of a session into the session's log file, and reads the tree back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.types import JSON, Message, Rendered, RenderedImage, RenderedSpan
 
 
 def of_prompt(prompt: Prompt) -> dict[str, JSON]:
-    """A prompt as JSON: its entries and its tokens."""
+    """A prompt as JSON: entries and tokens."""
     rendered = prompt.rendered
     return {
         "parent": None if prompt.parent is None else prompt.parent.index,
@@ -38,17 +38,17 @@ def of_prompt(prompt: Prompt) -> dict[str, JSON]:
 
 
 def of_reply(node: Node) -> dict[str, JSON]:
-    """A reply as JSON: its tokens, and how it was sent."""
+    """A reply as JSON: tokens and the sent form."""
     assert node.reply is not None
     return {"id": node.id, "sampled": node.turn.to_json(), "reply": asdict(node.reply), "calls": dict(node.call_ids)}
 
 
 def tree_of(lines: Sequence[Mapping[str, JSON]], tag: str, *, as_sent: bool) -> Tree:
-    """The tree that the lines of a log describe. Incomplete replies are not in it."""
+    """The tree in the lines of a log, without incomplete replies."""
     tree, prompts = Tree(as_sent=as_sent, tag=tag), dict[int, Prompt]()
     nodes, answers = dict[int, Node](), dict[int, list[Node]]()
     early_requests = dict[int, list[int]]()
-    """Index of a prompt without tokens -> the numbers of its requests."""
+    """Index of a prompt without tokens -> the numbers of the prompt's requests."""
     branches = {line["request"]: line["branch"] for line in lines if line["event"] == "request"}
     for line in lines:
         if line["event"] == "prompt":
@@ -80,7 +80,7 @@ def _head(data: Mapping[str, JSON]) -> Head:
 
 
 def _entry_json(entry: Entry) -> dict[str, JSON]:
-    """An entry as JSON. An image is named by its digest: the prompt's messages hold it."""
+    """An entry as JSON. A digest stands for an image: the prompt's messages hold the image."""
     parts = [part if isinstance(part, str) else {"image": part.digest} for part in entry.parts]
     return {**asdict(replace(entry, parts=())), **({"parts": parts} if parts else {})}
 
@@ -142,7 +142,7 @@ def _images(messages: Sequence[Message]) -> dict[str, Image]:
 
 
 def read(lines: Iterable[str]) -> list[dict[str, JSON]]:
-    """The lines of a log. The last one is left out if it is incomplete, because its process died."""
+    """The lines of a log. An incomplete last line, of a process that died, is left out."""
     records = list[dict[str, JSON]]()
     *whole, last = [line for line in lines if line.strip()] or [""]
     records += map(json.loads, whole)

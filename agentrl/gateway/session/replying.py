@@ -1,4 +1,4 @@
-"""Turns a sampled turn into the reply that a client gets."""
+"""Turns a sampled turn into the client's reply."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from agentrl.types import Action, ToolCall, ToolSpec
 
 _DEFAULTS = SessionOptions()
 _NAMELESS = "unreadable_call"
-"""The name of a call whose text names no tool."""
+"""The name of a call without a tool's name."""
 
 
 def reply_of(
     node: Node, action: Action, request: ChatRequest, options: SessionOptions = _DEFAULTS
 ) -> tuple[Reply, dict[str, str]]:
-    """The reply for a complete turn, and a map from each call's id on the wire to its id in the action.
+    """The reply for a complete turn, and a map: a call's id on the wire -> the call's id in the action.
 
-    Calls that could not be parsed are sent as the options specify, or as text if the turn was cut. A client that takes
-    one call at a time gets the first.
+    The options decide the form of unreadable calls. In a cut turn unreadable calls are text. A client without parallel
+    calls gets the first call.
     """
     as_calls = options.unreadable == "call" and action.finish_reason != "length"
     calls = [call for call in action.calls if call.error is None or as_calls][: None if request.parallel else 1]
@@ -48,12 +48,12 @@ def reply_of(
 
 
 def _matched_stop(action: Action, request: ChatRequest) -> str | None:
-    """The stop string of the request that ended the turn."""
+    """The request's stop string that ended the turn."""
     return action.matched if isinstance(action.matched, str) and action.matched in request.stop else None
 
 
 def _content(node: Node, action: Action, hidden_stop: str | None) -> str:
-    """The text of a reply, without the stop string that the client does not get."""
+    """The text of a reply, without a stop string that is hidden from the client."""
     content = spaces_before(node.prompt, action) + action.content
     return content if hidden_stop is None else content.removesuffix(hidden_stop.rstrip())
 
@@ -67,7 +67,7 @@ def _stop(action: Action, has_calls: bool, matched: str | None) -> Literal["end"
 
 
 def _reply_call(wire: str, call: ToolCall, tools: Sequence[ToolSpec]) -> ReplyCall:
-    """A call as the client gets it."""
+    """A call for the client."""
     if call.error is None:
         return ReplyCall(wire, call.name, call.arguments)
     raw = call.raw.strip() or call.error
@@ -75,7 +75,7 @@ def _reply_call(wire: str, call: ToolCall, tools: Sequence[ToolSpec]) -> ReplyCa
 
 
 def _meant(raw: str, tools: Sequence[ToolSpec]) -> str:
-    """The tool whose name comes first in the text of a call."""
+    """The first tool name in the text of a call."""
     names = [(tool.get("function") or tool).get("name", "") for tool in tools]
     places = [(match.start(), name) for name in names if (match := re.search(rf"\b{re.escape(name)}\b", raw))]
     return min(places)[1] if places else _NAMELESS
@@ -90,7 +90,7 @@ def _is_object(text: str) -> bool:
 
 
 def disobeyed(reply: Reply, forced: Forced | None) -> str | None:
-    """What is wrong with a complete reply to a client that demands a form. None if nothing is."""
+    """The fault of a complete reply, for a client that demands a form. None without a fault."""
     if forced is None or reply.stop in ("length", "stop_sequence"):
         return None
     if reply.calls:

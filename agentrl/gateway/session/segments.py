@@ -1,4 +1,5 @@
-"""Turns a session's tree into segments. Each sampled token is in the response of exactly one, trained or masked."""
+"""Turns a session's tree into segments. Each sampled token is in the response of exactly one segment, trained or
+masked."""
 
 from __future__ import annotations
 
@@ -20,18 +21,18 @@ from agentrl.types import JSON, Message
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Replies that follow each other in one segment. Its prompt is everything before the first of them."""
+    """Consecutive replies in one segment. The prompt is everything before the first reply."""
 
     nodes: tuple[Node, ...]
     main: bool = False
 
     @property
     def top(self) -> Prompt:
-        """The root above it."""
+        """The root above the line."""
         return self.nodes[0].prompt.top
 
     def segment(self) -> Segment:
-        """The tokens, with the masks that they had. Raises LedgerError if the engine was sent other tokens."""
+        """The tokens with their masks. Raises LedgerError if the engine was sent other tokens."""
         whole = Segment()
         for node in self.nodes:
             prompt = node.prompt
@@ -44,12 +45,11 @@ class Line:
 
 
 def lines_of(tree: Tree, main: Thread | None) -> list[Line]:
-    """All replies in lines, in the order in which the lines began, but the main line last.
+    """All replies in lines, by the start of each line, but the main line last.
 
-    The main line leads to the end of the main thread, and no further if that is the agent's own result. In any other
-    line, each reply is followed by its deepest child, or the latest one if several are equally deep. A reply that the
-    client never got comes after those that it got. The replies of a line have one branch: another one that continues it
-    begins a line.
+    The main line leads to the end of the main thread, and no further if the end is the agent's own result. In any other
+    line, each reply is followed by its deepest child, or by the latest of equally deep children. Undelivered replies
+    come after delivered replies. A line has a single branch: a reply of another branch begins a line.
     """
     sampled = sorted((node for node in tree.nodes if node.turn.turns), key=lambda node: node.index)
     end = main.end if main is not None else None
@@ -62,7 +62,7 @@ def lines_of(tree: Tree, main: Thread | None) -> list[Line]:
 
 
 def _main_last(lines: Sequence[Line], end: Node | None) -> list[Line]:
-    """The lines, with the line that holds `end` moved to the end and marked as the main line."""
+    """The lines, with the line of `end` at the end and marked as the main line."""
     last = next((line for line in lines if end in line.nodes), None)
     return [*(line for line in lines if line is not last), *([Line(last.nodes, main=True)] if last else [])]
 
@@ -90,7 +90,7 @@ def _line(node: Node, heirs: dict[Node, Node]) -> Iterator[Node]:
 def masked_for(
     node: Node, line: Line, main: Collection[Node], options: SessionOptions, *, closed: bool
 ) -> MaskReason | None:
-    """Why a reply is not trained. None if it is. `main`: the replies of the main thread."""
+    """The reason for masking a reply. None for a trained reply. `main`: the replies of the main thread."""
     if (closed and node.action is None) or not node.claimed:
         return "undelivered"
     if line.main:
@@ -101,16 +101,16 @@ def masked_for(
 
 
 def _branch(line: Line, main: Collection[Node]) -> str:
-    """The name of a line's branch: that of its requests, or SIDE. "" for the main line, and for what led to it."""
+    """The branch name of the line's requests, or SIDE. "" for the main line, and for its earlier lines."""
     side = not line.main and all(_is_side(node, line, main) for node in line.nodes)
     return line.nodes[0].branch or (SIDE if side else "")
 
 
 def _is_side(node: Node, line: Line, main: Collection[Node]) -> bool:
-    """Whether a reply is outside the main thread, or is a summary, which is a single reply that leads nowhere.
+    """Whether a reply is outside the main thread, or is a summary: a single reply that leads nowhere.
 
-    A summary holds no calls, and no later request echoes it. Its prompt grew from one with another reply that was
-    continued, or it lacks the tools that the other prompts have.
+    A summary holds no calls, and no later request echoes the summary. Its prompt grew from a prompt with a continued
+    reply, or lacks the tools of the other prompts.
     """
     first = line.nodes[0].prompt
     if node not in main or len(line.nodes) > 1 or node.reused or (node.sent is not None and node.sent.calls):
@@ -132,8 +132,8 @@ def write(
 ) -> Node | None:
     """Write the tree into a trajectory, and return the main line's last reply.
 
-    `sampled`: the number of sampled tokens that must be written, or None if it is unknown. `result`: what the agent
-    returned. If it holds text that is no reply's, `info["result_differs"]` is 1.
+    `sampled`: the number of sampled tokens, or None if unknown. `result`: the agent's result. For a result with text
+    from no reply, `info["result_differs"]` is 1.
 
     Raises LedgerError if the numbers differ.
     """
@@ -159,7 +159,7 @@ def write(
 
 
 def _segment(line: Line, main: Collection[Node], reasons: Mapping[Node, MaskReason | None]) -> Segment:
-    """The segment of a line, masked for `reasons`, with the name of its branch."""
+    """The segment of a line, masked for `reasons`, with the branch name."""
     segment = line.segment()
     segment.branch = _branch(line, main)
     for turn, node in enumerate(line.nodes):

@@ -1,4 +1,4 @@
-"""One agent's session. Its requests get replies of the model, kept as a tree, each with the tokens sampled for it.
+"""One agent's session: the model's replies to the agent's requests, as a tree, each with its sampled tokens.
 
     session = Session(key)
     session.play(engine, renderer, EpisodeOptions(), None, session_id)
@@ -9,7 +9,7 @@
     session.close("done")
     session.write(trajectory)
 
-It does not depend on HTTP. Requests are matched with the tree as they arrive, and sampled concurrently.
+A session does not depend on HTTP. Requests are matched with the tree on arrival, and sampled concurrently.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from agentrl.types import JSON, StopReason, ToolSpec
 log = logging.getLogger("agentrl")
 
 _ORPHAN_S = 120.0
-"""Seconds for which sampling continues after the client has disconnected. Clients retry within a minute."""
+"""Seconds of sampling after the client has disconnected. Clients retry within a minute."""
 
 
 class Session:
-    """The replies that one agent gets, under one key."""
+    """The replies to one agent, under one key."""
 
     def __init__(self, key: str, *, options: SessionOptions | None = None) -> None:
         self.key = key
@@ -63,13 +63,13 @@ class Session:
         self.ended = asyncio.Event()
         """Set when the session is closed, or ended by a limit or an error."""
         self.stop: StopReason | None = None
-        """The limit that ended it."""
+        """The limit that ended the session."""
         self.failure: Failure | None = None
-        """What broke, if the engine or the template broke."""
+        """The failure of the engine or the template."""
         self.error: Exception | None = None
         """An error that must end the run: a wrong configuration, or a bug in agentrl."""
         self.result: JSON = None
-        """What the agent returned."""
+        """The agent's result."""
         self._sampler = Sampler()
         self._answers = Answers()
         self._stored = Stored()
@@ -77,8 +77,8 @@ class Session:
         self._closed: RefusedError | None = None
         self._on_turn: Callable[[Trajectory], None] | None = None
         self._context = copy_context()
-        """The episode's contextvars. Requests are sampled in them, so that a lockstep and a host's traces attribute
-        them to the episode, not to the HTTP server."""
+        """The episode's contextvars. With the variables, a lockstep and a host's traces attribute sampling to the
+        episode, not to the HTTP server."""
 
     # The episode's side
 
@@ -92,7 +92,7 @@ class Session:
         *,
         on_turn: Callable[[Trajectory], None] | None = None,
     ) -> None:
-        """Start or resume sampling. `on_turn` is called after each reply with the turns of its line.
+        """Start or resume sampling. `on_turn` is called after each reply with the turns of the reply's line.
 
         Raises ConfigError for options that a session cannot obey.
         """
@@ -102,7 +102,7 @@ class Session:
         self.log.note("play", session=session_id, tag=self.tree.tag, options=asdict(self.options))
 
     def hold(self) -> None:
-        """Sample nothing new; requests wait. Replies in progress are interrupted, and continue at the next `play`."""
+        """Pause sampling; requests wait. Replies in progress are interrupted, and continue at the next `play`."""
         self._sampler.hold()
         self.log.note("hold")
 
@@ -121,7 +121,7 @@ class Session:
         self.ended.set()
 
     def returned(self, result: JSON) -> None:
-        """The agent has ended, with this result. The reply that it is, or holds, ends the main line."""
+        """Note the agent's end and result. The reply equal to the result, or in the result, ends the main line."""
         self.result = result
         self.log.note("returned", lambda: {"result": result})
 
@@ -131,11 +131,11 @@ class Session:
             node.turn.mask(reason)
 
     def write(self, trajectory: Trajectory) -> None:
-        """Write everything sampled as the trajectory's segments, the main line last.
+        """Write all sampled tokens as the trajectory's segments, the main line last.
 
-        If the main line ended because its next prompt was too long, `stop` is set to that limit.
+        If the main line ended because its next prompt was too long, `stop` is set to the exceeded limit.
 
-        Raises LedgerError if a token that the engine returned is not in exactly one segment.
+        Raises LedgerError if a returned token is not in exactly one segment.
         """
         unknown = self.failure or self.error or not self._sampler.started
         exact = None if unknown else self._sampler.returned - self._sampler.discarded_tokens
@@ -154,9 +154,9 @@ class Session:
 
     @classmethod
     def replay(cls, lines: Iterable[str]) -> Self:
-        """Rebuild a session from the lines of its log file. It is closed, and can be written or inspected.
+        """Rebuild a session from the lines of its log file. The session is closed, and can be written or inspected.
 
-        Raises ValueError or KeyError if the lines are not such a log.
+        Raises ValueError or KeyError for lines of another kind.
         """
         read = replaying.read(lines)
         start = next(line for line in read if line["event"] == "play")
@@ -185,11 +185,12 @@ class Session:
         return Waiting(answer, self._refusal, self._left)
 
     def note_refused(self, target: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
-        """Log that the server refused a request before it reached the session."""
+        """Log a refusal by the server, before the request reached the session."""
         self.log.note("refused", kind=kind, message=message, what=target, status=status)
 
     async def count(self, request: ChatRequest) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError if it is too long or cannot be written."""
+        """The tokens of the request's whole prompt. Raises RefusedError for a prompt that is too long or cannot be
+        written."""
         self._check_open()
         if not self._sampler.started:
             raise RefusedError("unavailable", "this session has not begun; ask again")
@@ -208,7 +209,7 @@ class Session:
         return prompt.length
 
     def _attach(self, request: ChatRequest) -> PendingAnswer:
-        """The answer to a request: a new one, or that of an earlier request that this one repeats."""
+        """The answer to a request: new, or the answer to an earlier request for a repeated request."""
         self._check_open()
         self._check(request)
         if (again := self._answers.repeated(request)) is not None:
@@ -224,7 +225,7 @@ class Session:
         return self._begin(prompt, request)
 
     def _check(self, request: ChatRequest) -> None:
-        """Raises RefusedError for a request that makes no sense."""
+        """Raises RefusedError for an invalid request."""
         if not request.entries:
             raise RefusedError("invalid", "the request holds no messages; send at least one")
         if not 1 <= request.n <= self.options.most_replies:
@@ -240,7 +241,7 @@ class Session:
         return answer
 
     def _rest(self, node: Node, rest: Entry, request: ChatRequest) -> PendingAnswer:
-        """The answer to a client that got only the beginning of a reply: the rest of it."""
+        """The rest of a reply, for a client with only the beginning."""
         assert node.reply is not None
         calls = node.reply.calls if rest.calls else ()
         reply = replace(node.reply, content=rest.text, calls=calls, without_reasoning=True)
@@ -345,7 +346,7 @@ class Session:
         return reply
 
     def _check_images(self, prompt: Prompt) -> None:
-        """Raises RefusedError, and ends the session, if its images would exceed their limits. The first prompt is only
+        """Raises RefusedError, and ends the session, if the images exceed their limits. The first prompt is only
         refused. Raises ConfigError if the engine takes no images."""
         if not prompt.rendered.media:
             return
@@ -360,7 +361,7 @@ class Session:
             raise RefusedError("closed", f"this session has shown {why}")
 
     def _take_turns(self, count: int) -> None:
-        """Raises RefusedError, and ends the session, if it would exceed its limit of replies."""
+        """Raises RefusedError, and ends the session, if the replies would exceed their limit."""
         turns = self._sampler.options.limits.turns_or(self.options.replies)
         if len(self.tree.nodes) + count > turns:
             self.stop = self.stop or StopReason.MAX_TURNS
@@ -368,19 +369,19 @@ class Session:
             raise RefusedError("closed", f"this session has had its {turns} replies")
 
     def _left(self, event: Literal["delivered", "lost"], answer: PendingAnswer) -> None:
-        """A client has got its answer or disconnected. After a disconnect, sampling continues for a while, for a
+        """A client has received the answer or disconnected. After a disconnect, sampling continues for a while, for a
         retry."""
         self.log.note(event, request=answer.number)
         if event == "lost" and answer.task is not None and not answer.task.done():
             asyncio.get_running_loop().call_later(_ORPHAN_S, self._forget, answer)
 
     def _forget(self, answer: PendingAnswer) -> None:
-        """Cancel an answer that no client waits for."""
+        """Cancel an answer without waiting clients."""
         if not answer.waiting and not answer.delivered:
             self._give_up(answer)
 
     def _give_up(self, answer: PendingAnswer) -> None:
-        """Cancel an answer that is not complete yet."""
+        """Cancel an incomplete answer."""
         if answer.task is not None and not answer.task.done():
             answer.task.cancel()
             answer.refused = self._refusal()  # a task that never began does not set this itself
@@ -396,7 +397,7 @@ class Session:
         return next((other for other in others if other.parent is not None), place)
 
     def _note_echoes(self, place: TreePosition) -> None:
-        """Log how the client echoes the replies that it got, the first time that it echoes them."""
+        """Log the difference between replies and their first echoes."""
         for node, entry in place.first_echoes:
             if node.echoed or node.sent is None:
                 continue
@@ -428,7 +429,7 @@ class Session:
         return Head(tuple(request.tools), head_digest(digest, arguments), request.branch, arguments, digest)
 
     def _tools_digest(self, request: ChatRequest) -> Digest:
-        """The digest of the request's tools. Most requests have the tools of the one before."""
+        """The digest of the request's tools. Most requests repeat the tools of the request before."""
         if self._tools[0] != request.tools:
             self._tools = (request.tools, tools_digest(request.tools))
         return self._tools[1]
@@ -446,7 +447,7 @@ class Session:
         return RefusedError("unavailable", "this session cannot continue")
 
     def _end(self, why: str) -> RefusedError:
-        """End the session because something broke."""
+        """End the session because of a failure."""
         self.ended.set()
         return RefusedError("unavailable", why)
 

@@ -1,8 +1,8 @@
 """Groups a session's requests into threads, and finds the agent's main thread.
 
-The wire does not state either. The evidence is: which earlier replies a request echoes, how it opens, which tools it
-has, its name in the headers, and whether an older thread gets another request after it. The agent's own result, if it
-is a reply or a part of one, outweighs all of this.
+The wire states neither. The evidence of a request: the echoed replies, the opening, the tools, the name in the headers,
+and later requests of older threads. The agent's own result outweighs all evidence, if the result is a reply or a part
+of a reply.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ _SHORTEST = 8
 _INSTRUCTIONS = ("system", "developer")
 
 Evidence: TypeAlias = Literal["words", "place", "opening", "task"]
-"""Evidence that a thread continues another, the strongest first: the words of its first request; replies that it echoes
-after another opening; the opening alone; or echoed replies, although a call in them gave the thread's task."""
+"""Evidence that a thread continues an earlier thread, the strongest first: the words of the first request; echoed
+replies after another opening; the opening alone; or echoed replies, although a call in the replies gave the thread's
+task."""
 _EVIDENCE: tuple[Evidence, ...] = ("words", "place", "opening", "task")
 
 
 class Thread:
-    """Requests that continue each other, in the order in which they came."""
+    """Requests that continue each other, in order of arrival."""
 
     def __init__(self, first: Prompt) -> None:
         self.prompts = [first]
         self.source: Thread | None = None
-        """The thread whose replies the first request echoes, if it does not continue that thread."""
+        """The thread whose replies the first request echoes without continuing the thread."""
         self.answer: Node | None = None
-        """The reply that the agent took for its answer, if its result shows that."""
+        """The reply that became the agent's answer, if the result shows the answer."""
 
     @property
     def first(self) -> Prompt:
@@ -61,14 +62,14 @@ class Thread:
 
     @property
     def end(self) -> Node | None:
-        """The answer, or else the last reply. Complete replies that the client got take precedence."""
+        """The answer, or else the last reply. Complete, delivered replies take precedence."""
         return self.answer or max(
             self.nodes, key=lambda node: (node.claimed and node.action is not None, node.index), default=None
         )
 
     @property
     def goes_on(self) -> bool:
-        """Whether one of its requests echoes one of its earlier replies, if only as a part of a user's text."""
+        """Whether a request of the thread echoes an earlier reply of the thread, perhaps within a user's text."""
         if any(prompt.parent or prompt.tells for prompt in self.prompts):
             return True
         replies = [node.sent.text.strip() for node in self.nodes if node.sent is not None]
@@ -77,26 +78,26 @@ class Thread:
 
     @property
     def read(self) -> bool:
-        """Whether the client got one of its replies."""
+        """Whether the client got a reply of the thread."""
         return any(node.claimed and node.action is not None for node in self.nodes)
 
     @property
     def talks(self) -> bool:
-        """Whether it has tools, or echoes its replies."""
+        """Whether the thread has tools, or echoes its replies."""
         return self.first.tools != START or self.goes_on
 
     @property
     def unfinished(self) -> bool:
-        """Whether its last reply holds calls, whose results should come with another request."""
+        """Whether the last reply holds calls, whose results should come with another request."""
         return self.end is not None and self.end.sent is not None and bool(self.end.sent.calls)
 
     def is_named_in(self, root: Prompt) -> bool:
-        """Whether a text holds an id of its last reply, as a history that was written out does."""
+        """Whether a text holds an id of the last reply, as in a written-out history."""
         end = self.end
         return end is not None and any(end.id in entry.text for entry in root.entries)
 
     def asked_after(self, prompt: Prompt) -> bool:
-        """Whether a request of this thread came after the first one of `prompt`."""
+        """Whether a request of this thread came after the first request of `prompt`."""
         return any(other.requests[-1] > prompt.requests[0] for other in self.prompts)
 
 
@@ -115,7 +116,7 @@ def main_thread(tree: Tree, result: JSON = None) -> Thread | None:
 
 
 def _with_result(result: JSON, threads: Sequence[Thread], main: Thread) -> Thread:
-    """The thread of the reply that the result shows to be the answer, or else the main thread.
+    """The thread of the answer that the result shows, or else the main thread.
 
     Replies without a name in the headers take precedence.
     """
@@ -152,14 +153,14 @@ def _echo_threads(prompts: Iterable[Prompt], tasks: Mapping[str, Node]) -> list[
 
 
 def _before(prompt: Prompt) -> Node | None:
-    """The latest reply that a prompt echoes, preferably one with the same opening."""
+    """The latest reply that a prompt echoes, preferably after the same opening."""
     echoed = [*([prompt.parent] if prompt.parent else []), *prompt.tells]
     alike = [node for node in echoed if _opens_alike(prompt.top, [node.prompt.top])]
     return next(reversed(alike or echoed), None)
 
 
 def _joined(threads: Iterable[Thread], tasks: Mapping[str, Node], evidence: Evidence) -> list[Thread]:
-    """Join threads to earlier ones that they continue in a new way: after a summary, or with other tools."""
+    """Join threads to earlier threads, continued after a summary or with other tools."""
     joined, into = list[Thread](), dict[Thread, Thread]()
     for thread in threads:
         thread.source = None if thread.source is None else into.get(thread.source, thread.source)
@@ -188,7 +189,7 @@ def _continued(
 
 
 def _best(thread: Thread, earlier: Sequence[Thread], evidence: Evidence) -> Thread | None:
-    """The thread that is continued by one that echoes none of its replies. Of several, the best fit, then the first."""
+    """The continued thread, for a thread without echoes: the best fit, then the first."""
     root = thread.first
     fits = {other: _fit(root, other) for other in earlier if other.branch == root.branch}
     best = max(fits, key=lambda other: fits[other], default=None)
@@ -206,7 +207,7 @@ def _may_go_on(root: Prompt, thread: Thread) -> bool:
 
 
 def _quoted(root: Prompt, threads: Iterable[Thread]) -> Thread | None:
-    """The thread that a root without tools quotes: the texts that it read, or its replies."""
+    """The thread that a root without tools quotes: the thread's prompts or replies."""
     here = set[tuple[str, ...]]().union(*(_runs(entry.text) for entry in root.entries))
     for thread in threads:
         texts = [entry.text for prompt in thread.prompts for entry in prompt.entries if entry.role != "system"]
@@ -237,10 +238,10 @@ class _Likeness:
 
 
 def _fit(root: Prompt, thread: Thread) -> int:
-    """How well a root that echoes no reply continues a thread. 0: not at all; 1: by its opening alone.
+    """The fit of a root without echoes to a thread. 0: no fit; 1: by the opening alone.
 
-    With the same instructions, tools and task, it is the thread's own history, rewritten. Otherwise the thread must
-    have come to its end.
+    With the same instructions, tools and task, the root is the thread's own history, rewritten. Otherwise the thread
+    must have come to an end.
     """
     alike = _Likeness.of(root, thread)
     if alike.opening and (alike.task or root.grown_from in thread.prompts):
@@ -273,9 +274,10 @@ def _is_bare(root: Prompt, thread: Thread) -> bool:
 
 
 def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None:
-    """The first thread that has tools or echoes its replies. If there is none, the longest, or the last one of these.
+    """The first thread with tools or with echoes of its replies. Otherwise the longest, and the last of equally long
+    threads.
 
-    A sub-agent, which another thread's call or a header names, does not count. A thread that quotes the ends of several
+    A sub-agent, named by another thread's call or by a header, does not count. A thread that quotes the ends of several
     others, and begins after them, joins their work.
     """
     candidates = _candidates(threads, tasks)
@@ -286,7 +288,7 @@ def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None
 
 
 def _candidates(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> list[Thread]:
-    """The threads that may be the main thread. If none qualifies, the nearest."""
+    """The threads that may be the main thread. If no thread qualifies, the nearest."""
     unnamed = [thread for thread in threads if not thread.branch]
     independent = [thread for thread in threads if thread.first.parent is None and thread.source is None]
     candidates = [thread for thread in independent if not thread.branch] or unnamed or independent
@@ -294,7 +296,7 @@ def _candidates(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> list[Th
 
 
 def _joins(last: Thread, others: Sequence[Thread]) -> bool:
-    """Whether a thread quotes whole replies that ended several other tasks, and no other thread goes on after it."""
+    """Whether a thread quotes whole replies at the ends of several tasks, and no other thread goes on afterwards."""
     if any(other.asked_after(last.first) for other in others):
         return False
     ends = {_task(node.prompt.top): node.sent for other in others for node in other.nodes if not node.prompts}
@@ -304,7 +306,7 @@ def _joins(last: Thread, others: Sequence[Thread]) -> bool:
 
 
 def _opening(root: Prompt) -> tuple[str, str]:
-    """The instructions that a root begins with, or the user's first text if there are none."""
+    """The instructions at a root's beginning, or else the user's first text."""
     texts = list[str]()
     for entry in root.entries:
         if entry.role not in _INSTRUCTIONS:
@@ -318,7 +320,7 @@ def _task(root: Prompt) -> str:
 
 
 def _opens_alike(root: Prompt, others: Iterable[Prompt], *, any_tools: bool = False) -> bool:
-    """Whether a root has the tools of one of the others, and the same instructions except for a date or a summary."""
+    """Whether a root has the tools and instructions of another root, except for a date or a summary."""
     kind, text = _opening(root)
     for other in others:
         if other is root:
@@ -331,7 +333,7 @@ def _opens_alike(root: Prompt, others: Iterable[Prompt], *, any_tools: bool = Fa
 
 
 def _alike(first: str, second: str, *, edges: bool = False) -> bool:
-    """Whether nine tenths of the shorter text begin the longer one. With `edges`, its end counts, too."""
+    """Whether nine tenths of the shorter text begin the longer text. With `edges`, the end counts, too."""
     shorter, longer = sorted((first, second), key=len)
     shared = _shared(shorter, longer)
     if edges:
@@ -340,16 +342,16 @@ def _alike(first: str, second: str, *, edges: bool = False) -> bool:
 
 
 def _shared(shorter: str, longer: str) -> int:
-    """The length of the beginning that two texts share, in characters. `one` is not the longer text."""
+    """The length of the common beginning of two texts, in characters."""
     if longer.startswith(shorter):
         return len(shorter)
     return next(i for i, (a, b) in enumerate(zip(shorter, longer, strict=False)) if a != b)
 
 
 def _retells(root: Prompt, thread: Thread, said_by: Thread | None = None) -> bool:
-    """Whether a root quotes replies in text that no root of a thread holds: a summary, perhaps rewritten.
+    """Whether a root quotes replies in new text: a summary, perhaps rewritten.
 
-    The replies are those of the thread, or of `said_by`.
+    Text is new if no root of the thread holds the text. The replies are from the thread, or from `said_by`.
     """
     texts = {entry.text for earlier in thread.roots for entry in earlier.entries}
     skipped = ("assistant", *(_INSTRUCTIONS if _opens_alike(root, thread.roots, any_tools=True) else ()))
@@ -365,7 +367,7 @@ def _runs(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _tasks(tree: Tree) -> dict[str, Node]:
-    """Each text in a call's arguments -> the first reply with it."""
+    """Each text in a call's arguments -> the first reply with the text."""
     tasks = dict[str, Node]()
     for node in tree.nodes:
         for call in node.sent.calls if node.sent is not None else ():
@@ -376,7 +378,7 @@ def _tasks(tree: Tree) -> dict[str, Node]:
 
 
 def _delegated(thread: Thread, tasks: Mapping[str, Node]) -> bool:
-    """Whether a thread begins with a task that a call in another thread gave, with little text around it."""
+    """Whether a thread begins with a task from a call in another thread, with little text around the task."""
     texts = [entry.text.strip() for entry in takewhile(_no_history, thread.first.entries) if entry.role == "user"]
     nodes = set(thread.nodes)
     for text in texts:
@@ -395,7 +397,7 @@ def _no_history(entry: Entry) -> bool:
 
 
 def _last_words(prompt: Prompt) -> str:
-    """The user's last text. In a copy of the history, it may be the task of a sub-agent."""
+    """The user's last text. In a copy of the history, the text may be the task of a sub-agent."""
     last = prompt.entries[-1] if prompt.entries else None
     return last.text.strip() if last is not None and last.role == "user" else ""
 

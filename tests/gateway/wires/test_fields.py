@@ -125,7 +125,7 @@ def test_a_recorded_field_is_in_the_log_and_changes_nothing(wire, name):
     request, plain = given(wire, name, STRANGE), given(wire, name, None)
     assert list(request.recorded.values()) == [STRANGE]
     changed = {part for part in request.__slots__ if getattr(request, part) != getattr(plain, part)}
-    assert changed - {"response_id"} == {"asked"}
+    assert changed - {"response_id"} == {"recorded"}
 
 
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": LOOK}}
