@@ -275,7 +275,7 @@ class SpeakerConfig(BaseModel):
     """Added to each request: temperature, max_completion_tokens, ..."""
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _check_choice(self) -> Self:
         if (self.script is None) == (self.base_url is None) or (self.base_url is None) != (self.model is None):
             raise ValueError("give either script, or base_url and model")
         return self

@@ -238,7 +238,7 @@ class Env:
         """
         raise NotImplementedError(f"{type(self).__name__} restores no snapshot")
 
-    # What an agent does in another way: see `agentrl.gateway.agent`
+    # Overridden for agents: see `agentrl.gateway.agent`
 
     async def _agentrl_play(self, episode: Any, seconds: float | None, /) -> StopReason:
         """Play the rest of an `agentrl.episode.run.Episode` within `left` seconds."""

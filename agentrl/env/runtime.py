@@ -67,7 +67,7 @@ class Runtime:
             self._boxes.append(entered)
         return entered
 
-    def told(self) -> dict[str, JSON]:
+    def info(self) -> dict[str, JSON]:
         """The episode's `info` about tools and sandboxes: the counts that are not empty."""
         refused: Counter[str] = Counter()
         for box in self._boxes:

@@ -482,7 +482,7 @@ def _log_prob_array(log_probs: Iterable[float]) -> array[float]:
     """Log-probs as an array. Raises LedgerError for an invalid log-prob."""
     values = list(log_probs)
     try:
-        # The sum of numbers is NaN if one of them is, which the smallest and the largest do not show.
+        # A NaN makes the sum NaN. The smallest and the largest number do not show a NaN.
         valid = not values or (min(values) >= -_LARGEST and max(values) <= _ROUNDING and not isnan(sum(values)))
     except TypeError as exc:
         raise LedgerError(f"log_probs are numbers: {exc}") from exc

@@ -216,7 +216,7 @@ class Turn:
         self.cached_tokens += int(generation.cached_tokens)
         self.finish_reason, self.matched = generation.finish_reason, to_json_lossy(generation.matched)
         self.generate_s += seconds
-        # New lists of the exact length: one that grows keeps places for more, in each turn of each episode.
+        # New lists of the exact length: a growing list keeps spare places, in each turn of each episode.
         self.meta = [*self.meta, generation.meta]
         versions = [text(str(version)) for version, _, _ in generation.versions() if version is not None]
         self.weight_versions = [*self.weight_versions, *versions]

@@ -80,12 +80,12 @@ def _check(
     try:
         words = _WORD.findall(writer.renderer.decode(write().tokens))
     except TemplateError as exc:
-        raise TemplateError(f"{_told(writer, role, place)}: {exc}") from exc
+        raise TemplateError(f"{_lost(writer, role, place)}: {exc}") from exc
     if words != [word for entry in entries for word in _WORD.findall(entry.text)]:
-        raise TemplateError(f"{_told(writer, role, place)}: the tokens hold {words}")
+        raise TemplateError(f"{_lost(writer, role, place)}: the tokens hold {words}")
 
 
-def _told(writer: EntryWriter, role: Entry, place: str) -> str:
+def _lost(writer: EntryWriter, role: Entry, place: str) -> str:
     name = writer.renderer.certificate.template
     return f"the chat template of {name} cannot be used with agents: a {role.role} message {place} would be lost"
 

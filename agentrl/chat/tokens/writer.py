@@ -114,7 +114,7 @@ class Writer:
         """
         entries, replies = self._apart(entries, replies)
         first = _assistant(entries)
-        piece = self._behind(history, action, entries[:first], ids, budget)
+        piece = self._bridge_to(history, action, entries[:first], ids, budget)
         return piece.rendered if first == len(entries) else self._pieces(piece, entries, first, replies, ids)
 
     def opened(self, rendered: Rendered, entry: Entry) -> Rendered:
@@ -184,7 +184,7 @@ class Writer:
             attempts.append(lambda: attempt(True, root=False))
         return _first(attempts)
 
-    def _behind(
+    def _bridge_to(
         self,
         history: Sequence[Message],
         action: Action,
@@ -213,9 +213,9 @@ class Writer:
         special, checks, media = piece.rendered.special, piece.rendered.checks, [*piece.rendered.media]
         turns = [i for i in range(first, len(entries)) if entries[i].role == "assistant"]
         for start, end in pairwise([*turns, len(entries)]):
-            action, sampled = replies.get(start) or self._said(entries[start], ids, last)
+            action, sampled = replies.get(start) or self._turn_of(entries[start], ids, last)
             ids = {**ids, **_paired(entries[start], action, ids)}
-            last = self._behind([*last.history, assistant_message(action)], action, entries[start + 1 : end], ids)
+            last = self._bridge_to([*last.history, assistant_message(action)], action, entries[start + 1 : end], ids)
             tokens += sampled
             media += (image.moved(len(tokens)) for image in last.rendered.media)
             tokens += last.rendered.tokens
@@ -225,7 +225,7 @@ class Writer:
         spans = _spans(piece.rendered, len(tokens), last.rendered)
         return Rendered(tuple(tokens), spans, last.rendered.thinking, cut, special, checks, tuple(media))
 
-    def _said(self, entry: Entry, ids: Mapping[str, str], before: _WriterState) -> tuple[Action, Sequence[int]]:
+    def _turn_of(self, entry: Entry, ids: Mapping[str, str], before: _WriterState) -> tuple[Action, Sequence[int]]:
         """Encode an assistant entry from outside the model in the form of a sampled turn."""
         assistant = to_assistant_message(entry, ids)
         calls = [
@@ -273,7 +273,7 @@ def prove_for_agents(renderer: Renderer) -> None:
     Writer(renderer)
     try:
         offering = renderer.bind([PROBE_TOOL])
-    except TemplateError:  # only an agent with tools needs this; it gets the error when it asks
+    except TemplateError:  # an agent with tools gets the error at its first request
         return
     Writer(offering)
 

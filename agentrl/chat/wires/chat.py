@@ -131,7 +131,7 @@ class _CompletionWriter:
 
     def whole(self, replies: Sequence[Reply]) -> JSON:
         choices = [
-            {"index": index, "message": _told(reply), "logprobs": None, "finish_reason": _STOPS[reply.stop]}
+            {"index": index, "message": _message_json(reply), "logprobs": None, "finish_reason": _STOPS[reply.stop]}
             for index, reply in enumerate(replies)
         ]
         return self._head("chat.completion") | {"choices": choices, "usage": _usage(replies)}
@@ -165,7 +165,7 @@ def _data(data: JSON) -> bytes:
     return f"data: {compact(data)}\n\n".encode()
 
 
-def _told(reply: Reply) -> dict[str, JSON]:
+def _message_json(reply: Reply) -> dict[str, JSON]:
     message: dict[str, JSON] = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
     if _thinks(reply):
         message["reasoning_content"] = reply.reasoning

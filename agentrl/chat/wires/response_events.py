@@ -127,11 +127,13 @@ class ResponseWriter:
         if kind != "reasoning":
             emptied |= {key: type(item[key])() for key in ("content", "arguments", "input") if key in item}
         added = self._event("response.output_item.added", output_index=index, item={**item, **emptied})
-        inner = b"".join(self._event(f"response.{name}", output_index=index, **data) for name, data in _told(item))
+        inner = b"".join(
+            self._event(f"response.{name}", output_index=index, **data) for name, data in _inner_events(item)
+        )
         return added + inner + self._event("response.output_item.done", output_index=index, item=item)
 
 
-def _told(item: Mapping[str, JSON]) -> Iterator[tuple[str, dict[str, JSON]]]:
+def _inner_events(item: Mapping[str, JSON]) -> Iterator[tuple[str, dict[str, JSON]]]:
     """The events inside an item: their names and their data."""
     ids = {"item_id": item["id"]}
     match item["type"]:

@@ -125,7 +125,7 @@ class _Tools:
         name = tool.get("name")
         return f"{namespace}__{name}" if namespace and name in self.forms else name
 
-    def shown(self, name: str, namespace: str) -> str:
+    def prompt_name(self, name: str, namespace: str) -> str:
         """A tool's name in the prompt, from the client's name."""
         form = self.forms.get(name)
         if namespace and form is not None and form.namespace != namespace:
@@ -233,7 +233,7 @@ class _Turn:
 
     def _call(self, kind: str, item: Mapping[str, JSON], where: str) -> Call:
         name = reading.string(item.get("name"), f"{where}.name")
-        tool_name = self.tools.shown(name, reading.string(item.get("namespace"), f"{where}.namespace"))
+        tool_name = self.tools.prompt_name(name, reading.string(item.get("namespace"), f"{where}.namespace"))
         call_id = reading.string(item.get("call_id"), f"{where}.call_id")
         if kind == "custom_tool_call":
             return Call(call_id, tool_name, {"input": reading.string(item.get("input"), f"{where}.input")})

@@ -104,7 +104,7 @@ async def _stream(
         raise
     finally:
         waiting.cancel()
-    # The next request can come as soon as the end is sent. With one write, a client that has the end has everything.
+    # The next request can come right after the end. With a single write, a client with the end has the whole answer.
     exchange.delivered()
     await response.write_eof(body + end)
     return response

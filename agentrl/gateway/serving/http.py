@@ -34,7 +34,7 @@ from agentrl.types import JSON
 
 _log = logging.getLogger(__name__)
 _connections_log = logging.getLogger(f"{__name__}.connections")
-# aiohttp logs a traceback for what is no HTTP, and strangers can send that.
+# aiohttp logs a traceback for bytes that are no HTTP. Strangers could fill the log.
 _connections_log.setLevel(logging.CRITICAL)
 
 CLOSE_S = 5.0
@@ -100,7 +100,7 @@ class WireServer:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         last = self._last.pop(request.protocol, None)
         if request.path == RESET_PATH:
-            # Only a sandbox's relay reports it, at the Unix socket. A proxy may share a connection among its clients.
+            # Only a sandbox's relay reports a reset, at the Unix socket. A proxy may share a connection among clients.
             if last is not None and isinstance(request.protocol.sockname, str):
                 last.lost()
             return web.Response()
@@ -179,7 +179,7 @@ class WireServer:
         if self._closing.done():
             raise RefusedError("unavailable", "the gateway is closing; ask again later")
         limited = self._find(key, request)
-        self._strangers.left(request.protocol)
+        self._strangers.remove(request.protocol)
         return limited
 
 
@@ -200,11 +200,11 @@ class _Connections(web.Server):
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        self._strangers.came(handler, transport)
+        self._strangers.opened(handler, transport)
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
-        self._strangers.left(handler)
+        self._strangers.remove(handler)
         self._lost(handler, exc)
 
 

@@ -61,18 +61,18 @@ class Strangers:
     def __init__(self) -> None:
         self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
 
-    def came(self, connection: RequestHandler, transport: asyncio.BaseTransport) -> None:
+    def opened(self, connection: RequestHandler, transport: asyncio.BaseTransport) -> None:
         """A new connection. It is closed at once above the limit, and after STRANGER_S seconds without a key."""
         if len(self._timers) >= STRANGERS:
             transport.close()
             return
         self._timers[connection] = asyncio.get_running_loop().call_later(STRANGER_S, self._close, connection, transport)
 
-    def left(self, connection: RequestHandler) -> None:
+    def remove(self, connection: RequestHandler) -> None:
         """A connection was closed, or has shown a valid key."""
         if (timer := self._timers.pop(connection, None)) is not None:
             timer.cancel()
 
     def _close(self, connection: RequestHandler, transport: asyncio.BaseTransport) -> None:
-        self.left(connection)
+        self.remove(connection)
         transport.close()

@@ -62,7 +62,7 @@ class Gateway:
             if warning := self._config.warning(self._port):
                 log.warning("%s", warning)
             await self._server.listen_at(self.socket_path)
-            # A sandbox mounts it as another user, for another user. Like the port, it refuses requests without a key.
+            # A sandbox mounts the socket as another user. Like the port, the socket refuses requests without a key.
             self._folder.chmod(0o711)
             self.socket_path.chmod(0o666)
         except BaseException:

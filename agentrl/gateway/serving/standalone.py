@@ -58,7 +58,7 @@ class Standalone:
             session = self._session(request)
         except RefusedError as refused:
             return RefusedExchange(refused)
-        # Without the digest, so that the same request again is a new one.
+        # Without the digest, a repeated request is a new request.
         return _Alone(session.ask(replace(request, digest="", retried=False, idempotency_key="")), session)
 
     @property

@@ -99,7 +99,7 @@ class Answers:
                 return answer
         return None
 
-    def behind(self, node: Node) -> Iterator[PendingAnswer]:
+    def after(self, node: Node) -> Iterator[PendingAnswer]:
         """The answers to requests after a reply."""
         return (answer for prompt in node.prompts.values() for answer in self._by_prompt.get(prompt, ()))
 

@@ -60,7 +60,7 @@ class Openings:
             self._openings.move_to_end(key)
             return opening
         if (making := self._making.get(key)) is None:
-            # It belongs to no episode, so it gets no episode's context.
+            # The task serves all sessions, so it runs without an episode's context.
             making = asyncio.get_running_loop().create_task(_run(make), context=Context())
             self._making[key] = making
             making.add_done_callback(partial(self._store, key))

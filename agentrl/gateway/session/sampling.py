@@ -162,7 +162,7 @@ class Sampler:
                 await self._open(key, writer, prompt, request)
                 return
             rendered, messages = await self._aside(writer, prompt, request)
-        if not prompt.length:  # another request may have written it meanwhile
+        if not prompt.length:  # another request may have written the tokens meanwhile
             _set(prompt, rendered, messages)
 
     async def _open(self, key: bytes, writer: Writer, prompt: Prompt, request: ChatRequest) -> None:
@@ -188,7 +188,7 @@ class Sampler:
     async def _refuse_too_long(self, prompt: Prompt, renderer: Renderer) -> None:
         """Raises RefusedError for new entries that certainly do not fit, before the encoding."""
         if prompt.parent is not None and self.options.limits.observation_tokens is not None:
-            return  # it will be cut to that limit
+            return  # the render will cut the observation
         bound, _ = self._bound(prompt)
         texts = [entry.text for i, entry in enumerate(prompt.entries) if i not in prompt.known_replies]
         about = await too_long(renderer, texts, bound - prompt.before)

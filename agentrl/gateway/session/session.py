@@ -149,7 +149,7 @@ class Session:
             result=self.result,
         )
         if end is not None and self.stop is None and self._closed is not None:
-            refused = [answer.prompt for answer in self._answers.behind(end) if answer.refused]
+            refused = [answer.prompt for answer in self._answers.after(end) if answer.refused]
             self.stop = next((stop for prompt in refused if (stop := self._sampler.full(prompt))), None)
 
     @classmethod
@@ -248,7 +248,7 @@ class Session:
         answer = self._answers.add(request, node.prompt, whole=False)
         answer.nodes.append(node)
         answer.accepted.set()
-        answer.task = asyncio.get_running_loop().create_task(_given([reply]))
+        answer.task = asyncio.get_running_loop().create_task(_completed([reply]))
         self.log.note("rest", request=answer.number, node=node.index)
         return answer
 
@@ -316,7 +316,7 @@ class Session:
         first = len(prompt.replies)
         answer.nodes = [self.tree.add(prompt, request.branch) for _ in range(request.n)]
         answer.accepted.set()
-        return await gather(self._one(node, answer, first + i) for i, node in enumerate(answer.nodes))
+        return await gather(self._reply(node, answer, first + i) for i, node in enumerate(answer.nodes))
 
     def _bind(self, head: Head) -> None:
         """Raises RefusedError if the template cannot be used with the client's arguments."""
@@ -327,7 +327,7 @@ class Session:
                 raise
             raise RefusedError("invalid", f"chat_template_kwargs: {exc}") from exc
 
-    async def _one(self, node: Node, answer: PendingAnswer, number: int) -> Reply:
+    async def _reply(self, node: Node, answer: PendingAnswer, number: int) -> Reply:
         action = await self._sampler.sample(node, answer.request, number)
         reply, ids = reply_of(node, action, answer.request, self.options)
         self.tree.commit(node, action, reply, ids)
@@ -452,7 +452,7 @@ class Session:
         return RefusedError("unavailable", why)
 
 
-async def _given(replies: Sequence[Reply]) -> Sequence[Reply]:
+async def _completed(replies: Sequence[Reply]) -> Sequence[Reply]:
     return replies
 
 

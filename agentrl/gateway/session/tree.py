@@ -163,7 +163,7 @@ class Tree:
         cursors, read = [_Cursor(None, 0)], self._read(entries)
         for i, (entry, name) in enumerate(zip(read.entries, read.named, strict=True)):
             digest = START if name else entry_digest(entry)
-            advanced = self._behind(cursors, entry, name, digest, tools, i) if entry.role == "assistant" else None
+            advanced = self._after(cursors, entry, name, digest, tools, i) if entry.role == "assistant" else None
             if advanced:
                 cursors = advanced
                 continue
@@ -252,7 +252,7 @@ class Tree:
         """The heads of the roots, without repetitions, latest first."""
         return iter({prompt.head.digest: prompt.head for prompt in reversed(self._roots.values())}.values())
 
-    def _behind(
+    def _after(
         self, cursors: Sequence[_Cursor], entry: Entry, name: Node | None, digest: Digest, tools: Digest, index: int
     ) -> list[_Cursor]:
         """Advance the cursors at a reply that an assistant entry echoes. Empty without such a reply."""
