@@ -30,14 +30,14 @@ from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
 
 _PATH = "/chat/completions"
 _TOP = 20
-"""Tokens whose log-probs are asked for: the most that OpenAI's API allows."""
+"""The number of tokens with log-probs: the most of OpenAI's API."""
 _ORNAMENTS = " \t\n*`.,:;'\"()[]<>"
 _TOO_LONG = re.compile(
     r"context[ _](length|size|window)|maximum context|prompt is too long|input token count|too large for model"
     r"|reduce the length|exceed_context|too many tokens|inputs. tokens \+",
     re.IGNORECASE,
 )
-"""Phrases with which servers report that a conversation exceeds their model's context."""
+"""Phrases of servers for a conversation that exceeds the model's context."""
 _FILTERED = re.compile(
     r"content_filter|content management policy|content_policy|data_inspection|moderation", re.IGNORECASE
 )
@@ -47,16 +47,16 @@ class Speaker(Protocol):
     """Reads messages and tools, and returns the next message."""
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
-        """The next assistant message: `content`, always text, and `tool_calls` in OpenAI's shape if there are any.
+        """The next assistant message: `content`, always text, and any `tool_calls` in OpenAI's shape.
 
-        A call's `arguments` are a dict, or the original text if that is not a JSON object. Raises InfraError if the
-        speaker cannot answer now, ConfigError if it never will.
+        A call's `arguments` are a dict, or the original text if the text is no JSON object. Raises InfraError if the
+        speaker cannot answer now, ConfigError if the speaker never will.
         """
         ...
 
 
 class AsksMessages(Protocol):
-    """A model that answers messages and reports what the answer cost: a ChatModel, or an engine's `EngineSpeaker`."""
+    """A model that answers messages and reports the usage: a ChatModel, or an engine's `EngineSpeaker`."""
 
     async def ask(self, messages: Sequence[Message]) -> Completion:
         """The reply, with its finish reason and usage. Raises as `ChatModel.ask` does."""
@@ -65,14 +65,14 @@ class AsksMessages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Which of two answers a model would give to a question."""
+    """A model's preference between two answers to a question."""
 
     log_odds: float | None
     """log(p(first) / p(second)), from -MOST_ODDS to MOST_ODDS. None if the model refuses, or would write neither."""
     usage: Mapping[str, float] = field(default_factory=dict)
     """As in a Completion."""
     refusal: str = ""
-    """Why the server refused the question, if it did."""
+    """The server's reason for refusing the question."""
 
 
 MOST_ODDS = 30.0
@@ -80,14 +80,14 @@ MOST_ODDS = 30.0
 
 
 class PrefersAnswers(Protocol):
-    """A model that reports which of two answers it would give: a ChatModel, or an engine's `EngineSpeaker`."""
+    """A model that compares two answers: a ChatModel, or an engine's `EngineSpeaker`."""
 
     async def prefer(self, questions: Sequence[Sequence[Message]], first: str, second: str) -> list[Preference]:
-        """The log-odds of two short answers to each question. They begin differently, such as "A" and "B".
+        """The log-odds of two short answers to each question. The answers begin differently, such as "A" and "B".
 
-        Raises as `ChatModel.ask` does, except for a question that is refused, and ConfigError if the server or the
-        engine does not tell probabilities. Questions that begin equally should follow each other: engines keep what
-        they have read.
+        Raises as `ChatModel.ask` does, except for a refused question, and ConfigError if the server or the engine
+        reports no probabilities. Questions with an equal beginning should follow each other, because engines cache
+        prompts.
         """
         ...
 
@@ -100,37 +100,38 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens that the server took from its cache."""
+    """Prompt tokens from the server's cache."""
     responses_without_usage: int = 0
-    """Answers that did not report how many tokens they used."""
+    """Answers without a report of their tokens."""
     cost: float = 0.0
-    """In the server's currency, if its answers report it."""
+    """In the server's currency, if answers report a cost."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def add(self, told: Mapping[str, float]) -> None:
-        """Count one more answer. `told` holds the usage that it reported."""
+    def add(self, reported: Mapping[str, float]) -> None:
+        """Count an answer with its reported usage."""
         with self._lock:
             self.requests += 1
-            self.responses_without_usage += not told
-            for name, value in told.items():
+            self.responses_without_usage += not reported
+            for name, value in reported.items():
                 setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatModel:
-    """A model at an OpenAI-compatible endpoint. Any number of event loops may use it.
+    """A model at an OpenAI-compatible endpoint. Any number of event loops may use the model.
 
-    The key is read from the environment when a request is sent. It is never stored, and error messages of the server
-    are shown without it.
+    Each request reads the key from the environment. The key is never stored. Error messages of the server are shown
+    without the key.
     """
 
     base_url: str
     """For example http://127.0.0.1:8000/v1."""
     model: str
     key: str = "OPENAI_API_KEY"
-    """Name of the environment variable that holds the key. If it is not set, no key is sent."""
+    """Name of the environment variable that holds the key. If the variable is not set, no key is sent."""
     seconds: float = 120.0
-    """Deadline of one answer with its retries. Time spent queued, or waiting as the server asked, does not count."""
+    """Deadline in seconds of an answer with retries. Time in the queue, or a wait at the server's wish, does not
+    count."""
     concurrency: int = 32
     retries: int = 6
     options: Mapping[str, JSON] = field(default_factory=dict)
@@ -151,7 +152,7 @@ class ChatModel:
 
     @property
     def host(self) -> str:
-        """The host of the URL, with the port if it has one."""
+        """The host of the URL, with the port if present."""
         return urlsplit(self.base_url).netloc
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
@@ -160,10 +161,10 @@ class ChatModel:
     async def ask(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, most: int | None = None, **options: JSON
     ) -> Completion:
-        """The reply, with its finish reason and usage. `options` are added to this request.
+        """The reply, with finish reason and usage. `options` are added to this request.
 
-        `most` bounds the answer in the model's tokens, in the parameter that the server accepts. Message fields that
-        the server refuses by name, such as the reasoning of earlier turns, are left out of later requests.
+        `most` bounds the answer in the model's tokens, in the parameter that the server accepts. If the server refuses
+        message fields by name, such as the reasoning of earlier turns, later requests leave the fields out.
 
         Raises ContextFullError if the conversation exceeds the model's context, RequestError if the server refuses this
         conversation but answers others, and the errors of `reply`.
@@ -174,20 +175,20 @@ class ChatModel:
             body["tools"] = [wire_tool(tool) for tool in tools]
         headers, url = self._headers(), self._service.name
         while True:
-            asked = self._habits.apply({**body, **self.options, **options}, most)
+            request = self._habits.apply({**body, **self.options, **options}, most)
             try:
                 reply: Completion = await self._service.post(
-                    to_json(asked, "the request"), headers=headers, read=lambda answer: read_reply(answer, url)
+                    to_json(request, "the request"), headers=headers, read=lambda answer: read_reply(answer, url)
                 )
             except HttpRefusedError as exc:
-                if self._habits.learn(asked, exc):
+                if self._habits.learn(request, exc):
                     continue
                 raise self._refused(exc, bool(headers)) from None
             self.usage.add(reply.usage)
             return reply
 
     async def prefer(self, questions: Sequence[Sequence[Message]], first: str, second: str) -> list[Preference]:
-        """See PrefersAnswers. Reads the log-probs of the first token, which most servers report."""
+        """See PrefersAnswers. Reads the log-probs of the first token. Most servers report log-probs."""
         return await gather(self._prefer(messages, first, second) for messages in questions)
 
     async def _prefer(self, messages: Sequence[Message], first: str, second: str) -> Preference:
@@ -206,7 +207,7 @@ class ChatModel:
         return Preference(_log_odds(reply.first_token, first, second), reply.usage)
 
     def _refused(self, exc: HttpRefusedError, with_key: bool) -> Exception:
-        """The exception for a refusal, which concerns this conversation or all of them."""
+        """The exception for a refusal, of this conversation or of all conversations."""
         url, words = self._service.name, exc.words[:300]
         if exc.status in (401, 403):
             key = f"the key in ${self.key}" if with_key else f"a request without a key, as ${self.key} is not set"
@@ -237,18 +238,18 @@ Say: TypeAlias = Callable[[Sequence[Message], Sequence[ToolSpec]], MaybeAwait[st
 
 @dataclass(frozen=True, slots=True)
 class ScriptedSpeaker:
-    """A function as a speaker, for tests and for simulated users that need no model."""
+    """A function as a speaker, for tests and for simulated users without a model."""
 
     say: Say
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
-        said = self.say(messages, tools)
-        said = await said if inspect.isawaitable(said) else said
-        if isinstance(said, str):
-            return {"role": "assistant", "content": said}
-        if not isinstance(said, Mapping):
-            raise ConfigError(f"the speaker {self.say!r} returned {said!r:.80}; return text or an assistant message")
-        return {"role": "assistant", "content": "", **said}
+        answer = self.say(messages, tools)
+        answer = await answer if inspect.isawaitable(answer) else answer
+        if isinstance(answer, str):
+            return {"role": "assistant", "content": answer}
+        if not isinstance(answer, Mapping):
+            raise ConfigError(f"the speaker {self.say!r} returned {answer!r:.80}; return text or an assistant message")
+        return {"role": "assistant", "content": "", **answer}
 
 
 class SpeakerConfig(BaseModel):
@@ -274,7 +275,7 @@ class SpeakerConfig(BaseModel):
     """Added to each request: temperature, max_completion_tokens, ..."""
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _check_choice(self) -> Self:
         if (self.script is None) == (self.base_url is None) or (self.base_url is None) != (self.model is None):
             raise ValueError("give either script, or base_url and model")
         return self
@@ -297,15 +298,16 @@ def speaker(config: SpeakerConfig | Mapping[str, JSON]) -> Speaker:
 
 
 def _log_odds(tokens: Mapping[str, float], first: str, second: str) -> float | None:
-    """The log-odds of two answers by the tokens that spell them. A missing one has at most the smallest log-prob."""
+    """The log-odds of two answers, by the tokens of each spelling. A missing answer has at most the smallest
+    log-prob."""
     totals = [
         sum(math.exp(value) for token, value in tokens.items() if token.strip(_ORNAMENTS) == answer)
         for answer in (first, second)
     ]
     if not any(totals):
         return None
-    one, other = (math.log(total) if total > 0 else min(tokens.values()) for total in totals)
-    return max(-MOST_ODDS, min(MOST_ODDS, one - other))
+    first_log, second_log = (math.log(total) if total > 0 else min(tokens.values()) for total in totals)
+    return max(-MOST_ODDS, min(MOST_ODDS, first_log - second_log))
 
 
 def _endpoint(base_url: str) -> str:

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: messages to send, and answers in all the variants that servers return."""
+"""OpenAI's chat completions: messages to send, and answers in all variants of servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LATER = {408, 409, 425, 429}
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer: the message, its finish reason and its usage."""
+    """An answer: message, finish reason and usage."""
 
     message: Message
     """`content` (always text), reasoning_content and tool_calls if there are any, and the server's extra fields."""
@@ -36,7 +36,7 @@ class Completion:
     """The same message in the server's form, for the next request. Missing call ids are filled in."""
     finish: Finish
     usage: Mapping[str, float]
-    """The fields of `chat.Usage` that the server reported."""
+    """The reported fields of `chat.Usage`."""
     first_token: Mapping[str, float] = field(default_factory=dict)
     """The log-probs of the likeliest tokens in the first place, where the request asked for log-probs."""
 
@@ -47,7 +47,7 @@ class Completion:
 
     @property
     def flaw(self) -> str:
-        """Why there is no answer, in words, and the remedy; "" if there is one."""
+        """The cause of a missing answer, with the remedy; "" for an answer."""
         if self.finish == "length":
             return "was cut; allow more tokens"
         if self.finish == "filtered":
@@ -60,17 +60,17 @@ class Completion:
 
 @dataclass(slots=True)
 class ServerQuirks:
-    """What a server has refused by name, so that later requests avoid it."""
+    """A server's refusals by name, for later requests."""
 
     renamed: bool = False
     """The server takes max_completion_tokens, not max_tokens."""
     without: set[str] = field(default_factory=set)
     """Message fields that the server refuses."""
     no_null: bool = False
-    """The server wants text, not null, as the content of a message that holds only tool calls."""
+    """The server wants text, not null, as the content of a message with tool calls alone."""
 
     def apply(self, body: Mapping[str, JSON], most: int | None) -> dict[str, JSON]:
-        """The request, in a form that the server has not refused so far."""
+        """The request in a form without earlier refusals."""
         body = dict(body) if most is None else {"max_tokens": most, **body}
         if self.renamed and "max_tokens" in body:
             body["max_completion_tokens"] = body.pop("max_tokens")
@@ -80,7 +80,7 @@ class ServerQuirks:
         return {**body, "messages": messages}
 
     def learn(self, sent: Mapping[str, JSON], refused: HttpRefusedError) -> bool:
-        """Note what was refused. Returns whether another form of the request is worth a try."""
+        """Note a refusal. Returns whether another form of the request is worth a try."""
         if refused.status not in (400, 422):
             return False
         if "max_completion_tokens" in refused.words and "max_tokens" in sent and "max_completion_tokens" not in sent:
@@ -101,27 +101,27 @@ def _extra(message: Message) -> set[str]:
     if message.get("role") != "assistant":
         return {"name"} & message.keys() if message.get("role") == "tool" else set()
     calls = message.get("tool_calls") or ()
-    own = {key for call in calls for key in call if key not in ("id", "type", "function")}
-    return own | {key for key in message if key not in ("role", "content", "tool_calls", "name")}
+    extra = {key for call in calls for key in call if key not in ("id", "type", "function")}
+    return extra | {key for key in message if key not in ("role", "content", "tool_calls", "name")}
 
 
 def _names(words: str, key: str) -> bool:
     """Whether a refusal's text names this field."""
-    found = re.search(rf"(?<![\w]){re.escape(key)}(?!\w)", words)
-    return found is not None and (key != "name" or _UNKNOWN.search(words) is not None)
+    match = re.search(rf"(?<![\w]){re.escape(key)}(?!\w)", words)
+    return match is not None and (key != "name" or _UNKNOWN.search(words) is not None)
 
 
 def _without(message: Message, keys: set[str]) -> Message:
     if message.get("role") not in ("assistant", "tool"):
         return message
-    kept = {key: value for key, value in message.items() if key not in keys or key == "role"}
+    fields = {key: value for key, value in message.items() if key not in keys or key == "role"}
     if message.get("tool_calls"):
-        kept["tool_calls"] = [{k: v for k, v in call.items() if k not in keys} for call in message["tool_calls"]]
-    return kept
+        fields["tool_calls"] = [{k: v for k, v in call.items() if k not in keys} for call in message["tool_calls"]]
+    return fields
 
 
 def wire_message(message: Message) -> Message:
-    """A message as servers accept it: arguments as the text of a JSON object, no `content: null` without calls."""
+    """A message for servers: arguments as the text of a JSON object, no `content: null` without calls."""
     if message.get("role") != "assistant":
         return message
     calls = message.get("tool_calls")
@@ -136,7 +136,22 @@ def wire_tool(tool: ToolSpec) -> ToolSpec:
 
 
 def read_reply(answer: JSON, url: str) -> Completion:
-    """The reply in a server's answer. Raises InfraError if another attempt may help, ConfigError if none will."""
+    """The reply in a server's answer. Raises InfraError if a retry may help, ConfigError if no retry will."""
+    choice = _first_choice(answer, url)
+    reason = str(choice.get("finish_reason") or "stop").lower()
+    if choice.get("error") or reason == "error":
+        raise _error(choice.get("error") or "the model broke off", url)
+    received = choice.get("message") or {"content": choice.get("text")}
+    if not isinstance(received, Mapping):
+        raise _no_completion(answer, url)
+    refused = reason in _FILTERED or _is_refusal(received)
+    finish: Finish = "length" if reason in _CUT else "filtered" if refused else "stop"
+    message, sent_back = _read_message(received)
+    return Completion(message, sent_back, finish, _usage(answer.get("usage")), _first_token(choice.get("logprobs")))
+
+
+def _first_choice(answer: JSON, url: str) -> Mapping[str, Any]:
+    """The first of an answer's `choices`. Raises as `read_reply` does."""
     if not isinstance(answer, Mapping):
         raise _no_completion(answer, url)
     choices = answer.get("choices")
@@ -146,21 +161,11 @@ def read_reply(answer: JSON, url: str) -> Completion:
         raise _no_completion(answer, url)
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         raise InfraError(f"{url} answered without any choice")
-    choice = choices[0]
-    reason = str(choice.get("finish_reason") or "stop").lower()
-    if choice.get("error") or reason == "error":
-        raise _error(choice.get("error") or "the model broke off", url)
-    message = choice.get("message") or {"content": choice.get("text")}
-    if not isinstance(message, Mapping):
-        raise _no_completion(answer, url)
-    refused = reason in _FILTERED or _is_refusal(message)
-    finish: Finish = "length" if reason in _CUT else "filtered" if refused else "stop"
-    said, sent_back = _read_message(message)
-    return Completion(said, sent_back, finish, _usage(answer.get("usage")), _first_token(choice.get("logprobs")))
+    return choices[0]
 
 
 def _is_refusal(message: Mapping[str, Any]) -> bool:
-    """Whether the model refuses, in the field or the part of the content that OpenAI's API has for it."""
+    """Whether the model refuses, in OpenAI's field or content part for refusals."""
     parts = message.get("content")
     parts = parts if isinstance(parts, list) else []
     return any(isinstance(part, Mapping) and _words(part.get("refusal")) for part in (message, *parts))
@@ -168,26 +173,35 @@ def _is_refusal(message: Mapping[str, Any]) -> bool:
 
 def _read_message(message: Mapping[str, Any]) -> tuple[Message, Message]:
     """The message in our form, and in the form to send back."""
+    content, thought = _content_and_thought(message)
+    calls = _with_ids(_calls(message))
+    extra = {key: value for key, value in message.items() if key not in _OWN and value not in (None, [], {}, "")}
+    read: dict[str, JSON] = {"role": "assistant", "content": content}
+    if thought:
+        read["reasoning_content"] = thought
+    if calls:
+        read["tool_calls"] = [_read_call(call) for call in calls]
+    thoughts = {key: message[key] for key in ("reasoning_content", "reasoning") if message.get(key)}
+    sent_back = {"role": "assistant", "content": message.get("content") or content or None, **thoughts, **extra}
+    return {**extra, **read}, wire_message({**sent_back, "tool_calls": calls} if calls else sent_back)
+
+
+def _content_and_thought(message: Mapping[str, Any]) -> tuple[str, str]:
     content, thought = _text(message.get("content"))
     content = content or _words(message.get("refusal"))
     thought = next(filter(None, (_words(message.get(key)) for key in ("reasoning_content", "reasoning"))), thought)
     if not thought:
         thought, content = split_thoughts(content)
-    given = message.get("tool_calls") or []
-    legacy = message.get("function_call")
-    given = given if isinstance(given, list) else [given]
-    if not given and isinstance(legacy, Mapping):
-        given = [{"function": legacy}]
-    calls = _with_ids([call if isinstance(call, Mapping) else {} for call in given])
-    own = {key: value for key, value in message.items() if key not in _OWN and value not in (None, [], {}, "")}
-    said: dict[str, JSON] = {"role": "assistant", "content": content}
-    if thought:
-        said["reasoning_content"] = thought
-    if calls:
-        said["tool_calls"] = [_read_call(call) for call in calls]
-    thoughts = {key: message[key] for key in ("reasoning_content", "reasoning") if message.get(key)}
-    sent_back = {"role": "assistant", "content": message.get("content") or content or None, **thoughts, **own}
-    return {**own, **said}, wire_message({**sent_back, "tool_calls": calls} if calls else sent_back)
+    return content, thought
+
+
+def _calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The calls of a message. Some servers send a single call, or the older `function_call`."""
+    calls, legacy = message.get("tool_calls") or [], message.get("function_call")
+    calls = calls if isinstance(calls, list) else [calls]
+    if not calls and isinstance(legacy, Mapping):
+        calls = [{"function": legacy}]
+    return [call if isinstance(call, Mapping) else {} for call in calls]
 
 
 def _read_call(call: Mapping[str, Any]) -> JSON:
@@ -199,25 +213,26 @@ def _read_call(call: Mapping[str, Any]) -> JSON:
 
 
 def _arguments(function: Mapping[str, Any]) -> dict[str, JSON] | str:
-    """A dict, or the original text if that is not a JSON object. Missing arguments become an empty dict."""
-    given = function.get("arguments")
-    if isinstance(given, Mapping):
-        return dict(given)
-    if given is None or (isinstance(given, str) and not given.strip()):
+    """A dict, or the original text if the text is no JSON object. Missing arguments become an empty dict."""
+    arguments = function.get("arguments")
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
-    if not isinstance(given, str):
-        return json.dumps(given, ensure_ascii=False)
+    if not isinstance(arguments, str):
+        return json.dumps(arguments, ensure_ascii=False)
     try:
-        read = json.loads(given, parse_constant=no_constant, parse_float=finite)
+        read = json.loads(arguments, parse_constant=no_constant, parse_float=finite)
     except (ValueError, RecursionError):
-        return given
+        return arguments
     if read is None:
         return {}
-    return read if isinstance(read, dict) else given
+    return read if isinstance(read, dict) else arguments
 
 
 def _wire_call(call: Mapping[str, Any], place: int) -> JSON:
-    """A call to send. Arguments that are not a JSON object are wrapped in one, because many servers refuse them."""
+    """A call to send. Arguments that are no JSON object are wrapped in an object, because many servers refuse other
+    text."""
     read = _read_call(call)
     function = read["function"]
     arguments = function["arguments"]
@@ -227,23 +242,27 @@ def _wire_call(call: Mapping[str, Any], place: int) -> JSON:
         text = json.dumps({"unreadable": arguments}, ensure_ascii=False)
     elif not isinstance(text, str) or not text.strip() or text.strip() == "null":
         text = json.dumps(arguments, ensure_ascii=False)
-    made = read.get("id") or new_call_id(f"{place} {read!r}")
-    return {**read, "id": made, "function": {**function, "arguments": text}}
+    call_id = read.get("id") or new_call_id(f"{place} {read!r}")
+    return {**read, "id": call_id, "function": {**function, "arguments": text}}
 
 
 def _with_ids(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The calls, each with a unique id."""
-    found, taken = list[Mapping[str, Any]](), set[str]()
+    identified, taken = list[Mapping[str, Any]](), set[str]()
     for place, call in enumerate(calls):
-        given = call.get("id")
-        name = given if isinstance(given, str) and given and given not in taken else new_call_id(f"{place} {call!r}")
+        call_id = call.get("id")
+        name = (
+            call_id
+            if isinstance(call_id, str) and call_id and call_id not in taken
+            else new_call_id(f"{place} {call!r}")
+        )
         taken.add(name)
-        found.append({**call, "id": name})
-    return found
+        identified.append({**call, "id": name})
+    return identified
 
 
 def _text(content: JSON) -> tuple[str, str]:
-    """The text and the thoughts in a message's content, which is text, null, or a list of parts."""
+    """The text and the thoughts in a message's content. The content is text, null, or a list of parts."""
     if isinstance(content, int | float):
         return str(content), ""
     if not isinstance(content, list | Mapping):
@@ -254,8 +273,8 @@ def _text(content: JSON) -> tuple[str, str]:
         if not isinstance(part, Mapping):
             texts.append(_words(part))
         elif part.get("type") in ("thinking", "reasoning", "redacted_thinking"):
-            given = part.get("thinking") or part.get("reasoning") or part.get("text")
-            thoughts.append(_text(given)[0])
+            thought = part.get("thinking") or part.get("reasoning") or part.get("text")
+            thoughts.append(_text(thought)[0])
         else:
             texts.append(_words(part.get("text")) or _words(part.get("refusal")))
     return "".join(texts), "".join(thoughts)
@@ -265,18 +284,18 @@ def _words(value: JSON) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _usage(given: JSON) -> Mapping[str, float]:
-    if not isinstance(given, Mapping):
+def _usage(usage: JSON) -> Mapping[str, float]:
+    if not isinstance(usage, Mapping):
         return {}
-    details = given.get("prompt_tokens_details")
+    details = usage.get("prompt_tokens_details")
     details = details if isinstance(details, Mapping) else {}
-    told = {
-        "prompt_tokens": (given.get("prompt_tokens"), given.get("input_tokens")),
-        "completion_tokens": (given.get("completion_tokens"), given.get("output_tokens")),
-        "cached_tokens": (details.get("cached_tokens"), given.get("prompt_cache_hit_tokens")),
-        "cost": (given.get("cost"),),
+    candidates = {
+        "prompt_tokens": (usage.get("prompt_tokens"), usage.get("input_tokens")),
+        "completion_tokens": (usage.get("completion_tokens"), usage.get("output_tokens")),
+        "cached_tokens": (details.get("cached_tokens"), usage.get("prompt_cache_hit_tokens")),
+        "cost": (usage.get("cost"),),
     }
-    counts = {name: next(filter(_is_count, values), None) for name, values in told.items()}
+    counts = {name: next(filter(_is_count, values), None) for name, values in candidates.items()}
     return {name: count for name, count in counts.items() if count is not None}
 
 
@@ -284,21 +303,23 @@ def _is_count(value: JSON) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
-def _first_token(given: JSON) -> Mapping[str, float]:
-    """`top_logprobs` of the first token. What is in no such form is left out."""
+def _first_token(log_probs: JSON) -> Mapping[str, float]:
+    """`top_logprobs` of the first token. Values in another form are left out."""
     try:
-        found = {each["token"]: each["logprob"] for each in given["content"][0]["top_logprobs"]}
+        tokens = {entry["token"]: entry["logprob"] for entry in log_probs["content"][0]["top_logprobs"]}
     except (LookupError, TypeError):
         return {}
-    return {str(token): float(value) for token, value in found.items() if isinstance(value, int | float) and value <= 0}
+    return {
+        str(token): float(value) for token, value in tokens.items() if isinstance(value, int | float) and value <= 0
+    }
 
 
 def _error(error: JSON, url: str) -> Exception:
-    """The exception for an `error` in an answer with HTTP 200. Its code comes from the upstream server."""
+    """The exception for an `error` in an answer with HTTP 200. The code comes from the upstream server."""
     code = error.get("code") if isinstance(error, Mapping) else None
     code = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdigit()) else None
-    said = error.get("message") if isinstance(error, Mapping) else error
-    words = " ".join(str(said or error).split())[:300]
+    message = error.get("message") if isinstance(error, Mapping) else error
+    words = " ".join(str(message or error).split())[:300]
     if code is not None and 400 <= code < 500 and code not in _LATER:
         return ConfigError(f"{url} refuses the request with error {code}: {words}")
     return InfraError(f"{url} answered with an error: {words}")

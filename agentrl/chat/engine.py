@@ -1,4 +1,4 @@
-"""An engine that gets messages from a speaker (an API model, a person) and encodes them as a model's tokens."""
+"""An engine that gets messages from a speaker (an API model, a person) and encodes the messages as a model's tokens."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LONGEST = 1 << 20
 
 
 class ChatEngine(AsyncClosing):
-    """Lets a speaker play the same episodes as a model. Its messages are encoded in the renderer's tokens.
+    """Lets a speaker play the same episodes as a model. The speaker's messages are encoded in the renderer's tokens.
 
-    Answers are cut at stop strings here. The log-probs are made up, so the tokens can be imitated, but not trained by
-    reinforcement. `ChatReply` keeps what the tokens cannot carry.
+    The engine cuts answers at stop strings. The log-probs are made up: the tokens can be imitated, but not trained by
+    reinforcement. `ChatReply` keeps the parts without tokens.
     """
 
     def __init__(self, speaker: Speaker, renderer: Renderer, *, by: Mapping[str, str] | None = None) -> None:
@@ -78,9 +78,9 @@ class ChatEngine(AsyncClosing):
         self, reply: Completion, tools: Sequence[ToolSpec], params: SamplingParams, place: int
     ) -> Generation:
         """The reply in tokens, cut at a stop string. `place` is the message's index in the conversation."""
-        said, sent_back, stop = _cut_at(stop_strings(params), reply)
+        message, sent_back, stop = _cut_at(stop_strings(params), reply)
         renderer = self._renderer.bind(tools)
-        tokens = _tokens(renderer, said, place)
+        tokens = _tokens(renderer, message, place)
         ends = renderer.stop_token_ids.union(params.get("stop_token_ids") or ())
         end = next((place for place, token in enumerate(tokens) if token in ends), None)
         matched: int | str | None = None if end is None else tokens[end]
@@ -93,31 +93,31 @@ class ChatEngine(AsyncClosing):
             [scripted_log_prob(token) for token in tokens],
             "length" if reply.finish == "length" else "stop",
             stop or (matched if closed else None),
-            said=ChatReply(said, sent_back, self._by, _counts(reply)),
+            said=ChatReply(message, sent_back, self._by, _counts(reply)),
         )
 
     async def abort(self, rid: str | None = None) -> None:
-        """Give up waiting for one answer, or for all."""
+        """Give up waiting for an answer, or for all answers."""
         for name, aborted in self._running.items():
             if rid in (None, name):
                 aborted.set()
 
     async def context_length(self) -> int:
-        """A million tokens of the renderer. The speaker itself reports when its context is full."""
+        """A million tokens of the renderer. The speaker reports a full context."""
         return _LONGEST
 
     async def close(self) -> None:
         await self.abort()
 
 
-def _tokens(renderer: Renderer, said: Message, place: int) -> list[int]:
-    """The message as tokens. If the template refuses its calls, they are encoded as text. The server's extra fields are
-    left out. Raises RequestError if the template refuses the text, too."""
-    text: Message = {key: said[key] for key in ("role", "content", "reasoning_content") if key in said}
+def _tokens(renderer: Renderer, message: Message, place: int) -> list[int]:
+    """The message as tokens. Calls that the template refuses are encoded as text. The server's extra fields are left
+    out. Raises RequestError if the template refuses the text, too."""
+    text: Message = {key: message[key] for key in ("role", "content", "reasoning_content") if key in message}
     forms = [text]
-    if calls := [_readable(call, f"{place}-{i}") for i, call in enumerate(said.get("tool_calls") or ())]:
+    if calls := [_readable(call, f"{place}-{i}") for i, call in enumerate(message.get("tool_calls") or ())]:
         words = [f"{call['function']['name']}({call['function']['arguments']})" for call in calls]
-        as_text = {**text, "content": "\n".join(filter(None, [said["content"], *words]))}
+        as_text = {**text, "content": "\n".join(filter(None, [message["content"], *words]))}
         forms = [{**text, "tool_calls": calls}, as_text]
     refusal = ""
     for form in forms:
@@ -137,14 +137,14 @@ def _readable(call: Mapping[str, JSON], place: str) -> JSON:
 
 
 def _cut_at(stop: Sequence[str], reply: Completion) -> tuple[Message, Message, str | None]:
-    """The message and its form to send back, both cut after the first stop string, and that string."""
+    """The message and the form to send back, both cut after the first stop string, and the stop string."""
     content = reply.message["content"]
-    found = [(content.index(string) + len(string), string) for string in stop if string in content]
-    if not found:
+    matches = [(content.index(string) + len(string), string) for string in stop if string in content]
+    if not matches:
         return reply.message, reply.sent_back, None
-    end, string = min(found)
-    said = {key: value for key, value in reply.message.items() if key != "tool_calls"}
-    return {**said, "content": content[:end]}, {"role": "assistant", "content": content[:end]}, string
+    end, string = min(matches)
+    message = {key: value for key, value in reply.message.items() if key != "tool_calls"}
+    return {**message, "content": content[:end]}, {"role": "assistant", "content": content[:end]}, string
 
 
 def _counts(reply: Completion) -> Mapping[str, float]:

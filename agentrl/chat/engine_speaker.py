@@ -33,7 +33,7 @@ class EngineSpeaker:
         return (await self.ask(messages, tools)).message
 
     async def ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Completion:
-        """The reply. Raises ContextFullError if the messages leave no room for one, and as `Engine.generate` does."""
+        """The reply. Raises ContextFullError if the messages leave no room, and the errors of `Engine.generate`."""
         renderer = self._renderer.bind(tools)
         prompt = renderer.prompt(list(messages))
         room = await self._engine.context_length() - len(prompt.tokens)
@@ -55,8 +55,8 @@ class EngineSpeaker:
     async def prefer(self, questions: Sequence[Sequence[Message]], first: str, second: str) -> list[Preference]:
         """See `PrefersAnswers`. For each question one token is sampled, under a grammar that allows the two answers.
 
-        They are asked one after the other, as the turns of a session, so that the engine reads a common beginning once.
-        Raises ConfigError for an engine that takes no grammar.
+        The questions are asked in order, as the turns of a session, so that the engine reads a common beginning once.
+        Raises ConfigError for an engine without grammars.
         """
         if not getattr(self._engine, "takes_grammars", False):
             raise ConfigError(
@@ -64,7 +64,9 @@ class EngineSpeaker:
                 "answers; give the judge base_url and model"
             )
         renderer = self._renderer.bind(())
-        before, tokens = _apart([renderer.encode({"role": "assistant", "content": each}) for each in (first, second)])
+        before, tokens = _apart(
+            [renderer.encode({"role": "assistant", "content": answer}) for answer in (first, second)]
+        )
         prompts = [[*renderer.prompt(list(messages)).tokens, *before] for messages in questions]
         either = {"type": "or", "elements": [{"type": "token", "token": token} for token in tokens]}
         params: SamplingParams = {
@@ -94,7 +96,7 @@ class EngineSpeaker:
 
 
 def _apart(answers: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """The tokens with which both answers begin, such as an empty thought, and the two that differ after them."""
+    """The common first tokens of both answers, such as an empty thought, and the two tokens that differ."""
     count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*answers, strict=False)))
     if any(len(answer) == count for answer in answers):
         raise ValueError("one of the two answers is the beginning of the other")
@@ -102,6 +104,6 @@ def _apart(answers: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
 
 
 def _against_the_rest(log_prob: float) -> float:
-    """The log-odds of a token against all others, from its log-prob."""
+    """The log-odds of a token against all other tokens, from the token's log-prob."""
     rest = -math.expm1(min(log_prob, 0.0))
     return min(MOST_ODDS, log_prob - math.log(rest)) if rest > 0 else MOST_ODDS

@@ -15,25 +15,25 @@ class SessionOptions:
     echo: Literal["stored", "as_sent"] = "stored"
     """If a client sends a reply back changed: keep the sampled tokens, or begin a branch with the client's text."""
     dropped: Literal["train", "mask"] = "train"
-    """Replies that the agent dropped from its history and asked for again."""
+    """Replies that the agent dropped from the history and asked for again."""
     side: Literal["train", "mask"] = "train"
     """Other conversations within the session: sub-agents, titles, summaries."""
     sticky_tools: bool = False
-    """A request without tools that continues a known history keeps that history's tools in its prompt, so that the
-    engine's prefix cache still matches."""
+    """A request without tools that continues a known history keeps the history's tools in the prompt. So the engine's
+    prefix cache still matches."""
     most_replies: int = 8
     """The largest `n` of a request."""
     replies: int | None = None
     """The most replies of an episode, all conversations together, if `limits.turns` is not set."""
     images: Literal["refuse", "omit"] = "refuse"
-    """Media that the model does not read, such as PDFs, and images if it reads text only: refuse the request, or
-    replace them with a note."""
+    """Media that the model does not read, such as PDFs, and images for a text model: refuse the request, or put a note
+    in place of the media."""
     forced: Literal["exact", "ignore", "refuse"] = "exact"
     """A `tool_choice` that forces a call, or a required format of the answer. "exact" samples under a grammar, and
     refuses the request if the engine cannot. "ignore" samples freely, and "refuse" always refuses."""
     unreadable: Literal["text", "call"] = "text"
-    """How the client gets a tool call that cannot be parsed. As text, which ends most agents; or as a call with the raw
-    text as its arguments, which most clients answer with an error that the model reads."""
+    """The form of an unreadable tool call for the client. As text, most agents end. As a call with the raw text as its
+    arguments, most clients answer with an error for the model to read."""
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():

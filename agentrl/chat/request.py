@@ -1,4 +1,4 @@
-"""The form that all wires share: what they read from a request and write into a reply."""
+"""The common form of all wires, for reading requests and writing replies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ RefusalKind: TypeAlias = Literal["invalid", "context_full", "closed", "overloade
 
 
 class RefusedError(AgentRLError):
-    """A request that gets an error instead of a reply. Each wire words it as its vendor does.
+    """A request that gets an error instead of a reply. Each wire uses the words of the vendor.
 
     invalid: the request is at fault (400). context_full: the prompt is too long (400, in words that make clients
-    compact their history). closed: the session does not exist or has ended (400, on which every client stops).
-    overloaded and unavailable: ask again later (503).
+    compact their history). closed: the session does not exist or has ended (400, which stops every client). overloaded
+    and unavailable: ask again later (503).
     """
 
     def __init__(self, kind: RefusalKind, message: str) -> None:
@@ -35,33 +35,33 @@ class RefusedError(AgentRLError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call of an assistant message, as the client sends it."""
+    """A client's tool call in an assistant message."""
 
     id: str
     name: str
     arguments: Mapping[str, JSON] | str
-    """A string is the original text, which is not a JSON object."""
+    """A string is the original text, and no JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One block of a conversation: a whole assistant message, or one text or tool result of another role."""
+    """One block of a conversation: a whole assistant message, or a text or tool result of another role."""
 
     role: Role
     text: str = ""
-    """The text, or a tool's result as text. For an assistant message, its text without thoughts and calls."""
+    """The text, or a tool's result as text. For an assistant message, the text without thoughts and calls."""
     reasoning: str | None = None
     calls: tuple[Call, ...] = ()
     receipts: tuple[str, ...] = ()
-    """Ids and signatures of its calls, items and thoughts, for an assistant message. They may identify a reply."""
+    """Ids and signatures of calls, items and thoughts, for an assistant message. They may identify a reply."""
     call_id: str = ""
-    """For a tool result, the id of the call that it answers."""
+    """For a tool result, the id of the answered call."""
     joined: bool = False
-    """Whether it is in the same wire message as the entry before it."""
+    """Whether the entry is in the same wire message as the entry before."""
     loads: tuple[str, ...] = ()
-    """Names of deferred tools that this result gives to the model (Anthropic's `tool_reference`)."""
+    """Names of deferred tools that this result loads (Anthropic's `tool_reference`)."""
     refers: str = ""
-    """The id of an item of a reply that stands for the whole reply; `text` and the like are then empty."""
+    """The id of an item that stands for a whole reply; `text` and the like are then empty."""
     parts: tuple[Part, ...] = ()
     """The texts and images in their order, if a user or a tool shows an image. `text` has the texts alone."""
 
@@ -69,8 +69,8 @@ class Entry:
     def of(cls, role: Role, parts: Sequence[Part], *, call_id: str = "", loads: tuple[str, ...] = ()) -> Self:
         """One text or tool result in parts. Texts are on lines of their own."""
         texts = [part for part in parts if isinstance(part, str)]
-        shown = tuple(parts) if len(texts) < len(parts) else ()
-        return cls(role, "\n".join(texts), call_id=call_id, loads=loads, parts=shown)
+        mixed = tuple(parts) if len(texts) < len(parts) else ()
+        return cls(role, "\n".join(texts), call_id=call_id, loads=loads, parts=mixed)
 
     @property
     def images(self) -> list[Image]:
@@ -79,19 +79,19 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """The form that a client demands of the answer: a call of one of the tools, JSON, or either of them."""
+    """The form that a client demands of the answer: a call of one of the tools, JSON, or either."""
 
     names: tuple[str, ...] = ()
-    """The tools that may be called. Empty: none."""
+    """The callable tools. Empty: no tools."""
     schema: Mapping[str, JSON] | None = None
     """The JSON schema of an answer without calls. None: no JSON is demanded."""
     text: Mapping[str, JSON] | None = None
-    """The form of an answer without calls that is not JSON, as a format of xgrammar: a regular expression, a choice or
-    a grammar. Without `schema` and `text` there must be a call."""
+    """The form of an answer without calls and without JSON, as a format of xgrammar: a regular expression, a choice or
+    a grammar. Without `schema` and `text` a call is required."""
     parallel: bool = True
-    """Whether there may be more than one call."""
+    """Whether several calls are allowed."""
     source: str = field(default="tool_choice", compare=False)
-    """The field of the request that demands it."""
+    """The request's field with the demand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,48 +100,49 @@ class ChatRequest:
 
     wire: WireName
     entries: tuple[Entry, ...]
-    """The conversation, its system prompt first."""
+    """The conversation, the system prompt first."""
     tools: tuple[ToolSpec, ...] = ()
-    """Tools at the head of the prompt, in the form that chat templates take."""
+    """Tools at the head of the prompt, in the form of chat templates."""
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
-    """Tools by name that are shown only at an entry that `loads` them."""
+    """Tools by name, shown only at an entry that `loads` the tool."""
     stream: bool = False
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     model: str = ""
     forced: Forced | None = None
-    """What the answer must be. None: anything."""
-    asked: Mapping[str, JSON] = field(default_factory=dict)
-    """What is recorded but not obeyed: temperature, top_p, top_k, seed; tools, images and formats that are left out."""
+    """The demanded form of the answer. None: any form."""
+    recorded: Mapping[str, JSON] = field(default_factory=dict)
+    """Recorded, not obeyed: temperature, top_p, top_k, seed; omitted tools, images and formats."""
     continued: bool = False
-    """Whether the model continues the last entry, which is the assistant's, instead of beginning a new message."""
+    """Whether the model continues the last entry, an assistant's, instead of beginning a new message."""
     parallel: bool = True
-    """Whether the reply may hold more than one call."""
+    """Whether the reply may hold several calls."""
     template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
-    """Arguments for the chat template, such as `enable_thinking`. Those that the template does not read change nothing.
-    """
+    """Arguments for the chat template, such as `enable_thinking`. Arguments that the template does not read change
+    nothing."""
     effort: str | None = None
     """How much the model should think, in OpenAI's words. "none" turns thoughts off. None: the client does not say."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the reply, beside those of the template."""
+    """Tokens that end the reply, besides the template's tokens."""
     shows_stop: bool = False
-    """Whether the reply's text includes the stop string that ended it."""
+    """Whether the reply's text includes the stop string at the end."""
     shows_thoughts: bool = True
     """Whether the client gets the thoughts of the reply."""
     branch: str = ""
-    """The name of this line of work, such as `solver/1`, or `sub-agent/ID` by the client's own headers. Empty for the
-    main one."""
+    """The name of the branch, such as `solver/1`, or `sub-agent/ID` by the client's own headers. Empty for the main
+    branch."""
     digest: str = ""
     """A hash of the raw body. A request with the same body may be a retry."""
     previous: str = ""
-    """The id of the response that this request continues (`previous_response_id`)."""
+    """The id of the response to continue (`previous_response_id`)."""
     conversation: str = ""
-    """The name of the stored conversation that this request continues."""
+    """The name of the stored conversation to continue."""
     response_id: str = field(default="", compare=False)
-    """The id that the answer has, by which a later request may name it. It is random."""
+    """The random id of the answer. A later request may name the id."""
     instructed: bool = False
-    """Whether the first entry is `instructions`, which a request that continues this one does not inherit."""
+    """Whether the first entry is `instructions`. A request that continues this request does not inherit
+    instructions."""
     retried: bool = False
     """Whether the client marks the request as a retry (`x-stainless-retry-count` above 0)."""
     idempotency_key: str = ""
@@ -161,12 +162,12 @@ class ReplyCall:
     """Made by the session: letters, digits, `_` and `-`, at most 64, unique in the session."""
     name: str
     arguments: Mapping[str, JSON] | str
-    """A string is the text of a call that could not be parsed, for the client to reject. It is not a JSON object."""
+    """A string is the text of an unreadable call, and no JSON object. The client is to reject the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyUsage:
-    """Tokens of one reply, as the engine counts them."""
+    """Tokens of one reply, in the engine's count."""
 
     prompt: int
     """The whole prompt, cached tokens included."""
@@ -176,10 +177,10 @@ class ReplyUsage:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One sampled turn, for a wire to write."""
+    """One sampled turn, in the form for a wire."""
 
     id: str
-    """Unique in the session; wires derive the ids of messages and items from it."""
+    """Unique in the session; wires derive the ids of messages and items from the id."""
     receipt: str
     """Opaque text that comes back with thoughts (`signature`, `encrypted_content`) and identifies this reply."""
     content: str
@@ -189,11 +190,11 @@ class Reply:
     stop_sequence: str | None
     usage: ReplyUsage
     without_reasoning: bool = False
-    """Whether to write only the rest, because the client already has the thoughts (its answer was cut off)."""
+    """Whether to leave out the thoughts, because the client already has the thoughts (the first answer was cut off)."""
 
 
 class Exchange(Protocol):
-    """A request that is being answered. Cancelling a wait does not end the generation."""
+    """A request in progress. Cancelling a wait does not end the generation."""
 
     async def accepted(self) -> None:
         """Wait until the prompt is rendered and known to fit. Raises RefusedError."""
@@ -208,15 +209,15 @@ class Exchange(Protocol):
         ...
 
     def lost(self) -> None:
-        """The client disconnected before it received the whole answer. The same request again gets the same reply.
+        """The client disconnected before receiving the whole answer. The same request again gets the same reply.
 
-        This may follow `delivered`, because a connection can be reset after the answer was sent but before it was read.
+        `lost` may follow `delivered`, because a connection can be reset between sending and reading.
         """
         ...
 
 
 class SessionHandler(Protocol):
-    """The part of a session that an HTTP server uses."""
+    """The part of a session for an HTTP server."""
 
     @property
     def options(self) -> SessionOptions:
@@ -228,8 +229,8 @@ class SessionHandler(Protocol):
         """Whether the model is shown the images of a request."""
         ...
 
-    def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
-        """Log that the server refused a request before it reached the session. `what` is its method and path."""
+    def note_refused(self, target: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
+        """Log a refusal by the server, before the request reached the session. `target` is the method and the path."""
         ...
 
     def ask(self, request: ChatRequest) -> Exchange:
@@ -237,5 +238,6 @@ class SessionHandler(Protocol):
         ...
 
     async def count(self, request: ChatRequest) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError if it is too long or cannot be written."""
+        """The tokens of the request's whole prompt. Raises RefusedError for a prompt that is too long or cannot be
+        written."""
         ...

@@ -22,7 +22,7 @@ from agentrl.errors import InfraError
 from agentrl.types import JSON, Message
 
 STOP = "###STOP###"
-"""A simulated user writes this when it is done, as in tau-bench."""
+"""A simulated user's last word, as in tau-bench."""
 
 _RULES = """\
 You play a customer who talks with an agent. Your instructions:
@@ -35,7 +35,7 @@ You play a customer who talks with an agent. Your instructions:
 - When you have what you came for, or the agent cannot help you further, write {stop} and nothing else.
 """
 _AGAIN = 3
-"""How often to ask a speaker whose answers are empty or hold no verdict."""
+"""The number of tries with a speaker whose answers are empty or hold no verdict."""
 
 Ending: TypeAlias = Literal["", "stop", "turns"]
 
@@ -46,11 +46,11 @@ class UserConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     speaker: SpeakerConfig
-    """The speaker that plays it: `{script: users.py:function}`, or `{base_url: ..., model: ...}`."""
+    """The user's speaker: `{script: users.py:function}`, or `{base_url: ..., model: ...}`."""
     turns: int = Field(default=30, gt=0)
-    """The most messages that it sends. The talk ends with the last one."""
+    """The most messages of the user. The talk ends with the last message."""
     stop: tuple[str, ...] = Field(default=(STOP,), min_length=1)
-    """What it writes when it is done: one of these. Its instructions name the first."""
+    """Marks that end the talk. The user's instructions name the first mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,10 @@ class UserReply:
     """A simulated user's answer to the agent."""
 
     text: str
-    """Without the stop mark. Empty if the answer holds nothing else."""
+    """Without the stop mark. Empty for a stop mark alone."""
     ending: Ending = ""
-    """Why the talk has ended: the user's stop mark, or the bound on its turns. Empty while it continues."""
+    """The reason for the end of the talk: the user's stop mark, or the bound on turns. Empty while the talk
+    continues."""
 
     @property
     def ended(self) -> bool:
@@ -69,16 +70,16 @@ class UserReply:
 
 @dataclass(slots=True)
 class SimulatedUser:
-    """One user in one episode. The speaker may serve any number of them at the same time."""
+    """One user in one episode. The speaker may serve any number of users at the same time."""
 
     speaker: Speaker
     instruction: str
-    """Who the user is, what it knows and what it wants."""
+    """The user's identity, knowledge and wishes."""
     config: UserConfig
     rules: str = _RULES
     """The speaker's system prompt, with {instruction} and {stop}."""
     facts: Mapping[str, JSON] = field(default_factory=dict)
-    """For a script, which finds them as `messages[0]["facts"]`. An endpoint never gets them."""
+    """For a script, as `messages[0]["facts"]`. An endpoint never gets the facts."""
     messages: list[Message] = field(default_factory=list)
     """The talk as the speaker sees it: the agent's messages have the role user, the user's the role assistant."""
     usage: dict[str, float] = field(default_factory=dict)
@@ -89,24 +90,24 @@ class SimulatedUser:
         """How many messages the user has sent."""
         return sum(message["role"] == "assistant" for message in self.messages)
 
-    async def hear(self, said: str) -> UserReply:
-        """Send the agent's message to the user, and return the answer. If that fails, the talk is unchanged.
+    async def hear(self, message: str) -> UserReply:
+        """Send the agent's message to the user, and return the answer. After a failure, the talk is unchanged.
 
         Raises InfraError if the speaker breaks, exceeds its `seconds`, or returns only empty answers.
         """
-        asked = [*self.messages, {"role": "user", "content": said}]
-        text = await self._answer(asked)
-        self.messages = [*asked, {"role": "assistant", "content": text}]
-        end = min((at for mark in self.config.stop if (at := text.find(mark)) >= 0), default=None)
+        messages = [*self.messages, {"role": "user", "content": message}]
+        text = await self._answer(messages)
+        self.messages = [*messages, {"role": "assistant", "content": text}]
+        end = min((position for mark in self.config.stop if (position := text.find(mark)) >= 0), default=None)
         ending: Ending = "stop" if end is not None else "turns" if self.turns >= self.config.turns else ""
         return UserReply(text[:end].strip(), ending)
 
-    async def _answer(self, asked: Sequence[Message]) -> str:
+    async def _answer(self, messages: Sequence[Message]) -> str:
         system = self.rules.replace("{instruction}", self.instruction).replace("{stop}", self.config.stop[0])
-        own = {} if isinstance(self.speaker, ChatModel) else {"facts": dict(self.facts)}
+        facts = {} if isinstance(self.speaker, ChatModel) else {"facts": dict(self.facts)}
         for _ in range(_AGAIN):
-            told = [{"role": "system", "content": system, **own}, *asked]
-            text = await _ask(self.speaker, told, self.config.speaker.seconds, self.usage)
+            prompt = [{"role": "system", "content": system, **facts}, *messages]
+            text = await _ask(self.speaker, prompt, self.config.speaker.seconds, self.usage)
             if text.strip():
                 return text.strip()
         raise InfraError(f"the simulated user sent no message, {_AGAIN} times")
@@ -120,7 +121,7 @@ class SimulatedUser:
         self.messages, self.usage = list(state["messages"]), dict(state["usage"])
 
     def info(self) -> dict[str, JSON]:
-        """For `StepResult(info=...)`: it reaches `trajectory.info["user"]`."""
+        """For `StepResult(info=...)`. The result reaches `trajectory.info["user"]`."""
         return {"user": {"turns": self.turns, **self.usage}}
 
 
@@ -130,23 +131,24 @@ class Judge:
 
     speaker: Speaker
     seconds: float = 120.0
-    """Deadline of one answer of a script. An endpoint has its own deadline."""
+    """Deadline in seconds of a script's answer. An endpoint has its own deadline."""
     usage: dict[str, float] = field(default_factory=dict)
 
     async def choose(self, question: str, words: Sequence[str] = ("yes", "no")) -> str:
-        """The one of `words` that ends the answer. Raises InfraError if the speaker breaks or ends with none."""
+        """The word of `words` at the end of the answer. Raises InfraError if the speaker breaks or ends with another
+        word."""
         choices = " or ".join(words)
-        asked = f"{question}\n\nThink briefly. Then write one last line that holds nothing but {choices}."
+        prompt = f"{question}\n\nThink briefly. Then write one last line that holds nothing but {choices}."
         for _ in range(_AGAIN):
-            said = await _ask(self.speaker, [{"role": "user", "content": asked}], self.seconds, self.usage)
-            last = said.strip().rpartition("\n")[2].strip(" \t*_`.\"'").lower()
-            if found := next((word for word in words if last == word.lower()), None):
-                return found
+            reply = await _ask(self.speaker, [{"role": "user", "content": prompt}], self.seconds, self.usage)
+            last = reply.strip().rpartition("\n")[2].strip(" \t*_`.\"'").lower()
+            if choice := next((word for word in words if last == word.lower()), None):
+                return choice
         raise InfraError(f"the judge's last line is {last[-100:]!r}, which is none of the words {choices}")
 
 
 async def _ask(speaker: Speaker, messages: Sequence[Message], seconds: float, usage: dict[str, float]) -> str:
-    """The text of a reply without thoughts; "" if it was cut or refused. Its usage is added to `usage`."""
+    """The text of a reply without thoughts; "" for a cut or refused reply. The usage is added to `usage`."""
     took: Mapping[str, float] = {}
     if isinstance(speaker, ChatModel):  # its deadline does not count the wait for a free slot, which may be long
         reply = await speaker.ask(messages)

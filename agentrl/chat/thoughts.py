@@ -1,4 +1,4 @@
-"""Thoughts in the text of another model's answer, where its server has not taken them out."""
+"""Thoughts in the text of another model's answer, if the server has not removed the thoughts."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ NATIVE: Markers = (
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
 )
-"""Those of models."""
+"""The markers of models."""
 WRITTEN: Markers = (
     *NATIVE,
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
     ("<reasoning>", "</reasoning>"),
 )
-"""Also those that models write because they were asked to."""
+"""The markers of models, and the markers that models write on demand."""
 
 
 def split_thoughts(text: str, markers: Markers = NATIVE) -> tuple[str, str]:
-    """The thoughts in a text, and the rest of it.
+    """The thoughts in a text, and the rest of the text.
 
-    A thought begins at the start of a line: anywhere else its mark is a word. One that never ends takes the rest of the
-    text. A text that ends a thought first began inside of it, because the prompt had opened the thought.
+    A thought begins at the start of a line: anywhere else the mark is a word. A thought without an end takes the rest
+    of the text. A text that ends a thought first began inside of the thought: the prompt had opened the thought.
     """
     thoughts = list[str]()
     for opening, closing in markers:

@@ -1,4 +1,4 @@
-"""The Env: how to write, configure, find and make one, and what it keeps for an episode."""
+"""The Env: how to write, configure, find and make an Env, and the state of an episode."""
 
 from agentrl.env.env import Env
 from agentrl.env.factory import EnvFactory

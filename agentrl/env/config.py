@@ -21,7 +21,7 @@ from agentrl.types import JSON
 def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -> Any:
     """`config` as its annotated type: a pydantic model, a dataclass, a TypedDict, or an unchanged mapping.
 
-    Raises ConfigError naming the keys that are wrong. If the class declares no `config`, every key is wrong.
+    Raises ConfigError with the wrong keys. If the class declares no `config`, every key is wrong.
     """
     hint = _hint(cls)
     if hint is None:
@@ -41,22 +41,24 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
 
 
 def own_config(cls: type, config: Any) -> Any:
-    """A copy for one Env, so that no episode sees another's changes. Caches inside a model are shared by all copies.
+    """A copy for one Env: episodes do not see each other's changes. All copies share caches inside a model.
 
     Raises ConfigError for a configuration that cannot be copied.
     """
     try:
         if not isinstance(config, BaseModel):
             return copied(config, "it")
-        own = copy.copy(config)
-        own.__dict__.update(copied({name: getattr(config, name) for name in type(config).model_fields}, "it"))
-        return own
+        episode_config = copy.copy(config)
+        episode_config.__dict__.update(
+            copied({name: getattr(config, name) for name in type(config).model_fields}, "it")
+        )
+        return episode_config
     except TypeError as exc:
         raise ConfigError(f"env_config of {cls.__name__}: {exc}") from exc
 
 
 def required(cls: type) -> list[str]:
-    """What env_config must contain because it has no default: its keys, or the validator's message.
+    """The required content of env_config: the keys without a default, or the validator's message.
 
     Raises ConfigError if the annotation cannot be checked.
     """
@@ -78,7 +80,7 @@ def _is_instance(config: object, hint: Any) -> bool:
 
 
 def _none_given(cls: type, config: BaseModel | Mapping[str, JSON] | None) -> Mapping[str, JSON]:
-    """The configuration of a class that takes none. Raises ConfigError if it is not empty."""
+    """The configuration of a class without `config`. Raises ConfigError if the configuration is not empty."""
     if config:
         keys = ", ".join(map(repr, config)) if isinstance(config, Mapping) else repr(config)
         raise ConfigError(
@@ -114,13 +116,13 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
 
 def _refuse_unknown(cls: type, hint: Any, config: Mapping[str, JSON]) -> None:
     """Raises ConfigError for unknown keys, which pydantic would ignore by default."""
-    known = _keys(hint)
-    if known is not None and (odd := [key for key in config if key not in known]):
+    keys = _keys(hint)
+    if keys is not None and (odd := [key for key in config if key not in keys]):
         raise ConfigError(f"env_config of {cls.__name__}: {'; '.join(unknown([key], hint) for key in odd)}")
 
 
 def _keys(hint: Any) -> list[str] | None:
-    """All keys that it may hold; None if it handles other keys itself, or uses aliases."""
+    """All possible keys; None if the type handles other keys, or uses aliases."""
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return _model_keys(hint)
     return list(keys_of(hint)) if is_typeddict(hint) or is_dataclass(hint) else None

@@ -1,4 +1,4 @@
-"""Env: a multi-turn environment, as a user writes it."""
+"""Env: a multi-turn environment, written by a user."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _KEPT: Mapping[str, str] = {
     "enter": "hooks own resources by it",
     "call": "hooks call blocking functions by it",
 }
-"""Names that agentrl fills in itself, and why."""
+"""Names that agentrl fills in, each with the reason."""
 
 
 class Env:
@@ -104,20 +104,21 @@ class Env:
     rng: Random
     seat: str
     seats: ClassVar[Sequence[str]] = ()
-    """Names of the players of a game, such as ("x", "o"). Each has its own conversation, limits and reward. Then
-    `observe` gives what a seat reads, and `StepResult.next_seat` names who plays next. Empty: one player, unnamed."""
+    """Names of the players of a game, such as ("x", "o"). Each player has a conversation, limits and a reward. Then
+    `observe` gives the text for a seat, and `StepResult.next_seat` names the next player. Empty: one player,
+    unnamed."""
     turn_options: ClassVar[TurnOptions] = TurnOptions()
     """Stop strings and token budget of each turn."""
     bad_calls: ClassVar[BadCallPolicy | None] = BadCallPolicy()
-    """How wrong tool calls are treated. The policy answers calls that could not be read, and `step` never sees them. A
-    turn without other calls does not reach `step` either. With None, or without tools, `step` sees all calls."""
+    """The treatment of wrong tool calls. The policy answers unreadable calls, and `step` never sees the calls. A turn
+    without other calls does not reach `step` either. With None, or without tools, `step` sees all calls."""
     deterministic: ClassVar[bool] = False
-    """The same actions always get the same answers, and repeating them does no harm. An aborted episode may then resume
-    in a fresh Env, which executes the recorded actions again. An Env with a `snapshot` does not need it."""
+    """Whether the same actions always get the same answers, and a repeat does no harm. An aborted episode may then
+    resume in a fresh Env, which executes the recorded actions again. An Env with a `snapshot` does not need the
+    flag."""
     reward_range: ClassVar[tuple[float, float] | None] = None
-    """The lowest and the highest reward of an episode. `agentrl check` expects the highest for a player that knows the
-    answers. None: rewards are between -1 and 1, and that player gets 1.
-    """
+    """The lowest and the highest reward of an episode. `agentrl check` expects the highest for a player with all
+    answers. None: rewards are between -1 and 1, and such a player gets 1."""
     _agentrl_tools: ClassVar[Mapping[str, Tool]] = {}
     _agentrl: Runtime
 
@@ -156,41 +157,41 @@ class Env:
 
     @classmethod
     def needs(cls, config: Any, episodes: int, /) -> Sequence[str]:
-        """What a machine needs to play this many episodes at a time, one line for each: "a retriever at port 8000".
+        """The needs of a machine that plays this many episodes at a time, a line each: "a retriever at port 8000".
 
-        `agentrl slime check` prints it. It should start nothing. Default: nothing.
+        `agentrl slime check` prints the lines. The method should start no process. Default: no needs.
         """
         return ()
 
     @classmethod
     def missing_for(cls, config: Any, tasks: Iterable[Task], /) -> Sequence[str]:
-        """What is not there yet to play these tasks, one line for each thing: "3 of 200 images are missing".
+        """The missing parts for these tasks, a line each: "3 of 200 images are missing".
 
-        Called before a training run, which logs the lines, perhaps within an event loop. Default: nothing.
+        Called before a training run, which logs the lines, perhaps within an event loop. Default: no missing parts.
         """
         return ()
 
     @classmethod
     def tasks(cls, config: Any, split: Literal["train", "eval"], /) -> Iterable[Task]:
-        """The Env's own tasks, which need no data file: always the same in the same order, and perhaps endless.
+        """The Env's own tasks, without a data file: always the same in the same order, and perhaps endless.
 
-        Those for train and for eval must differ. A task without an id is named by its number, a task without a seed
-        (or with seed 0) gets one from its id. Default: none.
+        Tasks for train and for eval must differ. A task without an id is named by its number, a task without a seed (or
+        with seed 0) gets a seed from the id. Default: none.
         """
         return ()
 
     def tools(self) -> MaybeAwait[Sequence[ToolSpec]]:
         """The tools of this episode; called once after reset. Default: the @tool methods, then the task's tools."""
-        own = (copied(tool.spec, f"the schema of {tool.name}") for tool in self._agentrl_tools.values())
-        return [*own, *map(normal_spec, self.task.tools)]
+        declared = (copied(tool.spec, f"the schema of {tool.name}") for tool in self._agentrl_tools.values())
+        return [*declared, *map(normal_spec, self.task.tools)]
 
     def reset(self, task: Task, /) -> MaybeAwait[Observation]:
         """The first observation. Default: the task's prompt."""
         return task.prompt
 
     def observe(self, seat: str, /) -> MaybeAwait[Observation]:
-        """With `seats`: what a seat reads when its turn begins. The result of `reset` precedes it in the first one, and
-        may be empty. The first of `seats` begins, unless `reset` sets `self.seat`."""
+        """With `seats`: the text for a seat at the start of a turn. In the seat's first turn the result of `reset`
+        comes first, and may be empty. The first of `seats` begins, unless `reset` sets `self.seat`."""
         raise NotImplementedError(f"{type(self).__name__} has seats and no observe(seat)")
 
     def step(self, action: Action, /) -> MaybeAwait[StepResult]:
@@ -198,7 +199,7 @@ class Env:
         return self.run_tools(action)
 
     def exec_tool(self, call: ToolCall, /) -> MaybeAwait[ToolResult | JSON]:
-        """Execute one call. Default: validate the arguments and call the @tool method of that name.
+        """Execute a call. Default: validate the arguments and call the @tool method of the name.
 
         Raise ToolError to show the model an error, CallError if the call is to blame, InfraError if the world broke.
         """
@@ -206,27 +207,27 @@ class Env:
 
     def last_turn(self, reason: StopReason, /) -> MaybeAwait[Observation | None]:
         """Called when `Limits.turns` is reached. Return an observation to allow exactly one more turn, for example for
-        a forced answer. The observation is joined to the pending one, and `step` sees that turn too. Default: None; the
-        episode ends."""
+        a forced answer. The observation is joined to the pending observation, and `step` sees the last turn too.
+        Default: None; the episode ends."""
         return None
 
     def score(self, trajectory: Trajectory, /) -> MaybeAwait[float | Reward | None]:
         """The total reward; called once before close, unless the episode failed, was aborted or has no turn. With
-        `seats`, it is called once for each seat.
+        `seats`, `score` is called once for each seat.
 
-        Default: the sum of the steps' rewards, or None (unscored) if no step gave one.
+        Default: the sum of the steps' rewards, or None (unscored) if no step gave a reward.
         """
         return sum(trajectory.step_rewards) if trajectory.step_rewards else None
 
     def close(self) -> MaybeAwait[None]:
-        """Clean up. It is always called, even if reset was cancelled half-way. Rarely needed: see `enter`."""
+        """Clean up. Always called, even if reset was cancelled half-way. Rarely needed: see `enter`."""
         return None
 
     def snapshot(self) -> MaybeAwait[Any]:
-        """The state of an aborted episode, as an object that pickle can write. This Env is closed afterwards.
+        """The state of an aborted episode, as an object for pickle. This Env is closed afterwards.
 
         With `snapshot` and `restore`, an episode can resume in another Env, even in another process. An Env without
-        them is replayed if it is `deterministic`; otherwise it stays open for a bounded time.
+        both is replayed if `deterministic`, and otherwise stays open for a bounded time.
         """
         raise NotImplementedError(f"{type(self).__name__} writes no snapshot")
 
@@ -237,15 +238,15 @@ class Env:
         """
         raise NotImplementedError(f"{type(self).__name__} restores no snapshot")
 
-    # What an agent does in another way: see `agentrl.gateway.agent`
+    # Overridden for agents: see `agentrl.gateway.agent`
 
-    async def _agentrl_play(self, episode: Any, left: float | None, /) -> StopReason:
+    async def _agentrl_play(self, episode: Any, seconds: float | None, /) -> StopReason:
         """Play the rest of an `agentrl.episode.run.Episode` within `left` seconds."""
-        stop: StopReason = await episode.take_turns(left)
+        stop: StopReason = await episode.take_turns(seconds)
         return stop
 
     def _agentrl_read(self, answer: str | None, /) -> str | None:
-        """What a player reads before its next turn. `answer` is the Env's last observation as text."""
+        """The text for a player's next turn. `answer` is the Env's last observation as text."""
         return answer
 
     @classmethod
@@ -261,61 +262,64 @@ class Env:
     @classmethod
     def _agentrl_prove(cls, renderer: Renderer, /) -> None:
         """Raises TemplateError before the first episode if the template cannot carry the class's messages."""
-        if tools := [made.spec for made in cls._agentrl_tools.values()]:
+        if tools := [tool.spec for tool in cls._agentrl_tools.values()]:
             renderer.bind(tools)
 
     # For hooks to use
 
     async def run_tools(self, action: Action) -> StepResult:
-        """Execute the action's calls concurrently, and answer them in order. Without calls, the episode is done."""
+        """Execute the action's calls concurrently, and answer in order. Without calls, the episode is done."""
         return await run_calls(self, action.calls) if action.calls else StepResult(done=True)
 
     async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
-        """Open a resource, which is closed with this Env, even if the caller is cancelled while it opens."""
+        """Open a resource. The Env's end closes the resource, even if the caller is cancelled during the opening."""
         return await self._agentrl.enter(resource)
 
     async def call(self, function: Callable[..., MaybeAwait[T]], *args: Any, timeout: float | None = None) -> T:
-        """Call a function: a plain `def` in this Env's thread, so that it may block; an `async def` in this task.
+        """Call a function: a plain `def` in this Env's thread, where blocking is allowed; an `async def` in this task.
 
         The thread runs one function at a time. Raises TimeoutError after `timeout` seconds, not counting the wait for
-        the thread. A thread cannot be stopped: a function that exceeds its deadline occupies it until it returns.
+        the thread. A thread cannot be stopped: a function beyond the deadline occupies the thread until the function
+        returns.
         """
         return await self._agentrl.call(function, *args, timeout=timeout)
 
 
 _OWN = frozenset(member for member in vars(Env).values() if inspect.isfunction(member))
-"""The default hooks never block and open nothing."""
+"""The default hooks never block and open no resource."""
 _DEFAULTS = (Env.step, Env.tools, Env.exec_tool, Env.score)
 
 
 def runtime(env: Env) -> Runtime:
-    """The Env's runtime; an episode calls its hooks through it."""
+    """The Env's runtime. An episode calls hooks through the runtime."""
     return env._agentrl
 
 
 def tools_of(env: type[Env] | Env) -> Mapping[str, Tool]:
-    """The @tool methods of an Env, by the name that the model calls. Each `Tool` has a `spec` and an `attribute`.
+    """The @tool methods of an Env, by the model's name for the tool. Each `Tool` has a `spec` and an `attribute`.
 
-    An Env can offer others in `tools`, and a task can bring its own.
+    An Env can offer more tools in `tools`, and a task can bring tools.
     """
     return env._agentrl_tools
 
 
 def is_agent(cls: type[Env]) -> bool:
-    """Whether the Env is an agent, which asks for its turns and executes its tools by itself."""
+    """Whether the Env is an agent: an agent takes its turns and executes its tools."""
     return cls._agentrl_play is not Env._agentrl_play
 
 
 def own_task(task: Task) -> Task:
-    """The task of one episode: a copy that its Env may change. Raises ConfigError if the task cannot be copied."""
+    """The task of one episode: a copy for the Env to change. Raises ConfigError if the task cannot be copied."""
     try:
-        own = copied(task, f"task {task.id or task.prompt!r:.80}")
+        episode_task = copied(task, f"task {task.id or task.prompt!r:.80}")
     except TypeError as exc:
         raise ConfigError(str(exc)) from exc
-    if own.seed is None:
-        named = own.id or content((own.prompt, own.label, own.metadata, own.tools))
-        return replace(own, seed=zlib.crc32(named.encode(errors="surrogatepass")))
-    return own
+    if episode_task.seed is None:
+        named = episode_task.id or content(
+            (episode_task.prompt, episode_task.label, episode_task.metadata, episode_task.tools)
+        )
+        return replace(episode_task, seed=zlib.crc32(named.encode(errors="surrogatepass")))
+    return episode_task
 
 
 def begin_env(env: Env, task: Task, limits: Limits) -> None:
@@ -327,9 +331,9 @@ def begin_env(env: Env, task: Task, limits: Limits) -> None:
 
 
 async def offered_tools(env: Env) -> Sequence[ToolSpec]:
-    """The tools that the model may call, as plain data. Raises ConfigError for a tool that nothing would execute."""
-    given = await env._agentrl.hook(env.tools, timeout=env._agentrl.limits.reset_s)
-    offered = tuple(map(normal_spec, given))
+    """The model's tools, as plain data. Raises ConfigError for a tool without a method to execute."""
+    specs = await env._agentrl.hook(env.tools, timeout=env._agentrl.limits.reset_s)
+    offered = tuple(map(normal_spec, specs))
     refuse_unknown(type(env), offered)
     env._agentrl.offered = tuple(map(tool_name, offered))
     tools: list[ToolSpec] = to_json(offered, f"{type(env).__name__}.tools")
@@ -337,7 +341,7 @@ async def offered_tools(env: Env) -> Sequence[ToolSpec]:
 
 
 def refuse_unknown(cls: type[Env], offered: Iterable[ToolSpec]) -> None:
-    """Raises ConfigError for a tool that nothing would execute."""
+    """Raises ConfigError for a tool without a method to execute."""
     unknown = [name for name in map(tool_name, offered) if name not in cls._agentrl_tools]
     if unknown and cls.exec_tool is Env.exec_tool and cls.step is Env.step:
         raise ConfigError(
@@ -347,7 +351,7 @@ def refuse_unknown(cls: type[Env], offered: Iterable[ToolSpec]) -> None:
 
 
 async def close_env(env: Env) -> Exception | None:
-    """Close an Env and wait for it, even while being cancelled. An error is logged and returned, not raised."""
+    """Close an Env and wait for the end, even while being cancelled. An error is logged and returned, not raised."""
     closing, cancelled = asyncio.create_task(env._agentrl.close(env.close)), None
     while not closing.done():
         try:
@@ -365,7 +369,7 @@ async def close_env(env: Env) -> Exception | None:
 
 
 def _refuse_names(cls: type[Env]) -> None:
-    """Raises ConfigError if the class uses one of agentrl's names for something else."""
+    """Raises ConfigError if the class defines one of agentrl's names."""
     for name, value in vars(cls).items():
         if is_tool(value) and (name in _HOOKS or name in _KEPT or name in _SETTINGS):
             raise ConfigError(

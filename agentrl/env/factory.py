@@ -1,4 +1,4 @@
-"""EnvFactory: finds an Env class, configures it, and makes one Env for each episode."""
+"""EnvFactory: finds an Env class, configures the class, and makes an Env for each episode."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ log = logging.getLogger("agentrl")
 
 
 class EnvFactory:
-    """An Env class, its configuration, and the object that `share` made.
+    """An Env class, its configuration, and the result of `share`.
 
         async with EnvFactory("my_env.py:Capitals", {"corpus": "facts.jsonl"}) as envs:
             trajectory = await run_episode(envs.make(), task, engine=engine, renderer=renderer)
 
-    `env` is a class, `file.py:Class`, `package.module:Class`, or a name that `agentrl envs` lists. Raises ConfigError
-    if it is not found, if it has neither tools nor a step nor a score, if it has only one of `snapshot` and `restore`,
-    or if it refuses its configuration.
+    `env` is a class, `file.py:Class`, `package.module:Class`, or a name from `agentrl envs`. Raises ConfigError for a
+    missing class, for a class without tools, step and score, for a class with `snapshot` but no `restore` (or the
+    reverse), and for an invalid configuration.
     """
 
     def __init__(self, env: str | type[Env], config: Mapping[str, JSON] | None = None) -> None:
@@ -68,7 +68,7 @@ class EnvFactory:
         return self
 
     async def _enter(self) -> Any:
-        """The result of `share`. A cancelled caller never gets to `__aexit__`, so what is open is closed here."""
+        """The result of `share`. A cancelled caller never gets to `__aexit__`, so this method closes open parts."""
         try:
             return await self._resources.enter(_sharing(self.cls, self.config))
         except asyncio.CancelledError:
@@ -82,7 +82,7 @@ class EnvFactory:
             raise errors[0]
 
     def check(self, task: Task) -> None:
-        """Raises ConfigError if nothing would execute the task's own tools."""
+        """Raises ConfigError if the task's own tools have no method to execute."""
         if self.cls.tools is Env.tools and not is_agent(self.cls):
             refuse_unknown(self.cls, map(normal_spec, task.tools))
 
@@ -91,7 +91,7 @@ class EnvFactory:
         self.cls._agentrl_prove(renderer)
 
     def make(self) -> Env:
-        """An Env for one episode. Raises ConfigError if its `__init__` does not call Env's own."""
+        """An Env for one episode. Raises ConfigError if `__init__` of the class does not call `Env.__init__`."""
         env = self.cls(own_config(self.cls, self.config), shared=self.shared)
         if not hasattr(env, "config"):
             raise ConfigError(f"{self.cls.__name__}.__init__ has to call super().__init__(config, shared=shared)")
@@ -100,7 +100,7 @@ class EnvFactory:
 
 @asynccontextmanager
 async def _sharing(cls: type[Env], config: Any) -> AsyncIterator[Any]:
-    """The result of `share`. One task enters and exits it."""
+    """The result of `share`. One task enters and exits the context manager."""
     shared = cls.share(config)
     if inspect.isawaitable(shared):
         shared = await shared
@@ -114,9 +114,9 @@ async def _sharing(cls: type[Env], config: Any) -> AsyncIterator[Any]:
 def load_env(path: str) -> type[Env]:
     """The Env class at `file.py:Class` or `package.module:Class`, or of an installed environment's name.
 
-    Raises ConfigError naming what is missing.
+    Raises ConfigError with the missing part.
     """
-    found = load_object(path_of(path) if is_name(path) else path, Env)
-    if not (isinstance(found, type) and issubclass(found, Env)):
-        raise ConfigError(f"{path} is {found!r}, not a subclass of agentrl.Env")
-    return found
+    cls = load_object(path_of(path) if is_name(path) else path, Env)
+    if not (isinstance(cls, type) and issubclass(cls, Env)):
+        raise ConfigError(f"{path} is {cls!r}, not a subclass of agentrl.Env")
+    return cls

@@ -20,30 +20,30 @@ GROUP = "agentrl.envs"
 
 @dataclass(frozen=True, slots=True, order=True)
 class OfferedEnv:
-    """An environment that a package offers."""
+    """An environment of a package."""
 
     name: str
     path: str
     """`package.module:Class`."""
     package: str
-    """The distribution that offers it, and its version."""
+    """The package and the package's version."""
 
 
 def entries() -> Sequence[OfferedEnv]:
-    """What the installed packages offer, by name. Nothing of them is imported."""
+    """The environments of installed packages, by name. No environment is imported."""
     return _entries(tuple(sys.path))
 
 
 @lru_cache(maxsize=2)
 def _entries(search_path: tuple[str, ...]) -> Sequence[OfferedEnv]:
-    """Cached, because a host asks for its Env with every sample, and reading the metadata takes milliseconds."""
+    """Cached: a host asks for its Env with every sample, and reading the metadata takes milliseconds."""
     from importlib.metadata import entry_points
 
-    found: dict[tuple[str, str], OfferedEnv] = {}
+    offered: dict[tuple[str, str], OfferedEnv] = {}
     for point in entry_points(group=GROUP):
         package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
-        found.setdefault((point.name, point.value), OfferedEnv(point.name, point.value, package))
-    return sorted(found.values())
+        offered.setdefault((point.name, point.value), OfferedEnv(point.name, point.value, package))
+    return sorted(offered.values())
 
 
 def is_name(path: str) -> bool:
@@ -52,13 +52,13 @@ def is_name(path: str) -> bool:
 
 
 def path_of(name: str) -> str:
-    """The path of the class with this name. Raises ConfigError, with close names, if there is none or more than one."""
-    known = entries()
-    paths = [entry.path for entry in known if entry.name == name]
+    """The path of the class with this name. Raises ConfigError, with similar names, for no class or several classes."""
+    offered = entries()
+    paths = [entry.path for entry in offered if entry.name == name]
     if len(paths) == 1:
         return paths[0]
     if paths:
         raise ConfigError(f"{name} is the name of {' and of '.join(paths)}; name one of these instead")
     remedy = "; `agentrl envs` lists them, and a class of your own is my_env.py:NAME or package.module:NAME"
-    meant = did_you_mean(name, (entry.name for entry in known), remedy, most=3)
+    meant = did_you_mean(name, (entry.name for entry in offered), remedy, most=3)
     raise ConfigError(f"no installed environment has the name {name!r}{meant}")

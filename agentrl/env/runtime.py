@@ -25,9 +25,9 @@ T = TypeVar("T")
 class Runtime:
     """The thread, the task, the resources and the limits of one Env.
 
-    An `async def` hook runs in the Env's task, a plain one in its thread. Both are made on first use. So a resource
-    that is bound to a task or a thread may be opened in `reset` and closed in `close`. A hook can cancel only the Env's
-    task, never the host's. The default hooks (`inline`) need neither.
+    An `async def` hook runs in the Env's task, a plain hook in the Env's thread. Both are made on first use. So `reset`
+    may open a resource that is bound to a task or a thread, and `close` may close the resource. A hook can cancel only
+    the Env's task, never the host's. The default hooks (`inline`) need neither.
     """
 
     def __init__(self, name: str, inline: frozenset[Callable[..., Any]] = frozenset()) -> None:
@@ -35,14 +35,14 @@ class Runtime:
         self.limits = Limits()
         self.rng = Random()
         self.offered: tuple[str, ...] = ()
-        """Names of the tools that the model was offered."""
+        """Names of the offered tools."""
         self.tool_errors: dict[str, int] = {}
         """Unexpected exceptions in tools, counted by tool and type. Each is probably a bug."""
         self.first_tool_error: Exception | None = None
         self.call_errors: list[BadCall] = []
         """Content errors among the calls of the last action."""
         self.before_close: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Ends what runs beside the episode, such as an agent. It is called before the `close` hook."""
+        """Ends other parts of the episode, such as an agent. Called before the `close` hook."""
         self._boxes: list[HasAllowedHosts] = []
         self._inline = inline
         self._resources = Resources()
@@ -50,10 +50,10 @@ class Runtime:
         self._task = OwnTask(f"env-{name}")
 
     async def hook(self, hook: Callable[..., MaybeAwait[T]], *args: Any, timeout: float | None = None) -> T:
-        """Call a hook as the episode does. Raises TimeoutError naming the hook after `timeout` seconds.
+        """Call a hook as the episode does. Raises TimeoutError with the hook's name after `timeout` seconds.
 
-        A thread cannot be stopped: a plain `def` that exceeds its deadline occupies the Env's thread until it returns.
-        An `async def` that ignores its cancellation for `Limits.close_s` is abandoned.
+        A thread cannot be stopped: a plain `def` beyond the deadline occupies the Env's thread until the end. An `async
+        def` that ignores cancellation for `Limits.close_s` is abandoned.
         """
         return await self._in_time(hook, timeout, self._run(hook, args, self._in_task))
 
@@ -67,17 +67,18 @@ class Runtime:
             self._boxes.append(entered)
         return entered
 
-    def told(self) -> dict[str, JSON]:
-        """What the episode's `info` has about tools and sandboxes: the counts that are not empty."""
+    def info(self) -> dict[str, JSON]:
+        """The episode's `info` about tools and sandboxes: the counts that are not empty."""
         refused: Counter[str] = Counter()
         for box in self._boxes:
             if isinstance(box.refused, Mapping):  # of the user's own resources it may be something else
                 refused.update(box.refused)
-        found = {"tool_errors": dict(self.tool_errors), "refused_hosts": dict(refused)}
-        return {name: counts for name, counts in found.items() if counts}
+        info = {"tool_errors": dict(self.tool_errors), "refused_hosts": dict(refused)}
+        return {name: counts for name, counts in info.items() if counts}
 
     def leave_thread(self) -> bool:
-        """Leave the thread to an abandoned function in it, and run later hooks in another. False if there is none."""
+        """Leave the thread to an abandoned function, and run later hooks in another thread. False without an abandoned
+        function."""
         if not self._thread.occupied:
             return False
         self._thread.stop()
@@ -85,11 +86,11 @@ class Runtime:
         return True
 
     async def close(self, hook: Callable[[], MaybeAwait[None]]) -> None:
-        """End what runs beside the episode, call the `close` hook, exit the resources, newest first, then end task and
+        """End other parts of the episode, call the `close` hook, exit the resources, newest first, then end task and
         thread. No failure skips the rest.
 
-        All of it has `Limits.close_s` together. What is unfinished by then is abandoned. Raises a single error as it
-        is, and several as an ExceptionGroup.
+        All steps together have `Limits.close_s`. Unfinished steps are abandoned afterwards. Raises a single error
+        unchanged, and several errors as an ExceptionGroup.
         """
         loop, seconds = asyncio.get_running_loop(), self.limits.close_s
         self._resources.begin_close()
@@ -99,15 +100,15 @@ class Runtime:
         errors += await self._error(self._in_time(hook, seconds, self._run(hook, (), self._in_task, always=True)))
         errors += await self._resources.release(until, seconds, self._thread.stop)
         await self._task.stop()
-        found = [_closing_error(error) for error in errors]
-        if len(found) == 1:
-            raise found[0]
-        if found:
-            raise ExceptionGroup(f"closing {self.name}: " + "; ".join(map(one_line, found)), found)
+        failures = [_closing_error(error) for error in errors]
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            raise ExceptionGroup(f"closing {self.name}: " + "; ".join(map(one_line, failures)), failures)
 
     @staticmethod
     async def _error(closing: Coroutine[Any, Any, None]) -> list[BaseException]:
-        """The errors that one step of closing raised, in a list. The next step runs in any case."""
+        """The errors of one step of closing, in a list. The next step runs in any case."""
         try:
             await closing
         except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the close boundary: the rest comes next
@@ -149,7 +150,7 @@ class Runtime:
 
 
 async def _carried(awaitable: Awaitable[T]) -> T:
-    """A hook's result or exception. SystemExit is replaced, because it would end the whole event loop."""
+    """A hook's result or exception. SystemExit is replaced, because SystemExit would end the whole event loop."""
     try:
         return await awaitable
     except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):

@@ -1,4 +1,4 @@
-"""Execute the tool calls of one action, and answer them in order."""
+"""Execute the tool calls of an action, and answer in order."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _MEDIA: Mapping[str, Set[str]] = {
     "video": {"video"},
     "video_url": {"video_url"},
 }
-"""Parts of messages that no model here reads, by `type`, and the keys that hold them: OpenAI's, Anthropic's, MCP's."""
+"""Parts of messages for no model here, by `type`, and their keys: OpenAI's, Anthropic's, MCP's."""
 _logged: set[tuple[type, str]] = set()
 
 
 class ToolOwner(Protocol):
-    """What is needed of an Env here."""
+    """The required members of an Env."""
 
     task: Task
     _agentrl: Runtime
@@ -43,12 +43,12 @@ class ToolOwner(Protocol):
 
 
 async def run_calls(env: ToolOwner, calls: Sequence[ToolCall]) -> StepResult:
-    """Execute calls concurrently. A tool with `parallel=False` waits for the calls before it, and later calls wait for
-    it."""
+    """Execute calls concurrently. A tool with `parallel=False` waits for the calls before, and later calls wait for the
+    tool."""
     tools = env._agentrl_tools
     messages, rewards, done = list[Message](), list[float](), False
     for _, batch in itertools.groupby(
-        enumerate(calls), lambda at: at[0] if at[1].name in tools and not tools[at[1].name].parallel else -1
+        enumerate(calls), lambda pair: pair[0] if pair[1].name in tools and not tools[pair[1].name].parallel else -1
     ):
         for message, result in await gather(_answer(env, call) for _, call in batch):
             _refuse_media(message["name"], result.content)
@@ -60,25 +60,25 @@ async def run_calls(env: ToolOwner, calls: Sequence[ToolCall]) -> StepResult:
 
 
 async def exec_own_tool(env: ToolOwner, call: ToolCall) -> ToolResult | JSON:
-    """Execute the @tool method that a call names. Raises CallError if there is none, or if its arguments do not fit."""
+    """Execute the @tool method of a call. Raises CallError without such a method, or if the arguments do not fit."""
     tool = env._agentrl_tools.get(call.name)
     if tool is None:
         offered = env._agentrl.offered or (
             *env._agentrl_tools,
             *(tool_name(normal_spec(spec)) for spec in env.task.tools),
         )
-        known = ", ".join(offered)
-        raise CallError(f"there is no tool {call.name!r}; the tools are: {known or 'none'}")
+        names = ", ".join(offered)
+        raise CallError(f"there is no tool {call.name!r}; the tools are: {names or 'none'}")
     method = partial(getattr(env, tool.attribute), **tool.validate(call.arguments))
     return await env._agentrl.call(method)
 
 
 async def _answer(env: ToolOwner, call: ToolCall) -> tuple[Message, ToolResult]:
     """A call's result, or its error as text for the model. InfraError is not caught: the world broke."""
-    runtime, own = env._agentrl, env._agentrl_tools.get(call.name)
+    runtime, tool = env._agentrl, env._agentrl_tools.get(call.name)
     if call.error is not None:
         return _error(call, call.error)
-    deadline = Deadline((own and own.timeout) or runtime.limits.tool_s)
+    deadline = Deadline((tool and tool.timeout) or runtime.limits.tool_s)
     try:
         async with deadline:
             with doing(f"tool {call.name}"):
@@ -90,7 +90,7 @@ async def _answer(env: ToolOwner, call: ToolCall) -> tuple[Message, ToolResult]:
             runtime.call_errors.append(BadCall("content", str(exc)))
         return _error(call, str(exc))
     except Exception as exc:  # the tool boundary: the model reads the error, and it is counted
-        if any(isinstance(one, InfraError) for one in leaves(exc)):
+        if any(isinstance(leaf, InfraError) for leaf in leaves(exc)):
             raise
         if deadline.expired() and isinstance(exc, TimeoutError):
             return _error(call, f"{call.name} {deadline.said()}")
@@ -99,13 +99,13 @@ async def _answer(env: ToolOwner, call: ToolCall) -> tuple[Message, ToolResult]:
 
 
 def new_call(name: str, arguments: JSON, about: str = "") -> JSON:
-    """A call for a message. Its id is made from `about`, the name and the arguments."""
+    """A call for a message. The id is made from `about`, the name and the arguments."""
     function = {"name": name, "arguments": arguments}
     return {"id": new_call_id(f"{about}{function!r}"), "type": "function", "function": function}
 
 
 def new_call_id(text: str) -> str:
-    """An id made from a text: nine letters and digits, which every server and every template accepts."""
+    """An id made from a text: nine letters and digits. Every server and every template accepts such an id."""
     return f"c{crc32(text.encode()):08x}"
 
 
@@ -123,7 +123,7 @@ def _error(call: ToolCall, text: str) -> tuple[Message, ToolResult]:
 
 
 def _images(content: Any) -> Any:
-    """The parts of a tool's result, if one of them is an image: also MCP's, whose result has them under a key."""
+    """The parts of a tool's result, if a part is an image. MCP's results have their parts under a key."""
     if isinstance(content, str):
         return None
     parts = content.get("content") if isinstance(content, Mapping) and not is_image(content) else content
@@ -132,19 +132,20 @@ def _images(content: Any) -> Any:
 
 
 def _with_images(message: Message) -> Message:
-    """A tool's message with its images in their one form. Raises ValueError: an image that cannot be read is a bug."""
-    found = _images(message["content"])
-    if found is None:
+    """A tool's message with its images in the common form. Raises ValueError for an unreadable image, which is a
+    bug."""
+    parts = _images(message["content"])
+    if parts is None:
         return message
     try:
-        return {**message, "content": normal_content(found)}
+        return {**message, "content": normal_content(parts)}
     except ValueError as exc:
         raise ValueError(f"tool {message['name']} returned an image that cannot be shown: {exc}") from exc
 
 
 def _refuse_media(name: str, content: JSON) -> None:
-    """Raises ValueError for a result with sound or video: as JSON it is base64, which a model reads as text. That is a
-    bug in the Env, which the model must not see."""
+    """Raises ValueError for a result with sound or video: a model would read the base64 of the JSON as text. Such a
+    result is a bug in the Env, and the model must not see the bug."""
     if isinstance(content, str):
         return
     parts = content.get("content", content) if isinstance(content, Mapping) else content

@@ -1,4 +1,4 @@
-"""`@tool` marks a method that the model may call. Its JSON schema comes from type hints and docstring."""
+"""`@tool` marks a method for the model. The JSON schema comes from type hints and docstring."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__agentrl_tool__"
 _BY_NAME, _VALUES = ("properties", "$defs"), ("default", "const", "enum", "examples")
-"""Keys of a schema that hold other schemas under names the author chose, and keys that hold a value, not a schema."""
+"""Keys of a schema that hold other schemas under the author's names, and keys that hold a value, not a schema."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -40,7 +40,7 @@ def tool(*, name: str = "", timeout: float | None = None, parallel: bool = True)
 def tool(f: Any = None, /, **options: Any) -> Any:
     """Offer a method of an Env to the model.
 
-    The docstring's text describes the tool, and its lines under `Args:` describe the arguments. `timeout` replaces
+    The docstring's text describes the tool, and lines under `Args:` describe the arguments. `timeout` replaces
     `Limits.tool_s`, in seconds; the wait for earlier calls is not counted. With `parallel=False` the tool never
     overlaps another call of the same turn. Two plain `def` tools never overlap. An argument without a type hint raises
     ConfigError when the class is made.
@@ -62,13 +62,13 @@ def is_tool(member: object) -> bool:
 
 def _options(member: object) -> ToolOptions | None:
     inner = getattr(member, "__func__", None)
-    found = getattr(member, _MARK, None) or getattr(inner, _MARK, None)
-    return found if isinstance(found, ToolOptions) else None
+    options = getattr(member, _MARK, None) or getattr(inner, _MARK, None)
+    return options if isinstance(options, ToolOptions) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool method of an Env class: its schema, and the model that validates its arguments."""
+    """A tool method of an Env class: the schema, and the model for validating arguments."""
 
     name: str
     attribute: str
@@ -86,29 +86,29 @@ class Tool:
             problems = "; ".join(
                 f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg'].lower()}" for e in exc.errors()
             )
-            known = ", ".join(field.alias or name for name, field in self.arguments.model_fields.items()) or "none"
-            raise CallError(f"invalid arguments for {self.name}: {problems} (it takes: {known})") from exc
+            names = ", ".join(field.alias or name for name, field in self.arguments.model_fields.items()) or "none"
+            raise CallError(f"invalid arguments for {self.name}: {problems} (it takes: {names})") from exc
         return {field.alias or name: getattr(model, name) for name, field in self.arguments.model_fields.items()}
 
 
 def collect_tools(cls: type) -> dict[str, Tool]:
     """The @tool methods of a class by tool name, in order of definition, base classes first.
 
-    A method that overrides a tool is a tool too, with or without @tool. Any other value of that name, such as None,
+    A method that overrides a tool is a tool too, with or without @tool. Any other value of the name, such as None,
     removes the tool. Raises ConfigError for a tool without a usable schema, and for two tools of one name.
     """
-    found: dict[str, Tool] = {}
+    tools: dict[str, Tool] = {}
     attributes = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
     for attribute in attributes:
         members = [vars(base)[attribute] for base in cls.__mro__ if attribute in vars(base)]
         options = next(filter(None, map(_options, members)), None)
         if options is None or not isinstance(members[0], FunctionType | staticmethod | classmethod):
             continue
-        made = _make_tool(cls, attribute, members, options)
-        if made.name in found:
-            raise ConfigError(f"{cls.__name__} has two tools named {made.name!r}; rename one with @tool(name=...)")
-        found[made.name] = made
-    return found
+        tool = _make_tool(cls, attribute, members, options)
+        if tool.name in tools:
+            raise ConfigError(f"{cls.__name__} has two tools named {tool.name!r}; rename one with @tool(name=...)")
+        tools[tool.name] = tool
+    return tools
 
 
 def tool_name(spec: ToolSpec) -> str:
@@ -202,7 +202,7 @@ def _describe(hint: Any, description: str | None) -> Any:
 
 
 def _plain(schema: dict[str, JSON]) -> dict[str, JSON]:
-    """pydantic's schema without its generated titles, which would waste prompt tokens."""
+    """pydantic's schema without generated titles, which would waste prompt tokens."""
     parameters = {key: value for key, value in schema.items() if key != "additionalProperties"}
     return {"properties": {}, **_untitled(parameters)}
 
@@ -210,11 +210,11 @@ def _plain(schema: dict[str, JSON]) -> dict[str, JSON]:
 def _untitled(schema: JSON) -> JSON:
     """A schema without titles, at any depth. An argument or a model may be called "title"."""
     if isinstance(schema, list):
-        return [_untitled(one) for one in schema]
+        return [_untitled(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: {name: _untitled(one) for name, one in value.items()} if key in _BY_NAME else _untitled(value)
+        key: {name: _untitled(item) for name, item in value.items()} if key in _BY_NAME else _untitled(value)
         for key, value in schema.items()
         if key not in ("title", *_VALUES)
     } | {key: schema[key] for key in _VALUES if key in schema}

@@ -64,7 +64,7 @@ async def hand_over(
     begun = state.trajectory.length or runtime(env).before_close is not None
     if park is None or not begun:
         return False
-    state.trajectory.info.update(runtime(env).told())
+    state.trajectory.info.update(runtime(env).info())
     try:
         with at_boundary("step"):
             parked = returning or await _pack(env, state, timeout)

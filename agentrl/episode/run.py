@@ -122,7 +122,7 @@ class Episode:
             self.forget()
             if not kept and (error := await close_env(self.env)):
                 trajectory.info["close_error"] = one_line(error)
-        trajectory.info.update(runtime(self.env).told())
+        trajectory.info.update(runtime(self.env).info())
         return trajectory
 
     def forget(self) -> None:

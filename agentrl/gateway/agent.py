@@ -1,4 +1,4 @@
-"""AgentEnv: an existing agent as an Env. It is started, asks its model, runs its own tools, and ends."""
+"""AgentEnv: an existing agent as an Env. The agent starts, asks its model, runs its own tools, and ends."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _TURN_BY_TURN = frozenset(
         "deterministic",
     }
 )
-"""Members of an Env that concern single turns. An agent takes its turns by itself."""
+"""Members of an Env for single turns. An agent takes its turns without them."""
 
 
 class AgentEnv(Env):
-    """One episode of an agent that asks a model over HTTP. It runs unchanged and is trained token for token.
+    """One episode of an agent that asks a model over HTTP. The agent runs unchanged and is trained token for token.
 
     Write `run` and `score`. `share`, `close`, `self.config`, `self.shared`, `self.task` and `self.enter` work as in any
-    Env. The agent asks the model at `endpoint`, and executes its tools by itself.
+    Env. The agent asks the model at `endpoint`, and executes its own tools.
     """
 
     session: ClassVar[SessionOptions] = SessionOptions()
     """How the agent's requests become tokens to train on."""
     result: JSON = None
-    """What `run` returned. None before that, and if a limit ended the agent."""
+    """The return value of `run`. None before `run` returns, and if a limit ended the agent."""
     _playing: AgentRun | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -55,11 +55,12 @@ class AgentEnv(Env):
         _refuse_turns(cls)
 
     def run(self, task: Task, endpoint: Endpoint, /) -> MaybeAwait[JSON]:
-        """Start the agent, and return when it is done. The return value must be JSON, and becomes `self.result`.
+        """Start the agent, and return when the agent is done. The return value must be JSON, and becomes `self.result`.
 
-        If the episode ends first, `run` is cancelled. A plain `def` runs in a thread, which cannot be cancelled: its
-        requests are refused instead, and `score` runs in another thread. An exception is a failure of the episode,
-        unless a limit has ended the session. So catch the model's own mistakes, such as a call of an unknown tool.
+        If the episode ends first, `run` is cancelled. A plain `def` runs in a thread, which cannot be cancelled:
+        requests of the thread are refused instead, and `score` runs in another thread. An exception is a failure of the
+        episode, unless a limit has ended the session. So catch the model's own mistakes, such as a call of an unknown
+        tool.
         """
         raise NotImplementedError(f"{type(self).__name__} has no run")
 
@@ -74,12 +75,12 @@ class AgentEnv(Env):
     def _agentrl_prove(cls, renderer: Renderer, /) -> None:
         prove_for_agents(renderer)
 
-    async def _agentrl_play(self, episode: Any, left: float | None, /) -> StopReason:
+    async def _agentrl_play(self, episode: Any, seconds: float | None, /) -> StopReason:
         if self._playing is None:
             with at_boundary("run"):
                 self._playing = await self._begin(episode.talk.options.gateway)
         try:
-            return await self._playing.run_until_pause(episode, left)
+            return await self._playing.run_until_pause(episode, seconds)
         finally:
             self.result = self._playing.result
 
@@ -102,7 +103,7 @@ class AgentEnv(Env):
 
 
 def _refuse_turns(cls: type[AgentEnv]) -> None:
-    """Raises ConfigError if the class defines something for single turns, which would never be used."""
+    """Raises ConfigError if the class defines members for single turns. They would never be used."""
     for name, value in vars(cls).items():
         if is_tool(value):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Where an agent finds its model: the gateway's address, and the key of its session."""
+"""The way from an agent to its model: the gateway's address, and the key of the session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.sandbox import Sandbox
 SOCKET_INSIDE = "/run/agentrl-gateway.sock"
 """The path of the gateway's socket inside a sandbox."""
 RESET_PATH = "/connection-was-reset"
-"""A request to this path reports that the last answer on its connection was not read."""
+"""A request to this path reports that the client did not read the last answer on its connection."""
 RESET_NOTICE = f"POST {RESET_PATH} HTTP/1.1\r\nHost: gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _HERE = "127.0.0.1"
 
@@ -25,7 +25,8 @@ _HERE = "127.0.0.1"
 class Endpoint:
     """The model, for one agent: OpenAI's Chat Completions and Responses, Anthropic's Messages, and Google's Gemini API.
 
-    The key belongs to one session. Every request with it is part of this episode, and a request without it is refused.
+    The key belongs to one session. Every request with the key is part of this episode. A request without a key is
+    refused.
     """
 
     key: str
@@ -39,19 +40,20 @@ class Endpoint:
 
     @property
     def openai(self) -> str:
-        """The base URL for OpenAI's clients: `url` with /v1 after it."""
+        """The base URL for OpenAI's clients: `url`/v1."""
         return f"{self.url}/v1"
 
     @property
     def sockets(self) -> Mapping[str, str]:
-        """For `SandboxSpec(sockets=...)`: what a sandbox needs for `inside`."""
+        """For `SandboxSpec(sockets=...)`: the socket that `inside` uses."""
         return {SOCKET_INSIDE: self.socket}
 
     def variables(self) -> dict[str, str]:
-        """Environment variables that lead most programs to the model, past the machine's proxy if it has an address."""
-        own = urlsplit(self.url).hostname or _HERE
-        known = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
-        unproxied = ",".join(filter(None, (known, _HERE, own if is_address(own) and own != _HERE else "")))
+        """Environment variables that lead most programs to the model, past the machine's proxy if the host is an IP
+        address."""
+        host = urlsplit(self.url).hostname or _HERE
+        existing = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+        unproxied = ",".join(filter(None, (existing, _HERE, host if is_address(host) and host != _HERE else "")))
         return {
             "OPENAI_BASE_URL": self.openai,
             "OPENAI_API_BASE": self.openai,
@@ -67,8 +69,8 @@ class Endpoint:
     async def inside(self, box: Sandbox, port: int = 8000) -> Endpoint:
         """The same endpoint for programs in a sandbox, at a port of the sandbox's loopback interface.
 
-        The sandbox's image needs python3. Raises ConfigError if its spec lacks `sockets`, and SandboxError if the relay
-        does not start.
+        The sandbox's image needs python3. Raises ConfigError if the sandbox's spec lacks `sockets`, and SandboxError if
+        the relay does not start.
         """
         seen = await box.exec(f"test -S {SOCKET_INSIDE} && echo mounted; test -S {quote(self.socket)} && echo here")
         if "mounted" in seen.stdout:

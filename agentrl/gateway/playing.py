@@ -1,4 +1,4 @@
-"""One run of an agent with its session, paused and resumed as the host wants."""
+"""One run of an agent with its session. The host may pause and resume the run."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ _Run: TypeAlias = Callable[[Task, Endpoint], MaybeAwait[JSON]]
 _LOOK_S = 0.1
 """Seconds between two checks of the host's abort flag."""
 _STILL_S = 5.0
-"""Seconds that the engine has to end the agent's unfinished requests."""
+"""Seconds for the engine to end the agent's unfinished requests."""
 _WARNED: set[str] = set()
-"""Agents whose refused requests were reported."""
+"""Agents with a logged warning about refused requests."""
 _ANSWERED_OTHERWISE: set[str] = set()
-"""Agents whose result was no reply's text, which was reported."""
+"""Agents with a logged warning about a result that is no reply's text."""
 _LAST_WORDS_S = 1.0
-"""Seconds that a paused agent has to end by itself if its episode is not resumed."""
+"""Seconds for a paused agent to end on its own if the episode is not resumed."""
 
 
 class AgentRun:
-    """The run of an agent and its session, from the first request to the end of the Env. An abort only pauses it."""
+    """The run of an agent and its session, from the first request to the end of the Env. An abort only pauses the
+    run."""
 
     result: JSON = None
-    """What `run` returned."""
+    """The return value of `run`."""
 
     def __init__(self, env: Env, run: _Run, session: Session, endpoint: Endpoint, *, leave: Callable[[], None]) -> None:
         self._env, self._run, self._session, self._endpoint, self._leave = env, run, session, endpoint, leave
@@ -54,19 +55,19 @@ class AgentRun:
 
     @property
     def read(self) -> str | None:
-        """The text of the newest messages that the agent sent to its model."""
+        """The text of the newest messages from the agent to its model."""
         prompts = self._session.tree.prompts
-        told = [message for message in prompts[-1].messages if message["role"] != "assistant"] if prompts else []
-        return "\n".join("".join(texts_in(message["content"])) for message in told) or None
+        messages = [message for message in prompts[-1].messages if message["role"] != "assistant"] if prompts else []
+        return "\n".join("".join(texts_in(message["content"])) for message in messages) or None
 
-    async def run_until_pause(self, episode: Episode, left: float | None) -> StopReason:
-        """Let the agent run until it or its session ends, `left` seconds have passed, or the host aborts.
+    async def run_until_pause(self, episode: Episode, seconds: float | None) -> StopReason:
+        """Let the agent run until the agent or the session ends, `seconds` have passed, or the host aborts.
 
         Raises FailedError. Raises ResumeError if the agent did not survive a pause.
         """
         running, trajectory = self._start_or_resume(episode), episode.state.trajectory
         with doing("run"):
-            stop = await self._wait(running, episode.hooks.aborted, left)
+            stop = await self._wait(running, episode.hooks.aborted, seconds)
         if stop is StopReason.ABORTED:
             self._paused = True
             self._session.hold()
@@ -84,7 +85,7 @@ class AgentRun:
         return self._outcome(running, trajectory, stop)
 
     async def end(self) -> None:
-        """End the session, and the agent if it still runs. After a pause, its client is first asked to retry later."""
+        """End the session, and the agent if still running. After a pause, the client is first asked to retry later."""
         self._session.hold()  # the engine ends the agent's unfinished requests
         with suppress(TimeoutError):
             async with asyncio.timeout(min(_STILL_S, runtime(self._env).limits.close_s / 2)):
@@ -127,11 +128,11 @@ class AgentRun:
         return self._running
 
     async def _wait(
-        self, running: asyncio.Task[JSON], aborted: Callable[[], bool] | None, left: float | None
+        self, running: asyncio.Task[JSON], aborted: Callable[[], bool] | None, seconds: float | None
     ) -> StopReason | None:
-        """Wait until the episode ends or pauses. Returns None if the agent or its session has ended."""
+        """Wait until the episode ends or pauses. Returns None if the agent or the session has ended."""
         clock = asyncio.get_running_loop().time
-        until = None if left is None else clock() + left
+        until = None if seconds is None else clock() + seconds
         ended = asyncio.create_task(self._session.ended.wait())
         try:
             while True:
@@ -173,16 +174,18 @@ class AgentRun:
         return stop or StopReason.DONE
 
     def _unanswered(self) -> AgentRLError:
-        """The error for an agent without a reply. A refusal as invalid is a bug, because it recurs in each episode."""
-        what = f"{type(self._env).__name__}.run ended without a reply of the model"
+        """The error for an agent without a reply. A refusal as invalid is a bug, because each episode would repeat the
+        refusal."""
+        problem = f"{type(self._env).__name__}.run ended without a reply of the model"
         refusal = self._refusal()
         if refusal is None:
-            return InfraError(f"{what}: let the agent ask {self._endpoint.openai} with the key of its endpoint")
-        error = f"{what}; the gateway refused its last request: {refusal}"
+            return InfraError(f"{problem}: let the agent ask {self._endpoint.openai} with the key of its endpoint")
+        error = f"{problem}; the gateway refused its last request: {refusal}"
         return RefusedError("invalid", error) if refusal.kind == "invalid" else InfraError(error)
 
     def _keep_result(self, running: asyncio.Task[JSON], trajectory: Trajectory, stop: StopReason | None) -> None:
-        """Keep what `run` returned, or raise what it raised. Do nothing if the episode's end has cancelled it."""
+        """Keep the result of `run`, or raise the error of `run`. Do nothing if the episode's end has cancelled
+        `run`."""
         if running.cancelled() and stop is not None:
             return
         self.result = to_json(running.result(), f"{type(self._env).__name__}.run")
@@ -190,13 +193,13 @@ class AgentRun:
             trajectory.info["result"] = self.result
 
     def _note_result(self, running: asyncio.Task[JSON]) -> None:
-        """Show the session the result. What cannot be JSON is refused later, as a failure of the episode."""
+        """Show the session the result. A result that cannot be JSON is refused later, as a failure of the episode."""
         if not running.cancelled() and running.exception() is None and running.result() is not None:
             with suppress(TypeError, ValueError):
                 self._session.returned(to_json(running.result(), "run"))
 
     def _warn_of_result(self, trajectory: Trajectory) -> None:
-        """Warn of a result that is no reply's text, once per agent class."""
+        """Warn once per agent class about a result that is no reply's text."""
         agent = type(self._env).__name__
         if "result_differs" in trajectory.info and agent not in _ANSWERED_OTHERWISE:
             _ANSWERED_OTHERWISE.add(agent)
@@ -209,7 +212,8 @@ class AgentRun:
             )
 
     def _warn_of_refusals(self) -> None:
-        """Warn of refused requests, once per agent class. They may have ended the agent, which is still scored."""
+        """Warn once per agent class about refused requests. Refusals may have ended the agent, and the agent is still
+        scored."""
         refused = [line for line in self._session.log.lines if line["event"] == "refused" and line["kind"] == "invalid"]
         agent = type(self._env).__name__
         if refused and agent not in _WARNED:
@@ -223,18 +227,19 @@ class AgentRun:
             )
 
     def _refusal(self) -> RefusedError | None:
-        """Why the agent's last request was refused. None if it was answered, or if it came after the session's end."""
+        """The reason for refusing the agent's last request. None for an answered request, or for a request after the
+        session's end."""
         for line in reversed(self._session.log.lines):
             if line["event"] == "reply":
                 return None
             if line["event"] == "refused" and line["kind"] != "closed":
-                asked = f"{line['what']}: " if "what" in line else ""
-                return RefusedError(line["kind"], f"{asked}{line['message']}")
+                target = f"{line['what']}: " if "what" in line else ""
+                return RefusedError(line["kind"], f"{target}{line['message']}")
         return None
 
 
 def _naming(failure: Failure, refusal: RefusedError | None) -> Failure:
-    """The failure, with the gateway's last refusal added, because an agent may not report that."""
+    """The failure, with the gateway's last refusal added, because an agent may not report the refusal."""
     if refusal is None or str(refusal) in failure.error:
         return failure
     return replace(failure, error=f"{failure.error}; the gateway refused its last request: {refusal}")
@@ -245,19 +250,19 @@ def _error(task: asyncio.Task[JSON]) -> BaseException | None:
 
 
 def _masked_by_host(trajectory: Trajectory) -> Sequence[MaskReason]:
-    """The reasons for which the host has masked everything that was sampled before the pause.
+    """The reasons for which the host has masked all sampled tokens before the pause.
 
-    Raises ResumeError if it has masked only a part.
+    Raises ResumeError if the host has masked only a part.
     """
     reasons = {span.masked for span in trajectory.spans if span.kind == "sampled"}
-    found: list[MaskReason] = [reason for reason in ("off_policy", "host") if reason in reasons]
-    if found and None in reasons:
+    masked: list[MaskReason] = [reason for reason in ("off_policy", "host") if reason in reasons]
+    if masked and None in reasons:
         raise ResumeError("the host has masked a part of what was sampled, and an agent's episode is masked as a whole")
-    return found
+    return masked
 
 
 def _mask_malformed(episode: Episode) -> None:
-    """Mask turns with calls that could not be parsed, if the Env's policy asks for that."""
+    """Mask turns with unreadable calls, if the Env's policy masks."""
     trajectory, policy = episode.state.trajectory, episode.policy
     if policy is not None and policy.mask:
         for number, turn in enumerate(trajectory.turns):

@@ -118,7 +118,7 @@ class _Chat:
             request = Chat().read({"messages": messages, "tools": _tools(row.get("tools"))}, {}, "").request
         except RefusedError as exc:
             raise SkippedError("it is not a readable chat", str(exc)) from exc
-        if left_out := request.asked.get("tools_left_out"):
+        if left_out := request.recorded.get("tools_left_out"):
             raise SkippedError("it is not a readable chat", f"tools of the type {', '.join(left_out)}")
         replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         places = [i for i, entry in enumerate(request.entries) if entry.role == "assistant"]

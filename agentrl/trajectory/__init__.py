@@ -1,4 +1,4 @@
-"""The record of one episode: its tokens, who wrote which, its messages and its reward."""
+"""The record of one episode: tokens with their origins, messages and reward."""
 
 from agentrl.trajectory.spans import Ledger, Span
 from agentrl.trajectory.trajectory import Trajectory

@@ -1,4 +1,4 @@
-"""What a model wrote in one episode, apart from what it read: all that a grader looks at."""
+"""A model's text in one episode, without the observations: the input of a grader."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOutput:
-    """The turns of one episode as text, and the task's label. Nothing in `turns` was observed."""
+    """The turns of one episode as text, and the task's label. `turns` holds no observations."""
 
     turns: tuple[str, ...] = ()
-    """Each turn as the model wrote it, thoughts and calls included, in order of time."""
+    """The text of each turn, thoughts and calls included, in order of time."""
     answer: str = ""
-    """The last turn without its thought and calls; "" if the thought never ended. An agent's is that of its main
+    """The last turn without thought and calls; "" if the thought never ended. For an agent, the last turn of the main
     line."""
     thought: bool = False
-    """Whether the last turn holds a thought that ended."""
+    """Whether the last turn holds a finished thought."""
     observed: tuple[str, ...] = ()
-    """What followed each turn; at most one text per turn. Only a reward for retrieval reads it."""
+    """The observation after each turn; at most one text per turn. Only a reward for retrieval reads the texts."""
     prompt: JSON = ""
     label: JSON = None
     metadata: Mapping[str, JSON] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Self:
-        task, said, last = trajectory.task, trajectory.said, trajectory.final
+        task, actions, last = trajectory.task, trajectory.said, trajectory.final
         answer, thought = without_thought(last.content) if last else ("", False)
         return cls(
-            turns=tuple(action.text for action in said),
+            turns=tuple(action.text for action in actions),
             answer=answer,
             thought=thought or bool(last and last.reasoning is not None and last.content),
             observed=_observed(trajectory),
@@ -46,10 +46,10 @@ class ModelOutput:
         )
 
     @classmethod
-    def of_turns(cls, turns: Sequence[str], *, thinking: bool = False, **given: Any) -> Self:
+    def of_turns(cls, turns: Sequence[str], *, thinking: bool = False, **fields: Any) -> Self:
         """From the turns' texts alone. `thinking`: the prompt ended inside a thought."""
         answer, thought = without_thought(turns[-1], opened=thinking) if turns else ("", False)
-        return cls(turns=tuple(turns), answer=answer, thought=thought, **given)
+        return cls(turns=tuple(turns), answer=answer, thought=thought, **fields)
 
     def to_json(self) -> dict[str, JSON]:
         """The texts, without the task."""
@@ -61,50 +61,50 @@ class ModelOutput:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, JSON], **given: Any) -> Self:
-        """Read the output of `to_json`; `given` are the fields it leaves out."""
+    def from_json(cls, data: Mapping[str, JSON], **fields: Any) -> Self:
+        """Read the output of `to_json`; `fields` are the remaining fields."""
         return cls(
             turns=tuple(data["turns"]),
             answer=data["answer"],
             thought=data["thought"],
             observed=tuple(data["observed"]),
-            **given,
+            **fields,
         )
 
 
 def without_thought(turn: str, *, opened: bool = False) -> tuple[str, bool]:
-    """A turn's text after its last thought, stripped, and whether a thought ended.
+    """A turn's text after the last thought, stripped, and whether a thought ended.
 
-    An unfinished thought is not an answer: what follows an unclosed <think> is left out. `opened`: the prompt
-    opened a thought, so without </think> the whole turn is a thought.
+    An unfinished thought is no answer: text after an unclosed <think> is left out. `opened`: the prompt opened a
+    thought, so without </think> the whole turn is a thought.
     """
-    _, closed, behind = turn.rpartition(_CLOSE)
+    _, closed, answer = turn.rpartition(_CLOSE)
     if not closed and opened:
         return "", False
-    return behind.partition(_OPEN)[0].strip(), bool(closed)
+    return answer.partition(_OPEN)[0].strip(), bool(closed)
 
 
 def _observed(trajectory: Trajectory) -> tuple[str, ...]:
-    """The raw text after each turn, or the text of the messages after its assistant message."""
-    found = list[str]()
+    """The raw text after each turn, or the text of the messages after the turn's assistant message."""
+    texts = list[str]()
     for turn, (start, end) in zip(trajectory.turns, _positions(trajectory), strict=False):
-        behind = [message for message in trajectory.messages[start + 1 : end] if message.get("role") != "assistant"]
-        found.append(turn.raw or "".join(text for message in behind for text in texts_in(message.get("content"))))
-    while found and not found[-1]:
-        found.pop()
-    return tuple(found)
+        messages = [message for message in trajectory.messages[start + 1 : end] if message.get("role") != "assistant"]
+        texts.append(turn.raw or "".join(text for message in messages for text in texts_in(message.get("content"))))
+    while texts and not texts[-1]:
+        texts.pop()
+    return tuple(texts)
 
 
 def _positions(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """For each turn, the index of its assistant message in `messages`, and the end of what was observed after it.
+    """For each turn, the index of the assistant message in `messages`, and the end of the following observations.
 
-    The prompt may contain assistant messages too. They precede the model's own, one per turn. A session records where
-    its replies are: each prompt of it may contain some, and nothing follows the last reply of a line.
+    The prompt may contain assistant messages too. They precede the model's own messages, one per turn. A session
+    records the places of replies: each prompt may contain assistant messages, and a line ends with a reply.
     """
     if trajectory.session is None:
-        own = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]
-        own = own[len(own) - len(trajectory.said) :]
-        return list(pairwise([*own, len(trajectory.messages)]))
+        replies = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]
+        replies = replies[len(replies) - len(trajectory.said) :]
+        return list(pairwise([*replies, len(trajectory.messages)]))
     nodes = sorted(trajectory.session["nodes"], key=lambda node: (node["segment"], node["message"]))
     ends = {
         node["turn"]: after["message"] if after and after["segment"] == node["segment"] else node["message"] + 1

@@ -1,6 +1,6 @@
-"""One line about an episode: what a list of thousands needs, without its tokens.
+"""One line about an episode, for a list of thousands, without tokens.
 
-The trainer writes it beside each file of trajectories, so that a reader need not parse them.
+The trainer writes the lines next to each file of trajectories, so that a reader need not parse the trajectories.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from agentrl.types import JSON
 _AGAIN = re.compile(r"-again\d*$")
 """The end of a session id of a repeated episode."""
 _ANSWER = 60
-"""Characters of the answer that are kept."""
+"""Kept characters of the answer."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Outline:
-    """The figures of one episode. A field that is None, or an empty mapping, was not told."""
+    """The figures of one episode. None or an empty mapping stands for an unknown figure."""
 
     name: str = ""
-    """The session id, or whatever its program calls the episode."""
+    """The session id, or the program's name for the episode."""
     task: str = ""
     step: int | None = None
     group: int | None = None
     member: int | None = None
     seat: str = ""
-    """In an Env with seats: whose conversation it is."""
+    """In an Env with seats: the seat of the conversation."""
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     stop: str | None = None
@@ -39,7 +39,7 @@ class Outline:
     """`kind/boundary: error`"""
     turns: int = 0
     sequences: int = 1
-    """Token sequences, trained one by one."""
+    """Number of trained token sequences."""
     tokens: int = 0
     """Tokens of all sequences, prompts included."""
     sampled: int = 0
@@ -56,14 +56,14 @@ class Outline:
     generate_s: float = 0.0
     env_s: float = 0.0
     advantage: float | None = None
-    """The largest by magnitude; 0.0 if the group taught nothing."""
+    """The advantage of the largest magnitude; 0.0 if the group taught nothing."""
     gap: float | None = None
     """The largest difference of a token's log-prob between engine and trainer."""
     answer: str = ""
 
     @classmethod
     def of(cls, data: Mapping[str, JSON]) -> Self:
-        """Of a trajectory's JSON, as `Trajectory.to_json` writes it."""
+        """From a trajectory's JSON by `Trajectory.to_json`."""
         segments = (*data.get("earlier", ()), data)
         turns: Sequence[Mapping[str, JSON]] = data["turns"]
         training = data.get("training") or {}
@@ -94,7 +94,7 @@ class Outline:
 
     @classmethod
     def of_trajectory(cls, trajectory: Trajectory, training: Mapping[str, JSON]) -> Self:
-        """The same as `of`, without its JSON. `training` is what the trainer adds under this key."""
+        """The same as `of`, without JSON. `training` is the trainer's addition under this key."""
         turns, failure, ledger = trajectory.turns, trajectory.failure, total_ledger(trajectory.segments)
         return cls(
             name=trajectory.session_id,
@@ -134,12 +134,12 @@ class Outline:
         return {name: value for name in self.__slots__ if (value := getattr(self, name)) not in (_DEFAULTS[name], {})}
 
 
-_DEFAULTS = {each.name: None if each.default is MISSING else each.default for each in fields(Outline)}
+_DEFAULTS = {column.name: None if column.default is MISSING else column.default for column in fields(Outline)}
 
 
 def place_of(session_id: str, training: Mapping[str, JSON], seat: str = "") -> dict[str, JSON]:
-    """Step, group and member: from the record, or else from a session id such as `train-000001-0003-005`, which may end
-    with the number of a repetition and with a seat."""
+    """Step, group and member: from the record, or else from a session id such as `train-000001-0003-005`. The id may
+    end with a repetition's number and a seat."""
     names = ("step", "group", "member")
     if "group" in training:
         return {name: training.get(name) for name in names}
@@ -151,7 +151,7 @@ def place_of(session_id: str, training: Mapping[str, JSON], seat: str = "") -> d
 
 
 def answer_of(messages: Sequence[Mapping[str, JSON]]) -> str:
-    """The beginning of the last text that the model wrote."""
+    """The beginning of the model's last text."""
     for message in reversed(messages):
         content = message.get("content")
         if message.get("role") == "assistant" and isinstance(content, str) and content.strip():
@@ -161,8 +161,8 @@ def answer_of(messages: Sequence[Mapping[str, JSON]]) -> str:
 
 def largest(advantages: Iterable[Iterable[float]] | None) -> float | None:
     """The advantage of the largest magnitude; None if there is none."""
-    found = [value for of_segment in advantages or () for value in of_segment if value is not None]
-    return max(found, key=abs) if found else None
+    values = [value for of_segment in advantages or () for value in of_segment if value is not None]
+    return max(values, key=abs) if values else None
 
 
 def _ledger(spans: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
@@ -181,8 +181,8 @@ def _ledger(spans: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     return {**counts, "masked": masked}
 
 
-def _counts(found: JSON) -> dict[str, int]:
-    """An Env may keep something else under this name."""
-    if not isinstance(found, Mapping):
+def _counts(data: JSON) -> dict[str, int]:
+    """Counts by name. An Env may keep another value under the key; the result is then empty."""
+    if not isinstance(data, Mapping):
         return {}
-    return {str(name): count for name, count in found.items() if isinstance(count, int)}
+    return {str(name): count for name, count in data.items() if isinstance(count, int)}

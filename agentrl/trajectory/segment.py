@@ -1,8 +1,8 @@
-"""One sequence to train on: its tokens, who wrote each, which are trained. Most episodes are one segment.
+"""One sequence to train on: tokens with their origins and masks. Most episodes are one segment.
 
-Tokens and the log-probs of sampled tokens are kept in arrays, at 4 bytes each. The garbage collector does not walk
-them. Lists are made on demand; `ids` is the array itself. The mask follows from the spans, so it is not kept. A segment
-grows in this order. After an aborted generation, another one may continue the same turn:
+Arrays keep tokens and the log-probs of sampled tokens, at 4 bytes each, out of the garbage collector's way. Lists are
+made on demand; `ids` is the array itself. The mask follows from the spans, so the mask is not kept. A segment grows in
+this order. After an aborted generation, a new generation may continue the same turn:
 
     append_prompt  (append_model+  append_action  append_observation)*
 
@@ -10,7 +10,7 @@ After every append, at a cost of O(new tokens):
 
 - spans partition the response; a span is `sampled` (by the model), or else `observation` or `scaffold` (never trained)
 - `loss_mask` is 1 exactly at sampled tokens that are not masked for a reason
-- there is a log-prob for each sampled token, and for no other
+- each sampled token has a log-prob, and other tokens have none
 - `ledger.sampled == ledger.trained + sum(ledger.masked.values())`
 """
 
@@ -38,13 +38,13 @@ else:  # Python before 3.12 cannot subscript the class
     _Ints = array
 
 _ROUNDING = 1e-4
-"""How far above 0 a log-prob may be: engines compute them in float32."""
+"""The highest log-prob above 0, as a rounding error: engines compute log-probs in float32."""
 _LARGEST = 3.4e38
 """About the largest number of a float32."""
 
 
 class TokenIds(_Ints):
-    """Token ids that only grow. So whoever has read some need not compare them again."""
+    """Token ids that only grow. A reader need not compare earlier ids again."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ class TokenIds(_Ints):
 
 
 class Segment:
-    """Tokens of one sequence. Only the `append_*` and `mask*` methods change it. Turns count from the segment's
+    """Tokens of one sequence. Only the `append_*` and `mask*` methods change a segment. Turns count from the segment's
     first."""
 
     __slots__ = (
@@ -82,13 +82,13 @@ class Segment:
 
     def __init__(self) -> None:
         self.ids = TokenIds()
-        """Prompt and response, exactly as the engine gets them next."""
+        """Prompt and response, as the engine gets the ids next."""
         self.media: list[RenderedImage] = []
-        """The images among `ids`, in order. Each takes a run of pad tokens, which are never sampled."""
+        """The images among `ids`, in order. Each image takes a run of pad tokens, which are never sampled."""
         self.prompt_length = 0
         self.branch = ""
-        """In an agent's session: the name of the branch whose replies these are, such as `solver/1`. "" for the main
-        line. Its role is the part before the first slash."""
+        """In an agent's session: the branch name of the replies, such as `solver/1`. "" for the main line. The role is
+        the part before the first slash."""
         self.spans = Spans()
         self.turns: list[Turn] = []
         self.thinking = False
@@ -96,13 +96,13 @@ class Segment:
         self._log_probs: array[float] = array("f")
         """Log-probs of the sampled tokens in order, masked ones included."""
         self.said: list[Action] = []
-        """The action of each closed turn, without tokens: those are in `ids`."""
+        """The action of each closed turn, without tokens: `ids` holds the tokens."""
         self._sampled = self._trained = self._observation = self._scaffold = 0
         self._masked: dict[str, int] = {}
         self._digest = 0
         """The CRC of all tokens, grown with each append. How the tokens were appended makes no difference."""
         self._sent = array("Q")
-        """For each prompt sent to an engine: its length, then its CRC."""
+        """For each prompt sent to an engine: the length, then the CRC."""
 
     # Reading
 
@@ -118,13 +118,13 @@ class Segment:
 
     @property
     def engine_ids(self) -> array[int]:
-        """The ids that an engine gets: one pad for each image, since it expands them itself. `ids` without images."""
+        """The ids for an engine: `ids`, with one pad for each image. The engine expands the pads."""
         return single_pads(self.ids, self.media)
 
     @property
     def images(self) -> list[Image]:
-        """The images that the engine gets beside `engine_ids`, one for each pad."""
-        return [one.image for one in self.media]
+        """The images for the engine, with `engine_ids`, one for each pad."""
+        return [image.image for image in self.media]
 
     @property
     def response_length(self) -> int:
@@ -137,21 +137,21 @@ class Segment:
 
     @property
     def loss_mask(self) -> list[int]:
-        """1 at each response token that is trained, else 0."""
+        """1 at each trained response token, else 0."""
         return _per_token(self.spans, lambda span: int(span.trained))
 
     @property
     def log_probs(self) -> list[float]:
-        """The log-prob of each response token when it was sampled; 0.0 for tokens that were not."""
-        found, at = list[float](), 0
+        """The log-prob of each response token at the time of sampling; 0.0 for other tokens."""
+        values, offset = list[float](), 0
         for span in self.spans:
             length = span.stop - span.start
             if span.kind == "sampled":
-                found += self._log_probs[at : at + length].tolist()
-                at += length
+                values += self._log_probs[offset : offset + length].tolist()
+                offset += length
             else:
-                found.extend(repeat(0.0, length))
-        return found
+                values.extend(repeat(0.0, length))
+        return values
 
     @property
     def sources(self) -> list[Source]:
@@ -188,17 +188,17 @@ class Segment:
 
     def _at(self, spans: Iterable[tuple[int, int]]) -> list[int]:
         """The tokens of some spans of the response."""
-        first, found = self.prompt_length, array("i")
+        first, tokens = self.prompt_length, array("i")
         for start, stop in spans:
-            found += self.ids[first + start : first + stop]
-        return found.tolist()
+            tokens += self.ids[first + start : first + stop]
+        return tokens.tolist()
 
     @property
     def prefix_breaks(self) -> int:
-        """How many generations had a prompt that is no longer the beginning of `ids`. It reads all tokens."""
-        breaks, at, digest = 0, 0, 0
+        """Number of generations whose prompt is no longer the beginning of `ids`. The count reads all tokens."""
+        breaks, offset, digest = 0, 0, 0
         for length, sent in zip(self._sent[::2], self._sent[1::2], strict=True):
-            digest, at = crc32(self.ids[at:length], digest), length
+            digest, offset = crc32(self.ids[offset:length], digest), length
             breaks += digest != sent
         return breaks
 
@@ -218,10 +218,10 @@ class Segment:
         self.thinking = rendered.thinking
 
     def append_model(self, generation: Generation, *, prompt_tokens: int | None = None, seconds: float = 0.0) -> None:
-        """Sampled tokens, loss_mask 1. After an abort this extends the turn that is still open.
+        """Append sampled tokens, loss_mask 1. After an abort the tokens extend the open turn.
 
-        Raises LedgerError if tokens and log_probs differ in length, if one is invalid, or if `prompt_tokens` (what the
-        engine was given) is not all the tokens so far.
+        Raises LedgerError if tokens and log_probs differ in length, for an invalid value, or if `prompt_tokens` (the
+        engine's input) differs from all tokens so far.
         """
         tokens, log_probs = checked(generation)
         require(self.prompt_length > 0, "a model turn needs a prompt before it")
@@ -239,7 +239,7 @@ class Segment:
         self._check()
 
     def append_action(self, action: Action) -> None:
-        """Close the open turn with its action. Raises LedgerError if no turn is open, or if its tokens differ."""
+        """Close the open turn with its action. Raises LedgerError if no turn is open, or if the tokens differ."""
         require(self.open, "an action closes a turn, and none is open")
         require(
             not action.tokens or list(action.tokens) == self.turn_tokens, "an action of other tokens than the turn's"
@@ -251,28 +251,28 @@ class Segment:
         """Append the tokens of template and environment after a turn: loss_mask 0, log_probs 0.0."""
         require(bool(self.turns) and not self.open, "an observation follows a turn that an action has closed")
         self._place(rendered)
-        at = 0
+        offset = 0
         for span in rendered.spans:
-            require(span.start == at and span.stop > at, f"rendered spans leave a gap at token {at}")
+            require(span.start == offset and span.stop > offset, f"rendered spans leave a gap at token {offset}")
             self._extend(rendered.tokens[span.start : span.stop], span.kind)
             if span.kind == "observation":
                 self._observation += span.stop - span.start
             else:
                 self._scaffold += span.stop - span.start
-            at = span.stop
-        require(at == len(rendered.tokens), f"rendered spans end at {at} of {len(rendered.tokens)} tokens")
+            offset = span.stop
+        require(offset == len(rendered.tokens), f"rendered spans end at {offset} of {len(rendered.tokens)} tokens")
         self.thinking = rendered.thinking
         self._check()
 
     def append_turns(self, sampled: Segment) -> None:
-        """Append the turns of another segment. Its prompt was all the tokens so far and may have been dropped.
+        """Append the turns of another segment. The other prompt was all tokens so far and may have been dropped.
 
         Raises LedgerError if the engine was sent different tokens.
         """
         require(not self.open and self.prompt_length > 0, "turns follow a prompt or an observation")
         if sampled._sent:
-            sent, own = tuple(sampled._sent[:2]), (len(self.ids), self._digest)
-            require(sent == own, f"a turn was sampled after {sent[0]} other tokens than these {own[0]}")
+            sent, expected = tuple(sampled._sent[:2]), (len(self.ids), self._digest)
+            require(sent == expected, f"a turn was sampled after {sent[0]} other tokens than these {expected[0]}")
         turns, start = len(self.turns), self.response_length
         for span in sampled.spans:
             self.spans.add(span.stop + start, span.turn + turns, span.kind, span.weight_version, span.masked)
@@ -288,8 +288,8 @@ class Segment:
         self._check()
 
     def drop_prompt(self) -> None:
-        """Drop the prompt's tokens, which are kept elsewhere. The rest can be read, and appended after them."""
-        self.media = _moved([one for one in self.media if one.start >= self.prompt_length], -self.prompt_length)
+        """Drop the prompt's tokens. The remaining tokens can be read, and appended after a kept prompt."""
+        self.media = _moved([image for image in self.media if image.start >= self.prompt_length], -self.prompt_length)
         self.ids, self.prompt_length = TokenIds(self.ids[self.prompt_length :]), 0
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
@@ -304,7 +304,7 @@ class Segment:
     def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
         """Exclude the sampled tokens whose `loss_mask`, shape [response_length], is 0 from the loss.
 
-        Spans that are masked in part are split. Raises LedgerError if the lengths differ.
+        Partly masked spans are split. Raises LedgerError if the lengths differ.
         """
         require(len(loss_mask) == self.response_length, f"{len(loss_mask)} of {self.response_length} mask values")
         self.spans = Spans(piece for span in self.spans for piece in self._mask_in_part(span, loss_mask, reason))
@@ -314,10 +314,10 @@ class Segment:
         if span.kind != "sampled" or all(loss_mask[span.start : span.stop]):
             yield span
             return
-        for kept, run in groupby(range(span.start, span.stop), key=lambda i: bool(loss_mask[i])):
+        for trained, run in groupby(range(span.start, span.stop), key=lambda i: bool(loss_mask[i])):
             positions = list(run)
             piece = replace(span, start=positions[0], stop=positions[-1] + 1)
-            yield piece if kept else self._mask(piece, reason)
+            yield piece if trained else self._mask(piece, reason)
 
     def _mask(self, span: Span, reason: MaskReason) -> Span:
         if not span.trained:
@@ -380,13 +380,17 @@ class Segment:
         self._verify_media()
 
     def _verify_media(self) -> None:
-        at, sampled = 0, [(span.start, span.stop) for span in self.spans if span.kind == "sampled"]
-        for one in self.media:
-            require(at <= one.start < one.stop <= len(self.ids), f"an image at {one.start} overlaps or is outside")
-            require(len(set(self.ids[one.start : one.stop])) == 1, f"the image at {one.start} is cut or written over")
-            start, stop = one.start - self.prompt_length, one.stop - self.prompt_length
-            require(not any(a < stop and start < b for a, b in sampled), f"the image at {one.start} was sampled")
-            at = one.stop
+        offset, sampled = 0, [(span.start, span.stop) for span in self.spans if span.kind == "sampled"]
+        for image in self.media:
+            require(
+                offset <= image.start < image.stop <= len(self.ids), f"an image at {image.start} overlaps or is outside"
+            )
+            require(
+                len(set(self.ids[image.start : image.stop])) == 1, f"the image at {image.start} is cut or written over"
+            )
+            start, stop = image.start - self.prompt_length, image.stop - self.prompt_length
+            require(not any(a < stop and start < b for a, b in sampled), f"the image at {image.start} was sampled")
+            offset = image.stop
 
     # Serialising
 
@@ -402,13 +406,15 @@ class Segment:
             "actions": [asdict(action) for action in self.actions],
             "thinking": self.thinking,
             **({"branch": self.branch} if self.branch else {}),
-            **({"media": [[one.start, one.stop, one.image.digest] for one in self.media]} if self.media else {}),
+            **(
+                {"media": [[image.start, image.stop, image.image.digest] for image in self.media]} if self.media else {}
+            ),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, JSON], images: Mapping[str, Image] = MappingProxyType({})) -> Self:
-        """Read the output of `to_json`. `images` are those of the messages by digest. Raises LedgerError if it breaks
-        an invariant."""
+        """Read the output of `to_json`. `images` are the messages' images by digest. Raises LedgerError for a broken
+        invariant."""
         self = cls()
         for start, stop, digest in data.get("media", ()):
             require(digest in images, f"the image of the tokens {start} to {stop} is in no message")
@@ -445,7 +451,7 @@ class Segment:
 
 
 def _moved(media: Iterable[RenderedImage], by: int) -> list[RenderedImage]:
-    return [one.moved(by) for one in media]
+    return [image.moved(by) for image in media]
 
 
 def require(condition: bool, message: str) -> None:
@@ -455,7 +461,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def checked(generation: Generation) -> tuple[array[int], array[float]]:
-    """The tokens and log-probs of a generation. Raises LedgerError if one is invalid, or if their numbers differ."""
+    """The tokens and log-probs of a generation. Raises LedgerError for an invalid value, or if the lengths differ."""
     tokens, log_probs = _id_array(generation.tokens), _log_prob_array(generation.log_probs)
     require(len(tokens) == len(log_probs), f"{len(tokens)} sampled tokens but {len(log_probs)} log_probs")
     require(len(generation.constrained) in (0, len(tokens)), f"not one flag of a grammar for {len(tokens)} tokens")
@@ -463,7 +469,7 @@ def checked(generation: Generation) -> tuple[array[int], array[float]]:
 
 
 def _id_array(tokens: Iterable[int]) -> array[int]:
-    """Token ids as an array. Raises LedgerError if one is invalid."""
+    """Token ids as an array. Raises LedgerError for an invalid id."""
     try:
         ids = array("i", tokens)
     except (TypeError, OverflowError) as exc:
@@ -473,25 +479,25 @@ def _id_array(tokens: Iterable[int]) -> array[int]:
 
 
 def _log_prob_array(log_probs: Iterable[float]) -> array[float]:
-    """Log-probs as an array. Raises LedgerError if one is invalid."""
-    found = list(log_probs)
+    """Log-probs as an array. Raises LedgerError for an invalid log-prob."""
+    values = list(log_probs)
     try:
-        # The sum of numbers is NaN if one of them is, which the smallest and the largest do not show.
-        valid = not found or (min(found) >= -_LARGEST and max(found) <= _ROUNDING and not isnan(sum(found)))
+        # A NaN makes the sum NaN. The smallest and the largest number do not show a NaN.
+        valid = not values or (min(values) >= -_LARGEST and max(values) <= _ROUNDING and not isnan(sum(values)))
     except TypeError as exc:
         raise LedgerError(f"log_probs are numbers: {exc}") from exc
     if not valid:
-        bad = next(x for x in found if not -_LARGEST <= x <= _ROUNDING)
+        bad = next(x for x in values if not -_LARGEST <= x <= _ROUNDING)
         raise LedgerError(f"a log_prob is {bad}; it must be finite and at most 0")
-    return array("f", found)
+    return array("f", values)
 
 
 def _per_token(spans: Sequence[Span], value: Callable[[Span], T]) -> list[T]:
-    """The value of each token's span, once for each token."""
-    found: list[T] = []
+    """The span's value for each token."""
+    values: list[T] = []
     for span in spans:
-        found.extend(repeat(value(span), span.stop - span.start))
-    return found
+        values.extend(repeat(value(span), span.stop - span.start))
+    return values
 
 
 def _action_from_json(data: Mapping[str, JSON]) -> Action:

@@ -1,4 +1,4 @@
-"""Records about a trajectory's tokens: spans of one origin, turns, and the ledger that counts every token."""
+"""Records about a trajectory's tokens: spans of one origin, turns, and the ledger with a count of every token."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ MaskReason: TypeAlias = Literal[
     "constrained",
     "replaced",
 ]
-"""Why sampled tokens are not trained: unreadable turn, stale weights, broken world, over a limit, the host's wish.
-`replaced`: another group took the place of their group, whose episodes all got the same reward.
+"""Reasons for masking sampled tokens: unreadable turn, stale weights, broken world, over a limit, the host's wish.
+`replaced`: the group was replaced, because all episodes had the same reward.
 
-Of an agent that plays by itself: a reply that it dropped, a conversation other than its main one, a reply that it never
-received. `constrained`: its client demanded a form, and the grammar excluded other tokens in this place."""
+For an agent with its own turns: a dropped reply, a conversation besides the main line, an undelivered reply.
+`constrained`: the client demanded a form, and the grammar excluded other tokens in this place.
+"""
 
 _SOURCES: Mapping[SpanType, Source] = {
     "sampled": "sampled",
@@ -53,7 +54,7 @@ class Span:
     kind: SpanType
     weight_version: str | None = None
     masked: MaskReason | None = None
-    """Why these sampled tokens are not trained; None if they are."""
+    """The reason for masking these sampled tokens; None for trained tokens."""
 
     @property
     def source(self) -> Source:
@@ -75,14 +76,15 @@ _Mark: TypeAlias = tuple[SpanType, str | None, MaskReason | None]
 class Spans(Sequence[Span]):
     """Spans one after another, in an array: 12 bytes each, where a Span takes 140.
 
-    Each begins where the one before it ends. `add` and the constructor raise LedgerError for a gap or an empty span.
+    Each span begins at the end of the span before. `add` and the constructor raise LedgerError for a gap or an empty
+    span.
     """
 
     __slots__ = ("_marks", "_rows")
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self._rows = array("i")
-        """For each span: where it ends, its turn, and its place in `_marks`."""
+        """For each span: the end, the turn, and the index in `_marks`."""
         self._marks: list[_Mark] = []
         for span in spans:
             if span.start != self.stop:
@@ -114,11 +116,11 @@ class Spans(Sequence[Span]):
         return repr(list(self))
 
     @overload
-    def __getitem__(self, at: int) -> Span: ...
+    def __getitem__(self, index: int) -> Span: ...
     @overload
-    def __getitem__(self, at: slice) -> list[Span]: ...
-    def __getitem__(self, at: int | slice) -> Span | list[Span]:
-        places = range(len(self))[at]
+    def __getitem__(self, index: slice) -> list[Span]: ...
+    def __getitem__(self, index: int | slice) -> Span | list[Span]:
+        places = range(len(self))[index]
         return [self._span(place) for place in places] if isinstance(places, range) else self._span(places)
 
     def __iter__(self) -> Iterator[Span]:
@@ -129,38 +131,38 @@ class Spans(Sequence[Span]):
 
     def sampled_in(self, turn: int) -> list[tuple[int, int]]:
         """Where each sampled span of a turn starts and stops."""
-        return [(start, self._rows[at]) for at, start in self._rows_of(turn) if self._mark(at)[0] == "sampled"]
+        return [(start, self._rows[row]) for row, start in self._rows_of(turn) if self._mark(row)[0] == "sampled"]
 
     def sampled_by_turn(self) -> dict[int, list[tuple[int, int]]]:
         """`sampled_in` of each turn that has sampled spans."""
-        found, start = dict[int, list[tuple[int, int]]](), 0
-        for at in range(0, len(self._rows), 3):
-            if self._mark(at)[0] == "sampled":
-                found.setdefault(self._rows[at + 1], []).append((start, self._rows[at]))
-            start = self._rows[at]
-        return found
+        spans, start = dict[int, list[tuple[int, int]]](), 0
+        for row in range(0, len(self._rows), 3):
+            if self._mark(row)[0] == "sampled":
+                spans.setdefault(self._rows[row + 1], []).append((start, self._rows[row]))
+            start = self._rows[row]
+        return spans
 
     def mask(self, turn: int, reason: MaskReason) -> int:
         """Mask the trained spans of a turn. Returns the number of tokens in these spans."""
         count = 0
-        for at, start in self._rows_of(turn):
-            kind, version, masked = self._mark(at)
+        for row, start in self._rows_of(turn):
+            kind, version, masked = self._mark(row)
             if kind == "sampled" and masked is None:
-                self._rows[at + 2] = self._mark_index((kind, version, reason))
-                count += self._rows[at] - start
+                self._rows[row + 2] = self._mark_index((kind, version, reason))
+                count += self._rows[row] - start
         return count
 
     def _rows_of(self, turn: int) -> Iterator[tuple[int, int]]:
         """The place in `_rows` and the start of each span of a turn. The turns of spans never decrease."""
         rows = self._rows
         first = bisect_left(range(len(self)), turn, key=lambda place: rows[3 * place + 1])
-        for at in range(3 * first, len(rows), 3):
-            if rows[at + 1] != turn:
+        for row in range(3 * first, len(rows), 3):
+            if rows[row + 1] != turn:
                 break
-            yield at, rows[at - 3] if at else 0
+            yield row, rows[row - 3] if row else 0
 
-    def _mark(self, at: int) -> _Mark:
-        return self._marks[self._rows[at + 2]]
+    def _mark(self, row: int) -> _Mark:
+        return self._marks[self._rows[row + 2]]
 
     def _mark_index(self, mark: _Mark) -> int:
         if mark not in self._marks:
@@ -173,23 +175,24 @@ class Spans(Sequence[Span]):
 
 
 def runs_of(generation: Generation) -> Iterator[tuple[str | None, int, int, MaskReason | None]]:
-    """Sampled tokens of one version that a grammar changed, or did not: version, start, stop, why not trained."""
+    """Sampled tokens of one version, with or without a grammar's change: version, start, stop, the reason for a
+    mask."""
     forced = generation.constrained
     for version, start, stop in generation.versions():
-        ends = [at for at in range(start + 1, stop) if forced[at] != forced[at - 1]] if forced else []
+        ends = [index for index in range(start + 1, stop) if forced[index] != forced[index - 1]] if forced else []
         for first, last in pairwise([start, *ends, stop]):
             yield version, first, last, "constrained" if any(forced[first:last]) else None
 
 
 @dataclass(slots=True)
 class Turn:
-    """Records about one turn besides its tokens. Seconds are wall-clock."""
+    """Records about one turn without its tokens. Seconds are wall-clock."""
 
     finish_reason: FinishReason = "stop"
     matched: int | str | None = None
     weight_versions: list[str] = field(default_factory=list)
-    """One for each generation of the turn, or more if the weights changed in the middle of it. An abort makes it
-    more than one."""
+    """The weight version of each generation of the turn, and of each part of a generation if the weights changed in
+    between. An aborted turn has several generations."""
     prompt_tokens: int = 0
     """Tokens the engine was given, summed over the turn's generations."""
     cached_tokens: int = 0
@@ -197,23 +200,23 @@ class Turn:
     generate_s: float = 0.0
     env_s: float = 0.0
     calls: list[str] = field(default_factory=list)
-    """Names called, in order; calls that could not be read are left out."""
+    """Names of the called tools, in order; unreadable calls are left out."""
     bad_call: Literal["structural", "content"] | None = None
-    """Kind of the worst BadCall among its calls."""
+    """Kind of the worst BadCall in the turn."""
     reward: float | None = None
     raw: str = ""
-    """Raw text that continued this turn, before it was cut. No message holds it."""
+    """Raw text that continued this turn, before any cut. No message holds the text."""
     meta: list[Mapping[str, Any]] = field(default_factory=list)
     """The engine's own `meta` of each generation (top-p ids, routed experts); not serialised."""
 
     def add(self, generation: Generation, *, prompt_tokens: int, seconds: float) -> None:
-        """Count one generation of this turn. An aborted turn has more than one."""
+        """Count a generation of this turn. An aborted turn has several generations."""
         self.prompt_tokens += prompt_tokens
         self.sampled_tokens += len(generation.tokens)
         self.cached_tokens += int(generation.cached_tokens)
         self.finish_reason, self.matched = generation.finish_reason, to_json_lossy(generation.matched)
         self.generate_s += seconds
-        # New lists of the exact length: one that grows keeps places for more, in each turn of each episode.
+        # New lists of the exact length: a growing list keeps spare places, in each turn of each episode.
         self.meta = [*self.meta, generation.meta]
         versions = [text(str(version)) for version, _, _ in generation.versions() if version is not None]
         self.weight_versions = [*self.weight_versions, *versions]

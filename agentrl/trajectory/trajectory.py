@@ -1,8 +1,8 @@
-"""Turn continuation: the tokens of one episode, who wrote each, and which are trained.
+"""Turn continuation: the tokens of one episode, with their origins and masks.
 
-Tokens are the truth. Messages and actions annotate them, and are rendered again only if thoughts are stripped
-(`begin_segment`). An episode appends in this order. After an aborted generation, another one may continue the same
-turn:
+Tokens are the truth. Messages and actions annotate the tokens, and are rendered again only if thoughts are stripped
+(`begin_segment`). An episode appends in this order. After an aborted generation, a new generation may continue the
+same turn:
 
     append_prompt  (append_model+  append_action  (append_observation | begin_segment))*
 
@@ -53,42 +53,42 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 SIDE, SUB_AGENT = "side", "sub-agent"
-"""Roles in an agent's session that its own program did not name: titles and summaries; and sub-agents, which the
-clients of some agents name in their headers."""
+"""Roles of an agent's session without a name from the agent: titles and summaries; and sub-agents, which some clients
+name in their headers."""
 
 
 class Trajectory:
-    """The record of one episode. Only its `append_*`, `begin_segment` and `mask*` methods change tokens and mask.
+    """The record of one episode. Only `append_*`, `begin_segment` and `mask*` methods change tokens and mask.
 
-    Tokens, spans, log-probs, mask and ledger are those of the last segment, which is usually the only one. Turns,
-    actions, messages and everything else are those of the whole episode. Turns and actions are in order of time.
+    Tokens, spans, log-probs, mask and ledger belong to the last segment, usually the only segment. Turns, actions,
+    messages and everything else belong to the whole episode. Turns and actions are in order of time.
     """
 
     def __init__(self, task: Task | None = None, *, session_id: str = "", tools: Sequence[ToolSpec] = ()) -> None:
         self.task = task or Task()
         self.session_id = session_id
         self.seat = ""
-        """Of an Env with seats: whose conversation this is."""
+        """In an Env with seats: the seat of this conversation."""
         self.tools: Sequence[ToolSpec] = tuple(tools)
         self.segments = [Segment()]
-        """The sequences to train on, in order. Each sampled token is in the response of exactly one."""
+        """The sequences to train on, in order. Exactly one response holds each sampled token."""
         self.order: Sequence[int] = ()
-        """For each turn, segment by segment, its place in time. Empty where time and segments have the same order."""
+        """For each turn, segment by segment, its place in time. Empty if time and segments have the same order."""
         self.messages: list[Message] = []
         self.reward: float | None = None
         self.reward_parts: Mapping[str, float] = {}
         self.branch_rewards: Mapping[str, float] = {}
-        """Of an agent: the rewards that `score` gave to branches of the session, by name or by role."""
+        """For an agent: the rewards of `score` for branches of the session, by name or by role."""
         self.stop: StopReason | None = None
         self.failure: Failure | None = None
         self.info: dict[str, JSON] = {}
         self.checks = CheckCounts()
-        """What was compared while its prompts and observations were made. A run that repeats may compare others, if ids
-        of processes are in its messages."""
+        """Counts of the comparisons while rendering prompts and observations. Messages with process ids can change the
+        counts of a repeated run."""
         self.session: Mapping[str, JSON] | None = None
-        """Of an agent that plays by itself: its replies as a tree, its requests, and where it rewrote a reply."""
+        """For an agent with its own turns: the replies as a tree, the requests, and the rewritten replies."""
         self.unread = 0
-        """How many of the last messages have no tokens: the episode ended before the model read them."""
+        """Number of last messages without tokens: the episode ended before the model read the messages."""
 
     def __repr__(self) -> str:
         ledger = total_ledger(self.segments)
@@ -136,14 +136,14 @@ class Trajectory:
 
     @property
     def loss_mask(self) -> list[int]:
-        """1 at each response token that is trained, else 0; a copy."""
+        """1 at each trained response token, else 0; a copy."""
         return self.segment.loss_mask
 
     @property
     def log_probs(self) -> list[float]:
-        """The float32 log-prob of each response token when it was sampled, masked ones included; a copy.
+        """The float32 log-prob of each response token at the time of sampling, masked tokens included; a copy.
 
-        It is 0.0 for tokens that were not sampled.
+        0.0 for tokens that were not sampled.
         """
         return self.segment.log_probs
 
@@ -183,12 +183,12 @@ class Trajectory:
 
     @property
     def turn_count(self) -> int:
-        """How many turns there are. Unlike `len(turns)`, it does not read them all."""
+        """Number of turns. Unlike `len(turns)`, the count does not read all turns."""
         return sum(len(segment.turns) for segment in self.segments)
 
     @property
     def actions(self) -> list[Action]:
-        """The action of each closed turn, made on demand with its tokens."""
+        """The action of each closed turn, made on demand with the tokens."""
         return self._in_time([segment.actions for segment in self.segments])
 
     @property
@@ -202,18 +202,18 @@ class Trajectory:
 
     @property
     def final(self) -> Action | None:
-        """The action that ends the last segment, without its tokens. Of an agent, the last one that it received."""
+        """The last action of the last segment, without tokens. For an agent, the last received action."""
         for segment in reversed(self.segments):
             masked = "undelivered" in segment.ledger.masked  # usually not, and then no span is read
             lost = {span.turn for span in segment.spans if span.masked == "undelivered"} if masked else ()
             got = [action for turn, action in enumerate(segment.said) if turn not in lost]
-            if said := got or segment.said:
-                return said[-1]
+            if actions := got or segment.said:
+                return actions[-1]
         return None
 
     @property
     def answer(self) -> str:
-        """The content of the last action; "" before the first one. An agent's is that of its main line."""
+        """The content of the last action; "" without an action. For an agent, the content of the main line."""
         final = self.final
         return "" if final is None else final.content
 
@@ -228,14 +228,14 @@ class Trajectory:
         return list(dict.fromkeys(segment.branch for segment in self.segments if segment.branch))
 
     def paid_as(self, segment: Segment) -> str:
-        """The name in `branch_rewards` whose reward a segment gets: its branch, or else its role. "": it gets
+        """The name in `branch_rewards` for a segment's reward: the branch, or else the role. "": the reward is
         `reward`."""
         names = (segment.branch, role_of(segment.branch))
         return next((name for name in names if name in self.branch_rewards), "")
 
     @property
     def earned(self) -> dict[str, float | None]:
-        """The rewards to train on, each by the name for which it was given; "" is `reward`."""
+        """The rewards to train on, by name; "" is `reward`."""
         names = dict.fromkeys(map(self.paid_as, self.segments))
         return {name: self.branch_rewards[name] if name else self.reward for name in names}
 
@@ -251,18 +251,18 @@ class Trajectory:
 
     @property
     def is_valid(self) -> bool:
-        """Whether its reward is evidence about the policy: the episode neither failed nor was aborted."""
+        """Whether the reward is evidence about the policy: the episode neither failed nor was aborted."""
         return self.stop not in (StopReason.FAILED, StopReason.ABORTED)
 
     @property
     def tool_call_count(self) -> int:
         """How many calls named an existing tool."""
-        known = {spec.get("function", spec).get("name") for spec in self.tools}
-        return sum(name in known for turn in self.turns for name in turn.calls)
+        names = {spec.get("function", spec).get("name") for spec in self.tools}
+        return sum(name in names for turn in self.turns for name in turn.calls)
 
     @property
     def bad_calls_in_a_row(self) -> int:
-        """How many turns in a row, up to the last one, held a wrong tool call."""
+        """Number of consecutive turns with a wrong tool call, up to the last turn."""
         return sum(1 for _ in takewhile(lambda turn: turn.bad_call is not None, self._latest_turns()))
 
     def _latest_turns(self) -> Iterator[Turn]:
@@ -273,33 +273,34 @@ class Trajectory:
 
     @property
     def prefix_breaks(self) -> int:
-        """How many generations had a prompt that is no longer the beginning of its segment. It reads all tokens.
+        """Number of generations whose prompt is no longer the beginning of the segment. The count reads all tokens.
 
-        It is 0 unless something rewrote tokens that an engine had been sent. Generations read from JSON are not
+        0, unless tokens were rewritten after an engine had received the tokens. Generations read from JSON are not
         counted.
         """
         return sum(segment.prefix_breaks for segment in self.segments)
 
     def by_segment(self, of_turns: Sequence[T]) -> Iterator[tuple[Segment, Sequence[T]]]:
-        """Each segment with the values of its turns. `of_turns` has one value for each turn, in order of time."""
+        """Each segment with the values of the segment's turns. `of_turns` has a value for each turn, in order of
+        time."""
         for segment, places in zip(self.segments, self._places(), strict=True):
             yield segment, [of_turns[place] for place in places]
 
     def _places(self) -> list[Sequence[int]]:
         """For each segment, the places of its turns in time."""
-        first, found = 0, list[Sequence[int]]()
+        first, of_segments = 0, list[Sequence[int]]()
         for segment in self.segments:
             places = range(first, first + len(segment.turns))
-            found.append([self.order[turn] for turn in places] if self.order else places)
+            of_segments.append([self.order[turn] for turn in places] if self.order else places)
             first += len(segment.turns)
-        return found
+        return of_segments
 
     def _in_time(self, of_segments: Sequence[Sequence[T]]) -> list[T]:
         """The values of the turns of each segment as one list in order of time. Open turns may have none."""
         if not self.order:
             return [value for values in of_segments for value in values]
         placed = zip(self._places(), of_segments, strict=True)
-        return [value for _, value in sorted(chain(*(zip(*each, strict=False) for each in placed)), key=itemgetter(0))]
+        return [value for _, value in sorted(chain(*(zip(*pair, strict=False) for pair in placed)), key=itemgetter(0))]
 
     # Growing
 
@@ -311,15 +312,15 @@ class Trajectory:
         self.checks += rendered.checks
 
     def append_model(self, generation: Generation, *, prompt_tokens: int | None = None, seconds: float = 0.0) -> None:
-        """Sampled tokens, loss_mask 1. After an abort this extends the turn that is still open.
+        """Append sampled tokens, loss_mask 1. After an abort the tokens extend the open turn.
 
-        Raises LedgerError if tokens and log_probs differ in length, if one is invalid, or if `prompt_tokens` (what the
-        engine was given) is not all the tokens so far.
+        Raises LedgerError if tokens and log_probs differ in length, for an invalid value, or if `prompt_tokens` (the
+        engine's input) differs from all tokens so far.
         """
         self.segment.append_model(generation, prompt_tokens=prompt_tokens, seconds=seconds)
 
     def append_action(self, action: Action) -> None:
-        """Close the open turn with its action. Raises LedgerError if no turn is open, or if its tokens differ."""
+        """Close the open turn with its action. Raises LedgerError if no turn is open, or if the tokens differ."""
         self.segment.append_action(action)
         if action.error is not None and self.tools:  # without tools, nothing is a tool call
             self.segment.turns[-1].bad_call = action.error.kind
@@ -345,10 +346,10 @@ class Trajectory:
         self.unread += len(messages)
 
     def begin_segment(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:
-        """Continue in a new segment with another prompt. The segment so far is trained as it is.
+        """Continue in a new segment with another prompt. The segment so far is trained unchanged.
 
-        `rendered` is the whole next prompt. Earlier turns in it are not trained again. Raises LedgerError if no turn
-        was closed since the last prompt.
+        `rendered` is the whole next prompt. Earlier turns in the prompt are not trained again. Raises LedgerError if no
+        turn was closed since the last prompt.
         """
         last = self.segment
         require(bool(last.turns) and not last.open, "a segment ends with a turn that an action has closed")
@@ -375,8 +376,7 @@ class Trajectory:
     def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
         """Exclude the sampled tokens of the last segment whose `loss_mask` is 0 from the loss.
 
-        The shape is [response_length]. Spans that are masked in part are split. Raises LedgerError if the lengths
-        differ.
+        The shape is [response_length]. Partly masked spans are split. Raises LedgerError if the lengths differ.
         """
         self.segment.mask_where(loss_mask, reason)
 
@@ -388,10 +388,10 @@ class Trajectory:
     # Serialising
 
     def to_json(self) -> dict[str, JSON]:
-        """A versioned copy of everything except the engine's own metadata, ready for `json.dumps`.
+        """A versioned copy without the engine's own metadata, ready for `json.dumps`.
 
         The last segment is at the top, with the turns of all segments. The other segments are under "earlier". Turns
-        and actions at the top are segment by segment, and "order" has each turn's place in time, if that is different.
+        and actions at the top are segment by segment. "order" has each turn's place in time, if the order differs.
         """
         *earlier, last = [segment.to_json() for segment in self.segments]
         first = sum(len(segment["turns"]) for segment in earlier)
@@ -421,8 +421,7 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, data: Mapping[str, JSON]) -> Self:
-        """Read the output of `to_json`. Raises LedgerError if it breaks an invariant, ValueError for another
-        version."""
+        """Read the output of `to_json`. Raises LedgerError for a broken invariant, ValueError for another version."""
         version = data.get("version") if isinstance(data, Mapping) else None
         if version != SCHEMA_VERSION:
             raise ValueError(f"trajectory schema version {version!r}; this agentrl reads {SCHEMA_VERSION}")
@@ -435,8 +434,8 @@ class Trajectory:
             "turns": data["turns"][first:],
             "actions": data["actions"][sum(len(segment["actions"]) for segment in earlier) :],
         }
-        found = (image for message in data["messages"] for image in images_in(message.get("content")))
-        images = {image.digest: image for image in found}
+        shown_images = (image for message in data["messages"] for image in images_in(message.get("content")))
+        images = {image.digest: image for image in shown_images}
         self.segments = [Segment.from_json(segment, images) for segment in (*earlier, last)]
         self.order, self.seat = data.get("order", ()), data.get("seat", "")
         self.messages, self.unread = list(data["messages"]), data.get("unread", 0)
@@ -450,7 +449,7 @@ class Trajectory:
 
 
 def role_of(branch: str) -> str:
-    """The role of a branch: the part of its name before the first slash. That of the main line is ""."""
+    """The role of a branch: the part of the name before the first slash. "" for the main line."""
     return branch.partition("/")[0]
 
 
@@ -460,7 +459,7 @@ def total_ledger(segments: Iterable[Segment | Trajectory]) -> Ledger:
 
 
 def assistant_message(action: Action) -> Message:
-    """The chat message of an action, as data sets spell it, without calls that could not be read."""
+    """The chat message of an action, in the spelling of data sets, without unreadable calls."""
     message: dict[str, JSON] = {"role": "assistant", "content": action.content}
     if action.reasoning is not None:
         message["reasoning_content"] = action.reasoning
@@ -480,8 +479,8 @@ def _from_turn(spans: Sequence[Mapping[str, JSON]], first: int) -> list[dict[str
 def _task_to_json(task: Task) -> dict[str, JSON]:
     prompt = {"raw": task.prompt.text} if isinstance(task.prompt, Raw) else task.prompt
     data = {field.name: getattr(task, field.name) for field in fields(task)}
-    written: dict[str, JSON] = to_json_lossy({**data, "prompt": prompt})
-    return written
+    json: dict[str, JSON] = to_json_lossy({**data, "prompt": prompt})
+    return json
 
 
 def _task_from_json(data: Mapping[str, JSON]) -> Task:

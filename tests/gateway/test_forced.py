@@ -156,7 +156,7 @@ def test_each_api_has_its_own_place_for_it(wire, body, forced):
     given = {**plain, "model": "m", "tools": _tools(wire), **body}
     assert reader.read(given, {}, "").request.forced == forced
     ignored = reader.read(given, {}, "", SessionOptions(forced="ignore")).request
-    assert (ignored.forced, bool(ignored.asked.get("forced_ignored"))) == (None, forced is not None)
+    assert (ignored.forced, bool(ignored.recorded.get("forced_ignored"))) == (None, forced is not None)
     if forced is not None:
         with pytest.raises(RefusedError, match="the answer's form is not forced in this session"):
             reader.read(given, {}, "", SessionOptions(forced="refuse"))

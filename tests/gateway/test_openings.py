@@ -210,12 +210,12 @@ async def test_memory_is_bounded():
     kept = Openings(most=1000)
     for name in ("a", "b", "c"):
         await kept.get(name.encode(), opening(name * 10))
-    assert list(kept._kept) == [b"b", b"c"]
+    assert list(kept._openings) == [b"b", b"c"]
     await kept.get(b"b", opening("never made"))
     await kept.get(b"d", opening("d" * 10))
-    assert list(kept._kept) == [b"b", b"d"]
+    assert list(kept._openings) == [b"b", b"d"]
     await kept.get(b"e", opening("e" * 1000))
-    assert list(kept._kept) == [b"b", b"d"], "what is too large is not kept"
+    assert list(kept._openings) == [b"b", b"d"], "what is too large is not kept"
     assert kept._size == 824
     assert not kept._making
 

@@ -1,1 +1,1 @@
-"""A client's messages as tokens, and the proof that no word of them is missing."""
+"""A client's messages as tokens, and the proof that no word is missing."""

@@ -1,7 +1,7 @@
-"""How a template writes the arguments of a call, and the grammar of arguments that obey a tool's schema.
+"""The form in which a template writes the arguments of a call, and the grammar of arguments that obey a tool's schema.
 
-Most templates write JSON. Some write each key and its value between texts of their own, such as Qwen3-Coder's:
-`<parameter=` key `>` value `</parameter>`. There text has no quotes, and ends where the text after it begins.
+Most templates write JSON. Some write each key and value between texts, such as Qwen3-Coder's: `<parameter=` key `>`
+value `</parameter>`. In this form text has no quotes, and ends where the text after the value begins.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PairArguments:
     open: str
     between: str
     between_other: str
-    """For a value that is no text."""
+    """Before a value that is no text."""
     close: str
     pieces: Callable[[str], list[Format]]
     """A text as formats."""
@@ -67,17 +67,17 @@ class PairArguments:
         return re.compile(re.escape(f"{self.open}{KEY}{self.between}{VALUE}{self.close}"))
 
     def form(self, schema: Mapping[str, JSON]) -> list[Format]:
-        """Each key that is required, in the schema's order, with any of the others between them. No key beside those,
-        unless the schema names none."""
+        """Each required key, in the schema's order, with any of the other keys between. No further key, unless the
+        schema names no key."""
         root = schema
-        while isinstance(found := _referred(schema, root), Mapping):
-            schema = found
-        known, required = schema.get("properties") or {}, schema.get("required") or ()
+        while isinstance(target := _referred(schema, root), Mapping):
+            schema = target
+        properties, required = schema.get("properties") or {}, schema.get("required") or ()
         elements = list[Format]()
-        for key in (*known, *(key for key in required if key not in known)):
-            pair = either([self._pair(key, *value) for value in self._values(known.get(key, {}), root)])
+        for key in (*properties, *(key for key in required if key not in properties)):
+            pair = either([self._pair(key, *value) for value in self._values(properties.get(key, {}), root)])
             elements.append(pair if key in required else {"type": "optional", "content": pair})
-        if not known and schema.get("additionalProperties") is not False:
+        if not properties and schema.get("additionalProperties") is not False:
             any_pair = sequence([*self.pieces(self.open), _ANY_KEY, *self._value(self.between, self._text({}))])
             elements.append({"type": "star", "content": any_pair})
         return elements
@@ -91,27 +91,25 @@ class PairArguments:
     def _values(
         self, schema: Any, root: Any, seen: frozenset[str] = frozenset()
     ) -> Iterator[tuple[str, Format | None]]:
-        """What a value may be, each with the text before it. None: nothing."""
+        """The possible values, each with the text before. None: an empty value."""
         keywords = schema if isinstance(schema, Mapping) else {}
-        parts = [
-            *_list(keywords, "anyOf"),
-            *_list(keywords, "oneOf"),
-            *(keywords["allOf"] if len(_list(keywords, "allOf")) == 1 else ()),
-        ]
+        parts = _alternatives(keywords)
         if (target := keywords.get("$ref")) is not None and target not in seen:
             yield from self._values(_referred(keywords, root), root, seen | {target})
         elif parts:
             for part in parts:
                 yield from self._values(part, root, seen)
         elif "const" in keywords or _list(keywords, "enum"):
-            for value in [keywords["const"]] if "const" in keywords else keywords["enum"]:
-                text, between = (value, self.between) if isinstance(value, str) else (_json(value), self.between_other)
-                yield between, {"type": "const_string", "value": text} if text else None
+            yield from map(self._constant, [keywords["const"]] if "const" in keywords else keywords["enum"])
         elif (kinds := Schema(keywords, root).kinds) is None or "string" in kinds:
             yield self.between, self._text(keywords)
         else:
             definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
             yield self.between_other, {"type": "json_schema", "json_schema": {**definitions, **keywords}}
+
+    def _constant(self, value: JSON) -> tuple[str, Format | None]:
+        text, between = (value, self.between) if isinstance(value, str) else (_json(value), self.between_other)
+        return between, {"type": "const_string", "value": text} if text else None
 
     def _text(self, keywords: Mapping[str, Any]) -> Format:
         longest = keywords.get("maxLength")
@@ -120,20 +118,21 @@ class PairArguments:
 
 
 def learn_pairs(
-    written: Callable[[Mapping[str, JSON]], str],
+    write: Callable[[Mapping[str, JSON]], str],
     cut: Callable[[str], list[Format]],
     marks: Mapping[int, str],
     is_mark: re.Pattern[str],
     ends: Sequence[int],
 ) -> PairArguments | None:
-    """How a template writes pairs, from calls with other arguments. None if it does not write pairs of this kind.
+    """The form of a template's pairs, learned from calls with other arguments. None if the template writes no such
+    pairs.
 
-    `written` is a call with these arguments, in which a mark is one character of `is_mark`. `cut` makes formats of such
-    a text. `ends`: the stop tokens.
+    `write` returns a call with the arguments, in which a mark is one character of `is_mark`. `cut` makes formats of
+    such a text. `ends`: the stop tokens.
     """
-    text = _apart(written(dict(zip(_KEYS, _VALUES, strict=True))), *_KEYS, *_VALUES)
-    number = _apart(written({_KEYS[0]: _NUMBER, _KEYS[1]: _VALUES[1]}), *_KEYS, str(_NUMBER), _VALUES[1])
-    truth = written({_KEYS[0]: True, _KEYS[1]: _VALUES[1]})
+    text = _apart(write(dict(zip(_KEYS, _VALUES, strict=True))), *_KEYS, *_VALUES)
+    number = _apart(write({_KEYS[0]: _NUMBER, _KEYS[1]: _VALUES[1]}), *_KEYS, str(_NUMBER), _VALUES[1])
+    truth = write({_KEYS[0]: True, _KEYS[1]: _VALUES[1]})
     if text is None or number is None or text[2:] != number[2:] or text[1] != text[3]:
         return None
     head, between, middle, _, rest = text
@@ -145,31 +144,38 @@ def learn_pairs(
     if is_mark.search(closing):
         value: Format = {"type": "any_tokens", "exclude_tokens": sorted({*marks, *ends})}
     else:
-        tags = {part.strip() for marker in (opening, closing, rest[len(closing) :]) for part in pieces(marker)}
-        shown = {part for part in {*tags, opening.strip()} if is_tag(part) and not is_mark.search(part)}
-        value = {"type": "any_text", "excludes": sorted({*shown, *marks.values()})}
+        tags = _plain_tags((opening, closing, rest[len(closing) :]), is_mark)
+        value = {"type": "any_text", "excludes": sorted({*tags, *marks.values()})}
     return PairArguments(opening, between, number[1], closing, cut, value)
+
+
+def _plain_tags(texts: tuple[str, str, str], is_mark: re.Pattern[str]) -> set[str]:
+    """The tags in the texts around a value, without marks."""
+    tags = {part.strip() for text in texts for part in pieces(text)}
+    return {part for part in {*tags, texts[0].strip()} if is_tag(part) and not is_mark.search(part)}
 
 
 def sequence(elements: Sequence[Format]) -> Format:
     return {"type": "sequence", "elements": list(elements)} if len(elements) > 1 else elements[0]
 
 
-def either(found: Sequence[Format]) -> Format:
-    return {"type": "or", "elements": list(found)} if len(found) > 1 else found[0]
+def either(formats: Sequence[Format]) -> Format:
+    return {"type": "or", "elements": list(formats)} if len(formats) > 1 else formats[0]
 
 
 def _apart(text: str, *words: str) -> list[str] | None:
-    """The text before, between and after words, which are found once each: two keys, and the value of each."""
-    first, second, one, other = words
+    """The text before, between and after words, each with a single occurrence: two keys, and the value of each."""
+    first, second, first_value, second_value = words
     if any(text.count(word) != 1 for word in words):
         return None
-    found = re.fullmatch("(.*)".join(["", *map(re.escape, (first, one, second, other)), ""]), text, re.DOTALL)
-    return list(found.groups()) if found else None
+    match = re.fullmatch(
+        "(.*)".join(["", *map(re.escape, (first, first_value, second, second_value)), ""]), text, re.DOTALL
+    )
+    return list(match.groups()) if match else None
 
 
 def _referred(schema: Any, root: Any) -> Any:
-    """What a schema refers to; None if it refers to nothing."""
+    """The target of a schema's reference; None without a reference."""
     target = schema.get("$ref")
     if not isinstance(target, str) or not target.startswith("#/"):
         return None
@@ -178,9 +184,15 @@ def _referred(schema: Any, root: Any) -> Any:
     return root
 
 
+def _alternatives(keywords: Mapping[str, Any]) -> list[Any]:
+    """The alternative schemas of a value."""
+    all_of = _list(keywords, "allOf")
+    return [*_list(keywords, "anyOf"), *_list(keywords, "oneOf"), *(all_of if len(all_of) == 1 else ())]
+
+
 def _list(keywords: Mapping[str, Any], name: str) -> list[Any]:
-    found = keywords.get(name)
-    return found if isinstance(found, list) else []
+    value = keywords.get(name)
+    return value if isinstance(value, list) else []
 
 
 def _json(value: JSON) -> str:

@@ -1,4 +1,4 @@
-"""The proof that no client text is lost: each role is written at each place and looked for in the tokens.
+"""The proof that no client text is lost: each role is written at each place, and the tokens must hold the text.
 
 The proof runs before any request, once for a template with tools and once without.
 """
@@ -38,11 +38,11 @@ _TURNS: Mapping[str, tuple[Entry, Sequence[Entry]]] = {
     "after a sampled call": (_ASKS, ()),
 }
 _PROVED: Cache[object] = Cache(64)
-"""Proved certificates by their id(). They are kept, so that no other object gets the same id."""
+"""Proved certificates by their id(). The references keep the ids unique."""
 
 
 class EntryWriter(Protocol):
-    """What is proved here: `agentrl.chat.tokens.writer.Writer`."""
+    """The proved part of `agentrl.chat.tokens.writer.Writer`."""
 
     @property
     def renderer(self) -> Renderer: ...
@@ -55,15 +55,15 @@ class EntryWriter(Protocol):
 
 
 def prove_places(writer: EntryWriter) -> None:
-    """Raises TemplateError, which names the role, the place and the template, if a client's text would be lost."""
+    """Raises TemplateError, with the role, the place and the template, if a client's text would be lost."""
     certificate = writer.renderer.certificate
     _PROVED.get(f"{id(certificate)}", lambda: _proved(writer))
 
 
 def _proved(writer: EntryWriter) -> object:
     for role in _ROLES:
-        for place, (before, behind) in _ROOTS.items():
-            entries = _numbered([*before, role, *behind])
+        for place, (before, after) in _ROOTS.items():
+            entries = _numbered([*before, role, *after])
             _check(writer, role, place, entries, partial(writer.prompt, entries))
         for place, (turn, before) in _TURNS.items():
             action = _sampled(writer.renderer, turn)
@@ -78,14 +78,14 @@ def _check(
     writer: EntryWriter, role: Entry, place: str, entries: Sequence[Entry], write: Callable[[], Rendered]
 ) -> None:
     try:
-        found = _WORD.findall(writer.renderer.decode(write().tokens))
+        words = _WORD.findall(writer.renderer.decode(write().tokens))
     except TemplateError as exc:
-        raise TemplateError(f"{_told(writer, role, place)}: {exc}") from exc
-    if found != [word for entry in entries for word in _WORD.findall(entry.text)]:
-        raise TemplateError(f"{_told(writer, role, place)}: the tokens hold {found}")
+        raise TemplateError(f"{_lost(writer, role, place)}: {exc}") from exc
+    if words != [word for entry in entries for word in _WORD.findall(entry.text)]:
+        raise TemplateError(f"{_lost(writer, role, place)}: the tokens hold {words}")
 
 
-def _told(writer: EntryWriter, role: Entry, place: str) -> str:
+def _lost(writer: EntryWriter, role: Entry, place: str) -> str:
     name = writer.renderer.certificate.template
     return f"the chat template of {name} cannot be used with agents: a {role.role} message {place} would be lost"
 
@@ -96,7 +96,7 @@ def _numbered(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _sampled(renderer: Renderer, turn: Entry) -> Action | None:
-    """The turn as a model would sample it. None if the template cannot write such a turn."""
+    """The turn as a model would sample the tokens. None if the template cannot write the turn."""
     try:
         tokens = renderer.encode(to_assistant_message(turn, {}))
     except TemplateError:

@@ -1,8 +1,8 @@
 """The form that a client demands of an answer, as a grammar over the tokens that the chat template would write.
 
-How a template writes a call is read from what it makes of examples, so no format is known by name. The grammar is a
-structural tag of xgrammar, which SGLang takes as `structural_tag`. Marks such as `<tool_call>` are single tokens in it.
-With text alone a model might spell them out, and then they are no marks.
+The template's form of a call is read from examples, so no format is known by name. The grammar is a structural tag of
+xgrammar, which SGLang takes as `structural_tag`. Marks such as `<tool_call>` are single tokens in the grammar. As text
+a model might spell the marks out, and the spelled letters are no marks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrl.types import JSON, ToolSpec
 
 _TEXT, _THOUGHT = "EXAMPLE-TEXT", "EXAMPLE-THOUGHT"
 _PRIVATE = 0xF0000
-"""In examples, a mark is one character of a private plane of Unicode: this, and its place among the marks."""
+"""In examples, a mark is one character of a private plane of Unicode: this number, and the index among the marks."""
 _MARK = re.compile("([\U000f0000-\U000ffffd])")
 _REMEDY = "ask for the form in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))"
 
@@ -30,7 +30,8 @@ _REMEDY = "ask for the form in the prompt (an AgentEnv may set SessionOptions(fo
 def structural_tag(
     renderer: Renderer, forced: Forced, tools: Sequence[ToolSpec], *, thinking: bool, continued: bool = False
 ) -> str:
-    """The grammar as JSON. `thinking`: the prompt has opened a thought. `continued`: it ends in the answer's text.
+    """The grammar as JSON. `thinking`: the prompt has opened a thought. `continued`: the prompt ends in the answer's
+    text.
 
     Raises RefusedError if the template writes arguments neither as JSON nor as keys and values between tags.
     """
@@ -46,7 +47,7 @@ def structural_tag(
 
 
 def end_of_call(renderer: Renderer, tools: Sequence[ToolSpec]) -> str | None:
-    """The text that ends each call, such as `</tool_call>`. None if the template has no such mark."""
+    """The text at the end of each call, such as `</tool_call>`. None if the template has no such mark."""
     try:
         return _Examples(renderer, tuple(renderer.marks)).end_of_call(tools[0]["function"]["name"])
     except RefusedError:
@@ -55,14 +56,14 @@ def end_of_call(renderer: Renderer, tools: Sequence[ToolSpec]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Shell:
-    """What a template writes around the arguments of calls of one tool."""
+    """The template's text around the arguments of calls of one tool."""
 
     before: str
     """Before the first call, such as an empty thought."""
     begin: str
     end: str
     between: str | None
-    """Between two calls. None if the template writes only one."""
+    """Between two calls. None if the template writes a single call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class _Examples:
     renderer: Renderer
     marks: Sequence[int]
     continued: bool = False
-    """Whether the prompt has continued the answer's text, so that no thought comes before the form."""
+    """Whether the prompt has continued the answer's text. Then no thought comes before the form."""
 
     def text(self, content: Format, thinking: bool) -> Format:
         """An answer without calls."""
@@ -83,7 +84,7 @@ class _Examples:
         return self._with_thought(thought, before, [content], thinking)
 
     def end_of_call(self, name: str) -> str | None:
-        """The last tag that the template writes after each call. None if it has none."""
+        """The last tag after each call. None if the template writes no tag."""
         writing = self._writing(name)
         single, middle = self._written(_message(name, 1)), self._middle(name, writing)
         calls = list(writing.example.finditer(single))
@@ -98,7 +99,7 @@ class _Examples:
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
         writing = self._writing(forced.names[0])
         shells = {name: self._shell(name, writing) for name in forced.names}
-        each = [
+        forms = [
             sequence(
                 [
                     *self._pieces(shell.begin),
@@ -108,17 +109,17 @@ class _Examples:
             )
             for name, shell in shells.items()
         ]
-        content = [either(each)]
+        content = [either(forms)]
         name, first = next(iter(shells.items()))
         if forced.parallel and first.between is not None:
-            more = sequence([*self._pieces(first.between), either(each)])
+            more = sequence([*self._pieces(first.between), either(forms)])
             content.append({"type": "star", "content": more})
         return self._with_thought(self._thought_before(name, first, writing), first.before, content, thinking)
 
     def _with_thought(
         self, thought: tuple[str, str] | None, before: str, content: list[Format], thinking: bool
     ) -> Format:
-        """The content after a thought, or without one if the prompt has not opened it."""
+        """The content after a thought, or without a thought if the prompt has not opened a thought."""
         if self.continued and not thinking:
             return sequence(content)
         plain = sequence([*self._pieces(before), *content])
@@ -129,12 +130,12 @@ class _Examples:
         return thoughtful if thinking else either([thoughtful, plain])
 
     def _until(self, closing: str) -> list[Format]:
-        """Any text up to the end of a thought, and that."""
-        found = _MARK.search(closing)
-        if found is None:
+        """Any text up to the end of a thought, and the end."""
+        mark = _MARK.search(closing)
+        if mark is None:
             return [{"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": closing}]
         excluded = sorted({*self.marks, *self.renderer.stop_token_ids})
-        return [{"type": "any_tokens", "exclude_tokens": excluded}, *self._pieces(closing[found.start() :])]
+        return [{"type": "any_tokens", "exclude_tokens": excluded}, *self._pieces(closing[mark.start() :])]
 
     def _pieces(self, text: str) -> list[Format]:
         """A text as formats: each mark is one token."""
@@ -147,14 +148,14 @@ class _Examples:
         ]
 
     def _written(self, message: Mapping[str, JSON]) -> str:
-        """An assistant message without the token that ends it; marks as private characters. Raises RefusedError."""
+        """An assistant message without the end token; marks as private characters. Raises RefusedError."""
         try:
             tokens = self.renderer.encode(dict(message))
         except TemplateError as exc:
             raise RefusedError("invalid", f"the template cannot write such an answer ({exc}); {_REMEDY}") from exc
         if tokens and tokens[-1] in self.renderer.stop_token_ids:
             tokens = tokens[:-1]
-        places, parts, run = {token: at for at, token in enumerate(self.marks)}, list[str](), list[int]()
+        places, parts, run = {token: index for index, token in enumerate(self.marks)}, list[str](), list[int]()
         for token in tokens:
             if token in places:
                 parts += [self.renderer.decode(run), chr(_PRIVATE + places[token])]
@@ -164,30 +165,30 @@ class _Examples:
         return "".join([*parts, self.renderer.decode(run)])
 
     def _writing(self, name: str) -> Writing:
-        """How the template writes arguments. Raises RefusedError if that is none of the known ways."""
+        """The template's form of arguments. Raises RefusedError for an unknown form."""
         if len(JsonArguments.example.findall(self._written(_message(name, 1)))) == 1:
             return JsonArguments()
-        found = learn_pairs(
+        pairs = learn_pairs(
             lambda arguments: self._written(_message(name, 1, arguments)),
             self._pieces,
             self.renderer.marks,
             _MARK,
             sorted(self.renderer.stop_token_ids),
         )
-        if found is None:
+        if pairs is None:
             raise RefusedError(
                 "invalid",
                 "this model's template writes arguments neither as JSON nor as keys and values between tags; "
                 + _REMEDY,
             )
-        return found
+        return pairs
 
     def _shell(self, name: str, writing: Writing) -> _Shell:
-        one = self._written(_message(name, 1))
-        found = list(writing.example.finditer(one))
-        if len(found) != 1:
+        single = self._written(_message(name, 1))
+        matches = list(writing.example.finditer(single))
+        if len(matches) != 1:
             raise RefusedError("invalid", f"the template writes calls of {name} in another way than others; {_REMEDY}")
-        head, tail = one[: found[0].start()], one[found[0].end() :]
+        head, tail = single[: matches[0].start()], single[matches[0].end() :]
         middle = self._middle(name, writing)
         if middle is None:
             return _Shell("", head, tail, None)
@@ -198,22 +199,22 @@ class _Examples:
         return _Shell(head.removesuffix(begin), begin, end, middle[len(end) :].removesuffix(begin))
 
     def _middle(self, name: str, writing: Writing) -> str | None:
-        """What the template writes between the arguments of two calls. None if it writes only one call."""
+        """The text between the arguments of two calls. None if the template writes a single call."""
         if not self.renderer.certificate.capabilities.get("parallel_calls"):
             return None
         two = self._written(_message(name, 2))
-        found = list(writing.example.finditer(two))
-        return two[found[0].end() : found[1].start()] if len(found) == 2 else None
+        matches = list(writing.example.finditer(two))
+        return two[matches[0].end() : matches[1].start()] if len(matches) == 2 else None
 
     def _thought_before(self, name: str, shell: _Shell, writing: Writing) -> tuple[str, str] | None:
         rest = self._after_thought(_message(name, 1))
-        found = None if rest is None else writing.example.search(rest[1])
-        if rest is None or found is None or not rest[1][: found.start()].endswith(shell.begin):
+        match = None if rest is None else writing.example.search(rest[1])
+        if rest is None or match is None or not rest[1][: match.start()].endswith(shell.begin):
             return None
-        return rest[0], rest[1][: found.start()].removesuffix(shell.begin)
+        return rest[0], rest[1][: match.start()].removesuffix(shell.begin)
 
     def _after_thought(self, message: Mapping[str, JSON]) -> tuple[str, str] | None:
-        """What the template writes before and after the thought of a message. None if it writes no thoughts."""
+        """The text before and after the thought of a message. None if the template writes no thoughts."""
         if not self.renderer.certificate.capabilities.get("thinking"):
             return None
         opening, thought, rest = self._written({**message, "reasoning_content": _THOUGHT}).partition(_THOUGHT)
@@ -226,6 +227,6 @@ def _message(name: str, count: int, arguments: Mapping[str, JSON] | None = None)
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _common_start(one: str, other: str) -> str:
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return one[: sum(1 for _ in same)]
+def _common_start(text: str, other: str) -> str:
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
+    return text[: sum(1 for _ in same)]

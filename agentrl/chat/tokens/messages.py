@@ -1,7 +1,7 @@
 """A client's conversation as messages that the chat template can carry.
 
 A client may use roles, places and ids that a template silently drops or refuses. Each entry gets the nearest form that
-the template carries, according to its certificate. Nothing is left out, and nothing is moved.
+the template carries, according to the template's certificate. No entry is left out or moved.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class EntryConverter:
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
     """Tools that a result may load, by name."""
     results: str = "place"
-    """How the template shows which result belongs to which call: `Certificate.results`."""
+    """The way a template links results and calls: `Certificate.results`."""
     careful: bool = False
-    """Whether to use only roles and places that every template carries. The certificate may not cover this case."""
+    """Whether to use only roles and places of every template. The certificate may not cover this case."""
 
     def carries(self, capability: str) -> bool:
         return self.capabilities.get(capability, False)
@@ -52,7 +52,7 @@ def to_messages(
 ) -> list[Message]:
     """The entries as messages.
 
-    `ids` maps a call's id on the wire to its id in the tokens. `calls` maps the ids of the previous turn's calls to
+    `ids` maps a call's id on the wire to the id in the tokens. `calls` maps the ids of the previous turn's calls to
     their names. `root`: the conversation begins here.
     """
     making = _MessageBuilder(forms, ids, root, dict(calls or {}))
@@ -64,7 +64,7 @@ def to_messages(
 def _in_call_order(
     entries: Sequence[Entry], ids: Mapping[str, str], calls: Mapping[str, str], *, by_id: bool
 ) -> Sequence[Entry]:
-    """The entries. The results of each turn get the order of its calls, and the ids that they lack."""
+    """The entries. The results of each turn get the order of the calls, and any missing ids."""
     if not any(entry.role == "tool" for entry in entries):
         return entries
     turns = [i for i, entry in enumerate(entries) if entry.role == "assistant"]
@@ -92,7 +92,7 @@ def _answers_in_order(
 
 
 def _plain_unless(call_id: str, call_ids: Container[str]) -> str:
-    """The id if it is one of `call_ids` or empty, else its plain form."""
+    """An id in `call_ids` or an empty id unchanged, else the plain form."""
     return call_id if call_id in call_ids or not call_id else plain_id(call_id)
 
 
@@ -122,26 +122,25 @@ class _MessageBuilder:
             self._user(_content(entry), entry.joined)
 
     def _instruct(self, entry: Entry) -> None:
-        said = text(entry.text)
-        if not said.strip():
+        instruction = text(entry.text)
+        if not instruction.strip():
             return
         if not (self.root and self.heading and self.forms.carries("system")):
-            self._user(REMINDER.format(said))
+            self._user(REMINDER.format(instruction))
         elif self.messages:
-            self.messages[-1]["content"] += BLANK + said
+            self.messages[-1]["content"] += BLANK + instruction
         else:
-            self.messages.append({"role": "system", "content": said})
+            self.messages.append({"role": "system", "content": instruction})
 
-    def _user(self, said: Content, joined: bool = False) -> None:
+    def _user(self, content: Content, joined: bool = False) -> None:
         if not self._joins(joined):
-            self.messages.append({"role": "user", "content": said})
+            self.messages.append({"role": "user", "content": content})
         else:
-            self.messages[-1]["content"] = _together(self.messages[-1]["content"], said)
+            self.messages[-1]["content"] = _together(self.messages[-1]["content"], content)
 
     def _joins(self, joined: bool) -> bool:
-        """Whether a user's text is joined to the message before it: they are one message, or the template refuses
-        two.
-        """
+        """Whether a user's text is joined to the message before: both are one message, or the template refuses two
+        messages."""
         before = self.messages[-1]["role"] if self.messages else ""
         if before == "user":
             return joined or self.forms.careful or not self.forms.carries("users_in_a_row")
@@ -149,23 +148,23 @@ class _MessageBuilder:
 
     def _result(self, entry: Entry) -> None:
         loaded = [json.dumps(self._loaded(name), ensure_ascii=False) for name in entry.loads]
-        said = _together(_content(entry), "\n".join(loaded))
+        content = _together(_content(entry), "\n".join(loaded))
         wire = self.ids.get(entry.call_id, entry.call_id)
         call_id = wire if wire in self.calls else plain_id(wire)
         if not self._may_answer(call_id) or (entry.parts and not self.forms.carries("tool_images")):
-            self._user(said)
+            self._user(content)
             return
         name = self.calls.get(call_id) or "unknown"
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": said})
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": content})
 
     def _may_answer(self, call_id: str) -> bool:
-        """Whether a result of this call may be a tool message here. If not, it becomes user text."""
+        """Whether a result of this call may be a tool message here. Otherwise the result becomes user text."""
         if not self.forms.carries("tool_results"):
             return False
         if not self.forms.careful:
             return call_id in self.calls or self.forms.carries("orphan_tool")
-        behind = self.messages[-1]["role"] if self.messages else "assistant"
-        return call_id in self.calls and behind != "user"
+        previous = self.messages[-1]["role"] if self.messages else "assistant"
+        return call_id in self.calls and previous != "user"
 
     def _loaded(self, name: str) -> ToolSpec:
         return self.forms.deferred.get(name, {"name": name})
@@ -177,20 +176,20 @@ class _MessageBuilder:
 
 
 def _content(entry: Entry) -> Content:
-    """The text of an entry, or its texts and images as parts."""
+    """The text of an entry, or the texts and images as parts."""
     if not entry.parts:
         return text(entry.text)
-    found: Content = ""
+    content: Content = ""
     for part in entry.parts:
-        found = _together(found, text(part) if isinstance(part, str) else [part.part], "\n")
-    return found
+        content = _together(content, text(part) if isinstance(part, str) else [part.part], "\n")
+    return content
 
 
-def _together(one: Content, other: Content, mark: str = BLANK) -> Content:
-    """Two contents as one. `mark` is written between two texts, and nothing between a text and an image."""
-    if isinstance(one, str) and isinstance(other, str):
-        return mark.join(filter(None, (one, other)))
-    before, after = _parts(one), _parts(other)
+def _together(first: Content, second: Content, mark: str = BLANK) -> Content:
+    """Two contents as one. `mark` separates two texts, but not a text and an image."""
+    if isinstance(first, str) and isinstance(second, str):
+        return mark.join(filter(None, (first, second)))
+    before, after = _parts(first), _parts(second)
     if before and after and "text" in before[-1] and "text" in after[0]:
         middle = {"type": "text", "text": before[-1]["text"] + mark + after[0]["text"]}
         return [*before[:-1], middle, *after[1:]]
@@ -203,26 +202,26 @@ def _parts(content: Content) -> Sequence[Mapping[str, str]]:
     return [{"type": "text", "text": content}] if content else []
 
 
-def one_by_one(entries: Sequence[Entry], known: Container[int] = ()) -> Iterator[tuple[int | None, Entry]]:
-    """The entries for a template that takes one call per turn: each call is placed right before its result.
+def one_by_one(entries: Sequence[Entry], unsplit: Container[int] = ()) -> Iterator[tuple[int | None, Entry]]:
+    """The entries for a template with one call per turn: each call is placed right before its result.
 
-    Yields each entry with its index in `entries`, or None for a call that was split from its turn. Turns at the indices
-    in `known` are not split.
+    Yields each entry with the index in `entries`, or None for a call that was split from its turn. Turns at the indices
+    in `unsplit` are not split.
     """
     waiting = dict[str, Call]()
-    for at, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         if entry.role == "tool" and entry.call_id in waiting:
             yield None, Entry("assistant", calls=(waiting.pop(entry.call_id),))
-            yield at, entry
+            yield index, entry
             continue
         yield from ((None, Entry("assistant", calls=(call,))) for call in waiting.values())
         waiting = {}
-        if entry.role == "assistant" and len(entry.calls) > 1 and at not in known:
+        if entry.role == "assistant" and len(entry.calls) > 1 and index not in unsplit:
             waiting = {call.id: call for call in entry.calls}
             if entry.text:
-                yield at, replace(entry, calls=())
+                yield index, replace(entry, calls=())
         else:
-            yield at, entry
+            yield index, entry
     yield from ((None, Entry("assistant", calls=(call,))) for call in waiting.values())
 
 
@@ -244,12 +243,12 @@ def to_assistant_message(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]
 
 
 def _id(call_id: str, name: str) -> str:
-    """The id of a call in messages. One that contains the call's name says to the model which number it has."""
+    """The id of a call in messages. An id with the call's name shows the model the call's number."""
     return call_id if has_name(call_id, name) else plain_id(call_id)
 
 
 def _arguments(call: Call) -> Any:
-    """The arguments as an object, which templates require. Other text is wrapped in one, under the key `unreadable`."""
+    """The arguments as an object, which templates require. Other text is wrapped under the key `unreadable`."""
     if isinstance(call.arguments, str):
         return {"unreadable": text(call.arguments)} if call.arguments.strip() else {}
     return to_json(call.arguments, f"the arguments of {call.name}")

@@ -1,4 +1,4 @@
-"""Checks whether the words of messages are in the tokens that the model reads."""
+"""Checks whether the tokens of the model hold the words of messages."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _LONG = 64
 """A text of this many characters is not found anywhere by chance."""
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
-"""JSON escapes, such as a line break's, if a template writes text as JSON. Their letters belong to no word."""
+"""JSON escapes, such as a line break, if a template writes text as JSON. Their letters belong to no word."""
 
 
 def first_message_not_in(messages: Sequence[Message], text: str) -> int | None:
-    """The index of the first message with a word that is not in the decoded `text`. None if no word is missing.
+    """The index of the first message with a word that is missing in the decoded `text`. None if no word is missing.
 
-    Only words of Latin letters and digits are compared, because quoting, trimming and a tokenizer's normalization do
-    not change them.
+    Only words of Latin letters and digits are compared: quoting, trimming and a tokenizer's normalization leave such
+    words unchanged.
     """
     words: set[str] | None = None
-    for at, message in enumerate(messages):
+    for index, message in enumerate(messages):
         content = "\n".join(texts_in(message.get("content") or ""))
         if len(content) >= _LONG and content.strip() in text:
             continue
         words = _words(text) if words is None else words
         if _words(content) - words:
-            return at
+            return index
     return None
 
 

@@ -1,7 +1,7 @@
-"""Writes a client's messages as tokens: whole prompts, and what follows a sampled turn.
+"""Writes a client's messages as tokens: whole prompts, and the tokens after a sampled turn.
 
-After each attempt, the words of the messages are looked for in the tokens. If some are missing, the next form is tried.
-If no form is left, TemplateError reports what would be lost.
+After each attempt, the tokens must hold the words of the messages. If words are missing, the next form is tried. If no
+form is left, TemplateError reports the loss.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from agentrl.render.learn.probe import TOOL as PROBE_TOOL
 from agentrl.trajectory.trajectory import assistant_message
 from agentrl.types import Action, Message, Raw, Rendered, RenderedSpan, ToolCall, ToolSpec
 
-Known = Mapping[int, tuple[Action, Sequence[int]]]
-"""Index of an assistant entry -> the action and the tokens of that reply, as sampled."""
+Replies = Mapping[int, tuple[Action, Sequence[int]]]
+"""Index of an assistant entry -> the action and the tokens of the sampled reply."""
 
 _SILENCE = Entry("user", "")
 _PLACE = "zqbeginning"
@@ -36,13 +36,13 @@ _NONE: Mapping[Any, Any] = MappingProxyType({})
 class Writer:
     """Writes the conversations of one root. Methods raise TemplateError if the template cannot carry a conversation.
 
-    The first Writer of a template proves that no role is lost. It raises TemplateError if one is.
+    The first Writer of a template proves that no role is lost, and raises TemplateError for a lost role.
     """
 
     renderer: Renderer
     """Bound to the root's tools."""
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
-    """Tools by name that are shown only at a result that loads them: `ChatRequest.deferred`."""
+    """Tools by name, shown only at a result that loads the tool: `ChatRequest.deferred`."""
 
     def __post_init__(self) -> None:
         prove_places(self)
@@ -57,34 +57,36 @@ class Writer:
     ) -> list[Message]:
         """The entries as messages for the template.
 
-        `ids` maps a call's id on the wire to its id in the action. `action` is the turn before the entries. With
-        `root`, the conversation begins here, and instructions at its head become its system message.
+        `ids` maps a call's id on the wire to the id in the action. `action` is the turn before the entries. With
+        `root`, the conversation begins here, and instructions at the head become the system message.
         """
         entries, _ = self._apart(entries, _NONE)
         return to_messages(entries, self._forms(), ids, root=root, calls=_names(action))
 
-    def prompt(self, entries: Sequence[Entry], known: Known = _NONE, ids: Mapping[str, str] = _NONE) -> Rendered:
+    def prompt(self, entries: Sequence[Entry], replies: Replies = _NONE, ids: Mapping[str, str] = _NONE) -> Rendered:
         """The prompt of a new root.
 
-        Without `known`, the template renders all messages at once. With `known`, everything from the first known reply
-        on is added piece by piece, so that each known reply keeps its sampled tokens. If the template cannot carry an
-        assistant entry, everything from that entry on is also added piece by piece.
+        Without `replies`, the template renders all messages at once. With `replies`, everything from the first sampled
+        reply on is added piece by piece, so that each reply keeps its sampled tokens. If the template cannot carry an
+        assistant entry, everything from the entry on is also added piece by piece.
 
-        A window may begin with the assistant. The template writes such replies itself. If it refuses, or if there is
-        nothing to write, an empty message of the user comes first.
+        A window may begin with the assistant. The template writes such replies. If the template refuses, or for an
+        empty window, an empty message of the user comes first.
         """
-        entries, known = self._apart(entries, known)
+        entries, replies = self._apart(entries, replies)
         opening = next((index for index, entry in enumerate(entries) if entry.role != "assistant"), len(entries))
         try:
             if entries:
-                return self._prompt(entries, {index: reply for index, reply in known.items() if index >= opening}, ids)
+                return self._prompt(
+                    entries, {index: reply for index, reply in replies.items() if index >= opening}, ids
+                )
         except TemplateError:
             if not opening:
                 raise
-        return self._prompt([_SILENCE, *entries], {index + 1: reply for index, reply in known.items()}, ids)
+        return self._prompt([_SILENCE, *entries], {index + 1: reply for index, reply in replies.items()}, ids)
 
-    def _prompt(self, entries: Sequence[Entry], known: Known, ids: Mapping[str, str]) -> Rendered:
-        first = min([*known, *self._moved(entries)], default=len(entries))
+    def _prompt(self, entries: Sequence[Entry], replies: Replies, ids: Mapping[str, str]) -> Rendered:
+        first = min([*replies, *self._moved(entries)], default=len(entries))
         try:
             head = self._head(entries[:first], ids)
         except TemplateError:
@@ -92,30 +94,31 @@ class Writer:
                 raise
             first = _assistant(entries)
             head = self._head(entries[:first], ids)
-        return head.rendered if first == len(entries) else self._pieces(head, entries, first, known, ids)
+        return head.rendered if first == len(entries) else self._pieces(head, entries, first, replies, ids)
 
     def bridge(
         self,
         history: Sequence[Message],
         action: Action,
         entries: Sequence[Entry],
-        known: Known = _NONE,
+        replies: Replies = _NONE,
         ids: Mapping[str, str] = _NONE,
         *,
         budget: int | None = None,
     ) -> Rendered:
-        """The tokens after the sampled turn `action`: the rest of its close, the entries, and a generation prompt.
+        """The tokens after the sampled turn `action`: the rest of the turn's close, the entries, and a generation
+        prompt.
 
-        `history` ends with that turn. `budget` is the most tokens that the messages up to the next assistant message
-        may have. Longer ones are cut.
+        `history` ends with the sampled turn. `budget` is the most tokens of the messages up to the next assistant
+        message. Longer messages are cut.
         """
-        entries, known = self._apart(entries, known)
+        entries, replies = self._apart(entries, replies)
         first = _assistant(entries)
-        piece = self._behind(history, action, entries[:first], ids, budget)
-        return piece.rendered if first == len(entries) else self._pieces(piece, entries, first, known, ids)
+        piece = self._bridge_to(history, action, entries[:first], ids, budget)
+        return piece.rendered if first == len(entries) else self._pieces(piece, entries, first, replies, ids)
 
     def opened(self, rendered: Rendered, entry: Entry) -> Rendered:
-        """A prompt, with an assistant entry as the beginning of the next turn, which the model continues."""
+        """A prompt, with an assistant entry as the beginning of the next turn, for the model to continue."""
         before = Action("", "", "" if rendered.thinking else None)
         added = self.renderer.text(Raw(self._beginning(entry)), before)
         end = len(rendered.tokens)
@@ -131,9 +134,9 @@ class Writer:
         )
 
     def _beginning(self, entry: Entry) -> str:
-        """An assistant entry as the template writes it, up to the end of its text: with its thought, or an empty one.
+        """An assistant entry in the template's form, up to the end of the text: with the thought, or an empty thought.
 
-        A text that begins a thought itself stays as it is.
+        A text that begins with a thought stays unchanged.
         """
         name = "content" if entry.text or entry.reasoning is None else "reasoning_content"
         text = entry.text if name == "content" else entry.reasoning or ""
@@ -141,10 +144,10 @@ class Writer:
         if name == "content" and self.renderer.parse(tokens, "length").reasoning is not None:
             return text
         try:
-            written = self.renderer.decode(self.renderer.encode({**to_assistant_message(entry, _NONE), name: _PLACE}))
+            rendered = self.renderer.decode(self.renderer.encode({**to_assistant_message(entry, _NONE), name: _PLACE}))
         except TemplateError:
             return text
-        lead, place, _ = written.partition(_PLACE)
+        lead, place, _ = rendered.partition(_PLACE)
         return lead + text if place else text
 
     def _forms(self, careful: bool = False) -> EntryConverter:
@@ -155,22 +158,22 @@ class Writer:
             careful=careful,
         )
 
-    def _apart(self, entries: Sequence[Entry], known: Known) -> tuple[Sequence[Entry], Known]:
+    def _apart(self, entries: Sequence[Entry], replies: Replies) -> tuple[Sequence[Entry], Replies]:
         """Give parallel calls a turn each if the template takes one call per turn. Sampled calls stay together."""
         if self.renderer.certificate.capabilities.get("parallel_calls", False):
-            return entries, known
-        apart = list(one_by_one(entries, known))
+            return entries, replies
+        apart = list(one_by_one(entries, replies))
         return [entry for _, entry in apart], {
-            i: known[at] for i, (at, _) in enumerate(apart) if at is not None and at in known
+            i: replies[index] for i, (index, _) in enumerate(apart) if index is not None and index in replies
         }
 
     def _moved(self, entries: Sequence[Entry]) -> Iterator[int]:
-        """Indices of assistant entries whose text the template leaves out, or writes after their calls."""
+        """Indices of assistant entries whose text the template leaves out, or writes after the calls."""
         if not self.renderer.certificate.capabilities.get("text_with_calls", False):
             yield from (i for i, entry in enumerate(entries) if entry.text and entry.calls)
 
     def _head(self, entries: Sequence[Entry], ids: Mapping[str, str]) -> _WriterState:
-        """The template's own render. Instructions alone, which some templates refuse or drop, may become user text."""
+        """The template's own render. Instructions alone, refused or dropped by some templates, may become user text."""
 
         def attempt(careful: bool, root: bool = True) -> _WriterState:
             messages = to_messages(entries, self._forms(careful), ids, root=root)
@@ -181,7 +184,7 @@ class Writer:
             attempts.append(lambda: attempt(True, root=False))
         return _first(attempts)
 
-    def _behind(
+    def _bridge_to(
         self,
         history: Sequence[Message],
         action: Action,
@@ -203,18 +206,18 @@ class Writer:
         return _first(attempts)
 
     def _pieces(
-        self, piece: _WriterState, entries: Sequence[Entry], first: int, known: Known, ids: Mapping[str, str]
+        self, piece: _WriterState, entries: Sequence[Entry], first: int, replies: Replies, ids: Mapping[str, str]
     ) -> Rendered:
-        """`piece`, then each assistant entry from `first` on, with the entries that follow it."""
+        """`piece`, then each assistant entry from `first` on, with the entries after each."""
         tokens, cut, last = list(piece.rendered.tokens), piece.rendered.cut, piece
         special, checks, media = piece.rendered.special, piece.rendered.checks, [*piece.rendered.media]
         turns = [i for i in range(first, len(entries)) if entries[i].role == "assistant"]
-        for at, end in pairwise([*turns, len(entries)]):
-            action, sampled = known.get(at) or self._said(entries[at], ids, last)
-            ids = {**ids, **_paired(entries[at], action, ids)}
-            last = self._behind([*last.history, assistant_message(action)], action, entries[at + 1 : end], ids)
+        for start, end in pairwise([*turns, len(entries)]):
+            action, sampled = replies.get(start) or self._turn_of(entries[start], ids, last)
+            ids = {**ids, **_paired(entries[start], action, ids)}
+            last = self._bridge_to([*last.history, assistant_message(action)], action, entries[start + 1 : end], ids)
             tokens += sampled
-            media += (one.moved(len(tokens)) for one in last.rendered.media)
+            media += (image.moved(len(tokens)) for image in last.rendered.media)
             tokens += last.rendered.tokens
             cut += last.rendered.cut
             special += last.rendered.special
@@ -222,14 +225,14 @@ class Writer:
         spans = _spans(piece.rendered, len(tokens), last.rendered)
         return Rendered(tuple(tokens), spans, last.rendered.thinking, cut, special, checks, tuple(media))
 
-    def _said(self, entry: Entry, ids: Mapping[str, str], before: _WriterState) -> tuple[Action, Sequence[int]]:
-        """Encode an assistant entry that did not come from the model in the form that the model would have sampled."""
-        written = to_assistant_message(entry, ids)
+    def _turn_of(self, entry: Entry, ids: Mapping[str, str], before: _WriterState) -> tuple[Action, Sequence[int]]:
+        """Encode an assistant entry from outside the model in the form of a sampled turn."""
+        assistant = to_assistant_message(entry, ids)
         calls = [
             ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
-            for call in written.get("tool_calls", ())
+            for call in assistant.get("tool_calls", ())
         ]
-        tokens = self._encoded(written)
+        tokens = self._encoded(assistant)
         if tokens[-1:] and tokens[-1] not in self.renderer.stop_token_ids:
             return Action(entry.text, entry.text, None, (), "length", None, tuple(tokens)), tokens
         turn = sum(message["role"] == "assistant" for message in before.history)
@@ -239,7 +242,7 @@ class Writer:
         return replace(read, content=entry.text, calls=tuple(calls)), tokens
 
     def _encoded(self, message: Message) -> list[int]:
-        """The message's tokens. If the template leaves its text out, the plain text is put before the calls."""
+        """The message's tokens. If the template leaves the text out, the plain text is put before the calls."""
         try:
             tokens = self.renderer.encode(message)
             if first_message_not_in([message], self.renderer.decode(tokens)) is None:
@@ -252,25 +255,25 @@ class Writer:
 
     def _whole(self, rendered: Rendered, messages: Sequence[Message], history: Sequence[Message]) -> _WriterState:
         """Raises TemplateError if a part of a message is not in the tokens."""
-        at = None if rendered.cut else first_message_not_in(messages, self.renderer.decode(rendered.tokens))
-        if at is not None:
-            role, content = messages[at]["role"], "".join(texts_in(messages[at]["content"]))
+        index = None if rendered.cut else first_message_not_in(messages, self.renderer.decode(rendered.tokens))
+        if index is not None:
+            role, content = messages[index]["role"], "".join(texts_in(messages[index]["content"]))
             raise TemplateError(
                 f"the chat template of {self.renderer.certificate.template} leaves out words of "
-                f"message {at + 1} of {len(messages)} ({role}): {content!r:.80}"
+                f"message {index + 1} of {len(messages)} ({role}): {content!r:.80}"
             )
         return _WriterState(rendered, history)
 
 
 def prove_for_agents(renderer: Renderer) -> None:
-    """Raises TemplateError if a role that clients use would be lost at some place, with tools or without.
+    """Raises TemplateError if a role of clients would be lost at some place, with tools or without.
 
-    Takes about 0.2 s the first time that a process sees a template.
+    Takes about 0.2 s for the first use of a template in a process.
     """
     Writer(renderer)
     try:
         offering = renderer.bind([PROBE_TOOL])
-    except TemplateError:  # only an agent with tools needs this; it gets the error when it asks
+    except TemplateError:  # an agent with tools gets the error at its first request
         return
     Writer(offering)
 
@@ -284,7 +287,7 @@ class _WriterState:
 
 
 def _first(attempts: Iterable[Callable[[], _WriterState]]) -> _WriterState:
-    """The result of the first attempt that succeeds. If none does, the error of the first attempt is raised."""
+    """The result of the first successful attempt. If all attempts fail, the error of the first attempt is raised."""
     failure: TemplateError | None = None
     for attempt in attempts:
         try:
@@ -305,20 +308,21 @@ def _names(action: Action | None) -> dict[str, str]:
 
 
 def _paired(entry: Entry, action: Action, ids: Mapping[str, str]) -> dict[str, str]:
-    """The ids of the entry's calls -> those of the action, in order, if all are there. Ids in `ids` are left out."""
+    """The ids of the entry's calls -> the ids of the action's calls, in order, if the numbers agree. Ids in `ids` are
+    left out."""
     readable = [call.id for call in action.calls if call.error is None]
-    made = next((ids for ids in (readable, [call.id for call in action.calls]) if len(ids) == len(entry.calls)), [])
-    pairs = zip(entry.calls if made else (), made, strict=True)
-    return {wire: made for call, made in pairs for wire in (call.id, plain_id(call.id)) if wire not in ids}
+    call_ids = next((ids for ids in (readable, [call.id for call in action.calls]) if len(ids) == len(entry.calls)), [])
+    pairs = zip(entry.calls if call_ids else (), call_ids, strict=True)
+    return {wire: call_ids for call, call_ids in pairs for wire in (call.id, plain_id(call.id)) if wire not in ids}
 
 
 def _spans(first: Rendered, length: int, last: Rendered) -> tuple[RenderedSpan, ...]:
     """The spans of several pieces: all text between the first close and the last generation prompt is observation."""
     lengths = [{span.kind: span.stop - span.start for span in piece.spans} for piece in (first, last)]
     start, end = lengths[0].get("close", 0), length - lengths[1].get("prompt", 0)
-    found = (
+    spans = (
         RenderedSpan("close", 0, start),
         RenderedSpan("observation", start, end),
         RenderedSpan("prompt", end, length),
     )
-    return tuple(span for span in found if span.stop > span.start)
+    return tuple(span for span in spans if span.stop > span.start)

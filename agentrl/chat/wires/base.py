@@ -1,4 +1,4 @@
-"""The interface of a wire, which reads a request and writes the answer, whole or as server-sent events."""
+"""The interface of a wire: reads a request and writes the answer, whole or as server-sent events."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class ReplyWriter(Protocol):
 
     @property
     def request(self) -> ChatRequest:
-        """The request that was read."""
+        """The request."""
         ...
 
     def whole(self, replies: Sequence[Reply]) -> JSON:
-        """The body of an answer that is not streamed."""
+        """The body of an answer without streaming."""
         ...
 
     def opening(self) -> bytes:
-        """The events that are sent before the reply is known."""
+        """The events before the reply."""
         ...
 
     def progress(self) -> bytes:
-        """An event without content, which shows the client that the reply is in progress."""
+        """An event without content, to show the client that the reply is in progress."""
         ...
 
     def closing(self, replies: Sequence[Reply]) -> tuple[bytes, bytes]:
-        """The events of the reply, and those that mark it as complete."""
+        """The events of the reply, and the events at the end."""
         ...
 
     def failure(self, refused: RefusedError) -> bytes:
@@ -48,9 +48,10 @@ class Wire(Protocol):
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
     ) -> ReplyWriter:
-        """Read a request. The returned ReplyWriter holds it and writes the answer. `headers` finds names in any case.
+        """Read a request. The returned ReplyWriter holds the request and writes the answer. `headers` accepts names in
+        any case.
 
-        Raises RefusedError, which names the parameter.
+        Raises RefusedError with the parameter's name.
         """
         ...
 
@@ -70,5 +71,5 @@ def compact(data: JSON) -> str:
 
 
 def arguments_text(arguments: Mapping[str, JSON] | str) -> str:
-    """A call's arguments as OpenAI's wires send them: JSON in a string, or the raw text if they are not JSON."""
+    """A call's arguments on OpenAI's wires: JSON in a string, or the raw text if the arguments are no JSON."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

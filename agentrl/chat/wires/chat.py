@@ -28,7 +28,7 @@ class Chat:
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
     ) -> ReplyWriter:
         body, changed = relaxed(body, options)
-        asked = fields.recorded(body, fields.CHAT)
+        recorded = fields.recorded(body, fields.CHAT)
         sent = reading.sequence(body.get("messages"), "messages")
         entries = [entry for index, message in enumerate(sent) for entry in _message(message, f"messages[{index}]")]
         if not entries:
@@ -45,7 +45,7 @@ class Chat:
             max_tokens=reading.bound(body.get(most), most),
             stop=reading.strings(body.get("stop"), "stop"),
             model=reading.string(body.get("model"), "model"),
-            asked=asked | wishes.left_out(left_out) | changed,
+            recorded=recorded | wishes.left_out(left_out) | changed,
             branch=headers.get("x-session-id", "sub-agent") if headers.get("x-parent-session-id") else "",
             digest=digest,
             continued=wishes.continues(body, entries, marked=_is_prefix(sent[-1])),
@@ -59,7 +59,7 @@ class Chat:
 
 
 def _is_prefix(message: JSON) -> bool:
-    """Whether a message says itself that the model continues it, as in Mistral's and DeepSeek's APIs."""
+    """Whether a message asks the model to continue the message, as in Mistral's and DeepSeek's APIs."""
     return isinstance(message, dict) and message.get("prefix") is True
 
 
@@ -68,14 +68,14 @@ def _message(message: JSON, where: str) -> list[Entry]:
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise refuse(f"{where}.role must be one of {', '.join(_ROLES)}, not {role!r:.80}")
-    at = f"{where}.content"
+    place = f"{where}.content"
     if role == "assistant":
-        return [_assistant(message, "".join(reading.texts(content, at)), where)]
+        return [_assistant(message, "".join(reading.texts(content, place)), where)]
     if role == "tool":
         call_id = reading.string(message.get("tool_call_id"), f"{where}.tool_call_id")
-        return [Entry.of("tool", reading.parts(content, at), call_id=call_id)]
+        return [Entry.of("tool", reading.parts(content, place), call_id=call_id)]
     read = reading.parts if role == "user" else reading.texts
-    return reading.blocks(cast(Role, role), read(content, at))
+    return reading.blocks(cast(Role, role), read(content, place))
 
 
 def _assistant(message: Mapping[str, JSON], text: str, where: str) -> Entry:
@@ -98,7 +98,7 @@ def _call(call: JSON, where: str) -> Call:
 
 
 def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
-    """The tools, and the types of those left out."""
+    """The tools, and the types of omitted tools."""
     tools: list[ToolSpec] = []
     left_out: list[str] = []
     for index, tool in enumerate(reading.sequence(sent, "tools")):
@@ -110,9 +110,14 @@ def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
         if kind != "function":
             left_out.append(reading.left_out(kind, where))
             continue
-        said = reading.mapping(tool.get("function"), f"{where}.function")
+        declaration = reading.mapping(tool.get("function"), f"{where}.function")
         tools.append(
-            reading.function(said.get("name"), said.get("description"), said.get("parameters"), f"{where}.function")
+            reading.function(
+                declaration.get("name"),
+                declaration.get("description"),
+                declaration.get("parameters"),
+                f"{where}.function",
+            )
         )
     return tools, left_out
 
@@ -126,7 +131,7 @@ class _CompletionWriter:
 
     def whole(self, replies: Sequence[Reply]) -> JSON:
         choices = [
-            {"index": index, "message": _told(reply), "logprobs": None, "finish_reason": _STOPS[reply.stop]}
+            {"index": index, "message": _message_json(reply), "logprobs": None, "finish_reason": _STOPS[reply.stop]}
             for index, reply in enumerate(replies)
         ]
         return self._head("chat.completion") | {"choices": choices, "usage": _usage(replies)}
@@ -160,7 +165,7 @@ def _data(data: JSON) -> bytes:
     return f"data: {compact(data)}\n\n".encode()
 
 
-def _told(reply: Reply) -> dict[str, JSON]:
+def _message_json(reply: Reply) -> dict[str, JSON]:
     message: dict[str, JSON] = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
     if _thinks(reply):
         message["reasoning_content"] = reply.reasoning
@@ -193,7 +198,7 @@ def _deltas(reply: Reply) -> list[JSON]:
 
 
 def _usage(replies: Sequence[Reply]) -> JSON:
-    """The prompt is counted once, however many replies it has."""
+    """The prompt is counted once for any number of replies."""
     prompt, cached = replies[0].usage.prompt, max(reply.usage.cached for reply in replies)
     sampled = sum(reply.usage.sampled for reply in replies)
     return {

@@ -1,6 +1,6 @@
-"""Every field of a request's body, by API: it is obeyed, recorded or refused. docs/serve.md has the same table.
+"""Every field of a request's body, by API, as obeyed, recorded or refused. docs/serve.md has the same table.
 
-The names are those of OpenAI's, Anthropic's and Google's packages, and of the servers vLLM and SGLang, which add fields
+The names are from OpenAI's, Anthropic's and Google's packages, and from the servers vLLM and SGLang, which add fields
 to the first three APIs.
 """
 
@@ -26,12 +26,12 @@ class Field:
     """How one field of a body is treated."""
 
     treatment: Treatment
-    """obeyed: it changes the answer as its API says. recorded: it is in the session's log and changes nothing.
-    refused: status 400."""
+    """obeyed: the field changes the answer as the API says. recorded: the field is in the session's log and does not
+    change the answer. refused: status 400."""
     remedy: str = ""
-    """For a refused field: why, and what to do."""
+    """For a refused field: the reason and the remedy."""
     harmless: Sequence[JSON] = ()
-    """Values of a refused field that change nothing."""
+    """Values of a refused field that leave the answer unchanged."""
 
 
 def _all(treatment: Treatment, names: str, remedy: str = "", *harmless: JSON) -> dict[str, Field]:
@@ -77,7 +77,7 @@ SERVERS: Table = {
     **_all("refused", "session_params previous_input_messages previous_response", _WHOLE),
     **_all("refused", "task", "it is for one model's own encoder; ask in a message"),
 }
-"""Fields that vLLM and SGLang add to the APIs of OpenAI and Anthropic."""
+"""Fields of vLLM and SGLang in the APIs of OpenAI and Anthropic."""
 
 CHAT: Table = SERVERS | {
     **_all("obeyed", "messages model tools tool_choice parallel_tool_calls response_format n max_tokens"),
@@ -163,11 +163,11 @@ APIS: Mapping[str, Table] = {
     "Gemini": {name: field for name, field in GEMINI.items() if name not in ("stream", "array")},
     "Gemini, `generationConfig`": GEMINI_CONFIG,
 }
-"""The tables as the documentation shows them."""
+"""The tables for the documentation."""
 
 
 def recorded(body: Mapping[str, JSON], table: Table, within: str = "") -> dict[str, JSON]:
-    """The fields of a body that are recorded, and unknown fields, which are warned of once.
+    """The recorded fields of a body, and unknown fields. An unknown field is warned of once.
 
     Raises RefusedError for a refused field whose value would change the answer.
     """
@@ -186,7 +186,7 @@ def recorded(body: Mapping[str, JSON], table: Table, within: str = "") -> dict[s
 
 
 def _is_in(value: JSON, harmless: Sequence[JSON]) -> bool:
-    """Whether a value is one of these. An empty text counts as no value."""
+    """Whether `harmless` holds the value. An empty text counts as no value."""
     return value == "" or any(type(value) is type(other) and value == other for other in harmless)
 
 

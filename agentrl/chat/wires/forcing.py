@@ -1,4 +1,4 @@
-"""What a client demands of the answer's form: a tool call, JSON, or another text. Each API has its own place for it."""
+"""A client's demands on the answer's form: a tool call, JSON, or another text. Each API has its own fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.types import JSON, ToolSpec
 
 _OBJECT: Mapping[str, JSON] = {"type": "object"}
 _FREE = (None, "auto", "none")
-"""Values of `tool_choice` that demand nothing."""
+"""Values of `tool_choice` without a demand."""
 _FORMATS = ("response_format", "output_format")
 _WITHIN = (("text", "format"), ("output_config", "format"))
 _WHY = "an AgentEnv may set SessionOptions(forced='ignore')"
@@ -29,7 +29,7 @@ _STRUCTURED = ("json", "json_object", "regex", "choice", "grammar")
 
 
 def callable_tools(choice: JSON, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-    """The tools that may be called. None with `tool_choice: none`; with `allowed_tools` in mode auto those it names."""
+    """The callable tools. No tools with `tool_choice: none`; with `allowed_tools` in mode auto the allowed tools."""
     kind = _kind(choice)
     if kind == "none":
         return ()
@@ -40,7 +40,7 @@ def callable_tools(choice: JSON, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, .
 
 
 def forced(body: Mapping[str, JSON], tools: Sequence[ToolSpec], options: SessionOptions) -> Forced | None:
-    """What the body demands. None if the model may answer freely. Raises RefusedError for what cannot be demanded."""
+    """The body's demand. None if the model may answer freely. Raises RefusedError for an impossible demand."""
     choice = body.get("tool_choice")
     demanded, schema, text = _demands_call(choice), _schema(body), _text(body)
     if not demanded and schema is None and text is None:
@@ -74,7 +74,7 @@ def _names(tools: Sequence[ToolSpec]) -> tuple[str, ...]:
 
 
 def _forced_names(choice: JSON, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """The tools of which one must be called."""
+    """The tools of a demanded call."""
     kind = _kind(choice)
     if kind in ("required", "any"):
         names = _names(tools)
@@ -90,7 +90,7 @@ def _forced_names(choice: JSON, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
 
 
 def _checked(names: tuple[str, ...], tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """The names, if each is that of a tool."""
+    """The names, if all are names of tools."""
     all_names = _names(tools)
     if missing := [name for name in names if name not in all_names]:
         raise refuse(f"tool_choice: no tool has the name {missing[0]!r:.80}; name one of the request's tools")
@@ -113,22 +113,22 @@ def _allowed(choice: Mapping[str, JSON]) -> tuple[str, ...]:
     return tuple(_name(mapping(tool, "tool_choice.tools")) for tool in tools)
 
 
-def _name(said: Mapping[str, JSON]) -> str:
+def _name(choice: Mapping[str, JSON]) -> str:
     """The name in any of the forms: `{"name"}`, `{"function": {"name"}}` or `{"custom": {"name"}}`."""
-    within = said.get("function") or said.get("custom") or said
+    within = choice.get("function") or choice.get("custom") or choice
     return string(mapping(within, "tool_choice").get("name"), "tool_choice.name")
 
 
 def _schema(body: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
-    """The JSON schema of the answer. None if it need not be JSON."""
+    """The JSON schema of the answer. None for an answer in any form."""
     for name in _FORMATS:
-        if (found := _schema_of(body.get(name), name)) is not None:
-            return found
+        if (schema := _schema_of(body.get(name), name)) is not None:
+            return schema
     for outer, name in _WITHIN:
         within = body.get(outer)
         form = within.get(name) if isinstance(within, dict) else None
-        if (found := _schema_of(form, f"{outer}.{name}")) is not None:
-            return found
+        if (schema := _schema_of(form, f"{outer}.{name}")) is not None:
+            return schema
     for kind, value, where in _servers_forms(body):
         if kind == "json":
             return _read_schema(value, where)
@@ -151,7 +151,7 @@ def _schema_of(form: JSON, where: str) -> Mapping[str, JSON] | None:
 
 
 def _read_schema(value: JSON, where: str) -> Mapping[str, JSON]:
-    """A JSON schema, which vLLM also takes as text."""
+    """A JSON schema. vLLM also takes a schema as text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -161,7 +161,7 @@ def _read_schema(value: JSON, where: str) -> Mapping[str, JSON]:
 
 
 def _text(body: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
-    """The form of an answer that is not JSON, as a format of xgrammar. None if there is none."""
+    """The form of an answer without JSON, as a format of xgrammar. None without such a form."""
     for kind, value, where in _servers_forms(body):
         if kind == "regex":
             return {"type": "regex", "pattern": string(value, where)}
@@ -182,7 +182,7 @@ def _source(body: Mapping[str, JSON]) -> str:
 
 
 def _servers_forms(body: Mapping[str, JSON]) -> Iterator[tuple[str, JSON, str]]:
-    """The forms that the fields of vLLM and SGLang demand: their kinds, their values and the names of their fields."""
+    """The demanded forms in fields of vLLM and SGLang: the kind, the value and the field's name."""
     for name, kind in FORMS.items():
         if body.get(name) is not None:
             yield kind, body[name], name

@@ -20,13 +20,13 @@ from agentrl.image import Image, Part
 from agentrl.types import JSON, ToolSpec
 
 _UNREADABLE = "INVALID_JSON"
-"""The key for the text of a call that is not a JSON object."""
+"""The key for the text of a call that is no JSON object."""
 _STOPS = {"end": "STOP", "calls": "STOP", "length": "MAX_TOKENS", "stop_sequence": "STOP"}
 _STATUS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
 _STATUS |= {408: "DEADLINE_EXCEEDED", 503: "UNAVAILABLE"}
 _MEDIA = ("inlineData", "fileData")
 _ANSWERS = ("output", "result", "error")
-"""Keys under which clients put a tool's result."""
+"""Keys of clients for a tool's result."""
 _MODES = {"any": "required", "validated": "auto", "mode_unspecified": "auto"}
 """Values of `functionCallingConfig.mode` in the words of OpenAI's API."""
 _ASKED = {
@@ -40,8 +40,8 @@ _ASKED = {
 
 
 class Gemini:
-    """The wire of `/v1beta/models/NAME:generateContent`. The server puts `model`, `stream` and `array` into the body,
-    which the path names. With `array` an answer is a list, as from streamGenerateContent without alt=sse."""
+    """The wire of `/v1beta/models/NAME:generateContent`. The server adds `model`, `stream` and `array` from the path to
+    the body. With `array` an answer is a list, as from streamGenerateContent without alt=sse."""
 
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
@@ -56,7 +56,7 @@ class Gemini:
             raise refuse("contents: at least one content is needed")
         tools, left_out = _tools(body.get("tools"))
         demands, changed = relaxed(_demands(body, config), options)
-        asked = {_ASKED.get(name, name): value for name, value in notes.items()}
+        recorded = {_ASKED.get(name, name): value for name, value in notes.items()}
         request = ChatRequest(
             wire="gemini",
             entries=tuple(entries),
@@ -67,8 +67,8 @@ class Gemini:
             max_tokens=reading.bound(config.get("maxOutputTokens"), "generationConfig.maxOutputTokens"),
             stop=reading.strings(config.get("stopSequences"), "generationConfig.stopSequences"),
             model=reading.string(body.get("model"), "model"),
-            asked={
-                **asked,
+            recorded={
+                **recorded,
                 **wishes.left_out(left_out),
                 **({"images_omitted": contents.omitted} if contents.omitted else {}),
                 **changed,
@@ -86,23 +86,23 @@ class Gemini:
 def _error(status: int, message: str, kind: RefusalKind | None) -> JSON:
     if kind == "context_full":
         message = f"The input token count exceeds the maximum number of tokens allowed: {message}"
-    known = _STATUS.get(status, "INVALID_ARGUMENT" if status < 500 else "INTERNAL")
-    return {"error": {"code": status, "message": message, "status": known}}
+    name = _STATUS.get(status, "INVALID_ARGUMENT" if status < 500 else "INTERNAL")
+    return {"error": {"code": status, "message": message, "status": name}}
 
 
-def _of(found: Mapping[str, JSON], name: str) -> JSON:
-    """A field, whose name may be written in either of the API's spellings."""
+def _of(data: Mapping[str, JSON], name: str) -> JSON:
+    """A field, in either spelling of the API."""
     snake = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
-    return found.get(name, found.get(snake))
+    return data.get(name, data.get(snake))
 
 
-def _object(found: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
-    value = _of(found, name)
+def _object(data: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
+    value = _of(data, name)
     return {} if value is None else reading.mapping(value, name)
 
 
 def _spelled(keyed: Mapping[str, JSON]) -> dict[str, JSON]:
-    """An object with its keys as Google's documentation spells them: `topP`, which clients may write as `top_p`."""
+    """An object with the keys of Google's documentation: `topP` for a client's `top_p`."""
     return {
         name if name == "chat_template_kwargs" else re.sub("_([a-z])", lambda letter: letter[1].upper(), name): value
         for name, value in keyed.items()
@@ -110,7 +110,7 @@ def _spelled(keyed: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def _plain_modalities(config: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """The configuration, with its modalities in capital letters."""
+    """The configuration, with modalities in capital letters."""
     modalities = config.get("responseModalities")
     listed = modalities if isinstance(modalities, list) else [modalities]
     return config if modalities is None else {**config, "responseModalities": [str(name).upper() for name in listed]}
@@ -125,7 +125,7 @@ def _effort(thinking: Mapping[str, JSON]) -> JSON:
 
 
 def _demands(body: Mapping[str, JSON], config: Mapping[str, JSON]) -> dict[str, JSON]:
-    """What the request demands of the answer, in the words of OpenAI's API."""
+    """The request's demands on the answer, in the words of OpenAI's API."""
     calling = _object(_object(body, "toolConfig"), "functionCallingConfig")
     mode = str(calling.get("mode") or "AUTO").lower()
     names = reading.strings(_of(calling, "allowedFunctionNames"), "allowedFunctionNames")
@@ -135,8 +135,8 @@ def _demands(body: Mapping[str, JSON], config: Mapping[str, JSON]) -> dict[str, 
     demands: dict[str, JSON] = {"tool_choice": choice}
     kind = config.get("responseMimeType")
     if kind == "application/json":
-        own = config.get("responseJsonSchema", config.get("responseSchema"))
-        schema = None if own is None else _schema(own)
+        declared = config.get("responseJsonSchema", config.get("responseSchema"))
+        schema = None if declared is None else _schema(declared)
         demands["response_format"] = {"type": "json_schema", "schema": schema}
     elif reading.unlike(kind, "text/plain"):
         raise refuse(f"generationConfig.responseMimeType: {kind!r:.80} is not served; use application/json")
@@ -144,7 +144,7 @@ def _demands(body: Mapping[str, JSON], config: Mapping[str, JSON]) -> dict[str, 
 
 
 class _Contents:
-    """Reads contents. Calls without ids, which older clients send, are matched with their results in order."""
+    """Reads contents. Calls without ids, from older clients, are matched with results in order."""
 
     def __init__(self, *, omit: bool) -> None:
         self.omitted = 0
@@ -174,7 +174,7 @@ class _Contents:
             sent = reading.sequence(content.get("parts"), f"{where}.parts")
             parts = [(part, f"{where}.parts[{i}]") for i, part in enumerate(sent)]
             if role == "model":
-                yield self._assistant([(_part(part, at), at) for part, at in parts])
+                yield self._assistant([(_part(part, place), place) for part, place in parts])
             else:
                 yield from reading.joined([self._block(*part) for part in parts] or [Entry("user")])
 
@@ -208,16 +208,16 @@ class _Contents:
             name = reading.string(answer.get("name"), f"{where}.functionResponse.name")
             call_id = reading.string(answer.get("id"), f"{where}.functionResponse.id")
             sent = enumerate(reading.sequence(answer.get("parts"), f"{where}.functionResponse.parts"))
-            shown = [self._shown(one, f"{where}.functionResponse.parts[{i}]") for i, one in sent]
+            media = [self._shown(item, f"{where}.functionResponse.parts[{i}]") for i, item in sent]
             text = _answer(answer.get("response"))
-            parts = [text, *shown] if text or not shown else shown
+            parts = [text, *media] if text or not media else media
             if _is_failure(answer.get("response")):
                 parts = reading.failed(parts)
             return Entry.of("tool", parts, call_id=self._answered(call_id, name))
         return Entry.of("user", [self._shown(part, where)])
 
     def _shown(self, part: JSON, where: str) -> Part:
-        """The text or image of a part; a mark for a file that is left out."""
+        """The text or image of a part; a mark for an omitted file."""
         if isinstance(part, Image):
             return part
         part = _part(part, where)
@@ -233,7 +233,7 @@ class _Contents:
         raise reading.foreign(kind if reading.MEDIA.search(kind) else "file", where)
 
     def _answered(self, call_id: str, name: str) -> str:
-        """The id of the call that a result answers: its own, or that of the first open call of that name."""
+        """The id of the call of a result: the result's id, or the first open call of the name."""
         same = [call for call in self._open if (call.id == call_id if call_id else call.name == name)]
         if same:
             self._open.remove(same[0])
@@ -251,15 +251,15 @@ def _foreign(part: Mapping[str, JSON], where: str) -> RefusedError:
 
 
 def _call(called: Mapping[str, JSON], where: str) -> Call:
-    given = called.get("args")
-    if isinstance(given, dict) and list(given) == [_UNREADABLE]:
-        given = given[_UNREADABLE]
+    arguments = called.get("args")
+    if isinstance(arguments, dict) and list(arguments) == [_UNREADABLE]:
+        arguments = arguments[_UNREADABLE]
     name = reading.string(called.get("name"), f"{where}.functionCall.name")
-    return Call(reading.string(called.get("id"), f"{where}.functionCall.id"), name, reading.arguments(given))
+    return Call(reading.string(called.get("id"), f"{where}.functionCall.id"), name, reading.arguments(arguments))
 
 
 def _answer(response: JSON) -> str:
-    """A result as text: the string itself if a client wrapped one, else its JSON."""
+    """A result as text: the string of a wrapped string, else JSON."""
     if isinstance(response, dict) and len(response) == 1:
         key, value = next(iter(response.items()))
         if key in _ANSWERS and isinstance(value, str):
@@ -268,7 +268,7 @@ def _answer(response: JSON) -> str:
 
 
 def _is_failure(response: JSON) -> bool:
-    """Whether a result is that of a failed call: it holds an error, or the flag of MCP's results."""
+    """Whether a result is of a failed call: with an error, or with the flag of MCP's results."""
     return isinstance(response, dict) and (response.get("error") or response.get("isError") is True) not in (
         None,
         False,
@@ -276,7 +276,7 @@ def _is_failure(response: JSON) -> bool:
 
 
 def _receipt(signature: JSON) -> str:
-    """The receipt in a signature, which is in base64 on this API. Empty for a foreign one."""
+    """The receipt in a signature, in base64 on this API. Empty for a foreign signature."""
     try:
         return base64.b64decode(str(signature or ""), altchars=b"-_", validate=False).decode("ascii")
     except (binascii.Error, ValueError):
@@ -284,31 +284,31 @@ def _receipt(signature: JSON) -> str:
 
 
 def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
-    """The tools, and the names of those that Google runs, which are left out."""
+    """The tools, and the names of Google's own tools. Google's tools are left out."""
     tools: list[ToolSpec] = []
     left_out: list[str] = []
     for index, tool in enumerate(reading.sequence(sent, "tools")):
         tool = reading.mapping(tool, f"tools[{index}]")
         declared = reading.sequence(_of(tool, "functionDeclarations"), f"tools[{index}].functionDeclarations")
-        for i, one in enumerate(declared):
+        for i, function in enumerate(declared):
             where = f"tools[{index}].functionDeclarations[{i}]"
-            one = reading.mapping(one, where)
-            own = _of(one, "parametersJsonSchema")
-            parameters = _schema(one.get("parameters")) if own is None else own
-            tools.append(reading.function(one.get("name"), one.get("description"), parameters, where))
+            function = reading.mapping(function, where)
+            schema = _of(function, "parametersJsonSchema")
+            parameters = _schema(function.get("parameters")) if schema is None else schema
+            tools.append(reading.function(function.get("name"), function.get("description"), parameters, where))
         left_out += [name for name in tool if name not in ("functionDeclarations", "function_declarations")]
     return tools, left_out
 
 
 def _schema(value: JSON) -> JSON:
-    """A schema of this API as JSON Schema, which writes types in small letters."""
+    """A schema of this API as JSON Schema, with types in small letters."""
     if isinstance(value, list):
-        return [_schema(one) for one in value]
+        return [_schema(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: one.lower() if key == "type" and isinstance(one, str) else one if key == "enum" else _schema(one)
-        for key, one in value.items()
+        key: item.lower() if key == "type" and isinstance(item, str) else item if key == "enum" else _schema(item)
+        for key, item in value.items()
     }
 
 
@@ -365,12 +365,12 @@ def _parts(reply: Reply) -> list[dict[str, JSON]]:
 
 
 def _args(call: ReplyCall) -> dict[str, JSON]:
-    """A call's arguments, which must be an object on this API."""
+    """A call's arguments, on this API always an object."""
     return {_UNREADABLE: call.arguments} if isinstance(call.arguments, str) else dict(call.arguments)
 
 
 def _usage(replies: Sequence[Reply]) -> JSON:
-    """The prompt is counted once, however many replies it has."""
+    """The prompt is counted once for any number of replies."""
     prompt, sampled = replies[0].usage.prompt, sum(reply.usage.sampled for reply in replies)
     return {
         "promptTokenCount": prompt,

@@ -1,4 +1,4 @@
-"""Images in a request, for a model that reads them. Each wire then finds an `Image` in place of the vendor's part."""
+"""Images in a request, for a model that reads images. Each wire then reads an `Image` in place of the vendor's part."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from agentrl.image import AddressError, Image, is_image, parts_of
 from agentrl.types import JSON
 
 _LISTS = ("content", "output", "parts")
-"""Where a message or an item has its parts."""
+"""Keys of the parts in a message or an item."""
 _NOT_SHOWN = "[image left out: {}]"
 
 
 def with_images(body: Mapping[str, JSON], options: SessionOptions) -> Mapping[str, JSON]:
-    """The body with its images read. Only contents are searched, because a call's arguments may hold anything.
+    """The body with its images read. Only contents are searched, because a call's arguments may hold any value.
 
-    A tool's image that is no PNG or JPEG file becomes a text with the reason, because the policy chose the file: it can
-    convert it. Raises RefusedError for such an image of a user, and for one that is named by an address.
+    A tool's image in a format other than PNG or JPEG becomes a text with the reason: the policy chose the file and can
+    convert the file. Raises RefusedError for such an image of a user, and for an image by address.
     """
-    found = dict(body)
+    changed = dict(body)
     for name in ("messages", "input", "contents"):
         if isinstance(sent := body.get(name), list):
-            found[name] = [_message(message, f"{name}[{at}]", options) for at, message in enumerate(sent)]
-    return found
+            changed[name] = [_message(message, f"{name}[{index}]", options) for index, message in enumerate(sent)]
+    return changed
 
 
 def _message(message: JSON, where: str, options: SessionOptions) -> JSON:
@@ -32,15 +32,15 @@ def _message(message: JSON, where: str, options: SessionOptions) -> JSON:
         return message
     of_tool = message.get("role") == "tool" or "output" in message or message.get("type") == "tool_result"
     of_tool = of_tool or any(_answer_of(part) for part in message.get("parts") or ())
-    found = dict(message)
+    changed = dict(message)
     for name in _LISTS:
         if isinstance(parts := message.get(name), list):
-            found[name] = _parts(parts, f"{where}.{name}", options, of_tool=of_tool)
-    return found
+            changed[name] = _parts(parts, f"{where}.{name}", options, of_tool=of_tool)
+    return changed
 
 
 def _parts(parts: Sequence[JSON], where: str, options: SessionOptions, *, of_tool: bool) -> list[JSON]:
-    return [_part(part, f"{where}[{at}]", options, of_tool=of_tool) for at, part in enumerate(parts)]
+    return [_part(part, f"{where}[{index}]", options, of_tool=of_tool) for index, part in enumerate(parts)]
 
 
 def _part(part: JSON, where: str, options: SessionOptions, *, of_tool: bool) -> JSON:
@@ -63,17 +63,17 @@ def _part(part: JSON, where: str, options: SessionOptions, *, of_tool: bool) -> 
 
 
 def _answer_of(part: JSON) -> Mapping[str, JSON] | None:
-    """The result of a tool in a part of Google's API, which has its images inside it or beside it."""
+    """A tool's result in a part of Google's API, with images inside the result or next to the result."""
     answer = part.get("functionResponse", part.get("function_response")) if isinstance(part, dict) else None
     return answer if isinstance(answer, dict) else None
 
 
 def _plain(part: JSON) -> JSON:
-    """Google's image in MCP's form, or in OpenAI's if it is an address; any other part as it is."""
+    """Google's image in MCP's form, or in OpenAI's form for an address; any other part unchanged."""
     if not isinstance(part, dict):
         return part
-    held, named = part.get("inlineData", part.get("inline_data")), part.get("fileData", part.get("file_data"))
-    media, file = [found if isinstance(found, dict) else {} for found in (held, named)]
+    inline, named = part.get("inlineData", part.get("inline_data")), part.get("fileData", part.get("file_data"))
+    media, file = [data if isinstance(data, dict) else {} for data in (inline, named)]
     kind = media.get("mimeType", media.get("mime_type"))
     if isinstance(media.get("data"), str) and str(kind).startswith("image/"):
         return {"type": "image", "mimeType": kind, "data": media["data"]}

@@ -18,10 +18,10 @@ from agentrl.types import JSON, ToolSpec
 
 _ROLES = ("user", "assistant", "system")
 _BILLING = "x-anthropic-billing-header"
-"""Claude Code's first system text. It changes within a session, and is not for the model."""
+"""Claude Code's first system text. The text changes within a session, and is not for the model."""
 _HOSTED = re.compile("(web_search|web_fetch|code_execution|tool_search_tool|advisor)_|mcp_toolset$")
 _UNREADABLE = "INVALID_JSON"
-"""The vendor's key for the text of a call that is not a JSON object."""
+"""The vendor's key for the text of a call that is no JSON object."""
 _STOPS = {"end": "end_turn", "calls": "tool_use", "length": "max_tokens", "stop_sequence": "stop_sequence"}
 _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
@@ -33,7 +33,7 @@ class Messages:
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
     ) -> ReplyWriter:
         body, changed = relaxed(body, options)
-        asked = fields.recorded(body, fields.MESSAGES)
+        recorded = fields.recorded(body, fields.MESSAGES)
         system = list(_system(body.get("system")))
         sent = reading.sequence(body.get("messages"), "messages")
         entries = [entry for index, message in enumerate(sent) for entry in _message(message, f"messages[{index}]")]
@@ -41,10 +41,10 @@ class Messages:
             raise refuse("messages: at least one message is needed")
         tools, deferred, left_out = _tools(body.get("tools"))
         choice = body.get("tool_choice")
-        kept = [text for text in system if not text.startswith(_BILLING)]
+        texts = [text for text in system if not text.startswith(_BILLING)]
         request = ChatRequest(
             wire="messages",
-            entries=(*(reading.blocks("system", kept) if kept else ()), *entries),
+            entries=(*(reading.blocks("system", texts) if texts else ()), *entries),
             tools=forcing.callable_tools(choice, tools),
             deferred=deferred if forcing.callable_tools(choice, [*deferred.values()]) else {},
             forced=forcing.forced(body, tools, options),
@@ -52,7 +52,7 @@ class Messages:
             max_tokens=reading.bound(body.get("max_tokens"), "max_tokens"),
             stop=(*reading.strings(body.get("stop_sequences"), "stop_sequences"), *wishes.stop(body)),
             model=reading.string(body.get("model"), "model"),
-            asked=asked | wishes.left_out(left_out) | changed,
+            recorded=recorded | wishes.left_out(left_out) | changed,
             branch=_branch(system, headers),
             digest=digest,
             continued=wishes.continues(body, entries, marked=wishes.is_open(entries)),
@@ -102,10 +102,10 @@ def _message(message: JSON, where: str) -> list[Entry]:
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     parts = reading.sequence(content, f"{where}.content")
-    found = [(part, f"{where}.content[{index}]") for index, part in enumerate(parts)]
+    located = [(part, f"{where}.content[{index}]") for index, part in enumerate(parts)]
     if role == "assistant":
-        return [_assistant((reading.mapping(part, at), at) for part, at in found)]
-    return reading.joined([_block(cast(Role, role), *one) for one in found] or [Entry(cast(Role, role))])
+        return [_assistant((reading.mapping(part, place), place) for part, place in located)]
+    return reading.joined([_block(cast(Role, role), *item) for item in located] or [Entry(cast(Role, role))])
 
 
 def _assistant(parts: Iterable[tuple[Mapping[str, JSON], str]]) -> Entry:
@@ -130,10 +130,10 @@ def _assistant(parts: Iterable[tuple[Mapping[str, JSON], str]]) -> Entry:
 
 
 def _call(part: Mapping[str, JSON], where: str) -> Call:
-    name, given = reading.string(part.get("name"), f"{where}.name"), part.get("input")
-    if isinstance(given, dict) and list(given) == [_UNREADABLE]:
-        given = given[_UNREADABLE]
-    return Call(reading.string(part.get("id"), f"{where}.id"), name, reading.arguments(given))
+    name, arguments = reading.string(part.get("name"), f"{where}.name"), part.get("input")
+    if isinstance(arguments, dict) and list(arguments) == [_UNREADABLE]:
+        arguments = arguments[_UNREADABLE]
+    return Call(reading.string(part.get("id"), f"{where}.id"), name, reading.arguments(arguments))
 
 
 def _block(role: Role, part: JSON, where: str) -> Entry:
@@ -160,19 +160,19 @@ def _result(part: Mapping[str, JSON], where: str) -> Entry:
     call_id, content = reading.string(part.get("tool_use_id"), f"{where}.tool_use_id"), part.get("content")
     parts, loads = list[Part](), list[str]()
     content = [content] if isinstance(content, str) else content
-    for index, one in enumerate(reading.sequence(content, f"{where}.content")):
-        at = f"{where}.content[{index}]"
-        if isinstance(one, dict) and one.get("type") == "tool_reference":
-            loads.append(reading.string(one.get("tool_name"), f"{at}.tool_name"))
+    for index, item in enumerate(reading.sequence(content, f"{where}.content")):
+        place = f"{where}.content[{index}]"
+        if isinstance(item, dict) and item.get("type") == "tool_reference":
+            loads.append(reading.string(item.get("tool_name"), f"{place}.tool_name"))
         else:
-            parts.append(one if isinstance(one, Image) else reading.part_text(one, at))
+            parts.append(item if isinstance(item, Image) else reading.part_text(item, place))
     if part.get("is_error") is True:
         parts = reading.failed(parts)
     return Entry.of("tool", parts, call_id=call_id, loads=tuple(loads))
 
 
 def _tools(sent: JSON) -> tuple[list[ToolSpec], dict[str, ToolSpec], list[str]]:
-    """The tools at the head of the prompt, those that are loaded later, and the names of those left out."""
+    """The tools at the head of the prompt, the deferred tools, and the names of omitted tools."""
     tools: list[ToolSpec] = []
     deferred: dict[str, ToolSpec] = {}
     left_out: list[str] = []
@@ -257,7 +257,7 @@ def _content(reply: Reply) -> list[dict[str, JSON]]:
 
 
 def _input(arguments: Mapping[str, JSON] | str) -> dict[str, JSON]:
-    """A call's input, which must be an object on this API."""
+    """A call's input, on this API always an object."""
     return {_UNREADABLE: arguments} if isinstance(arguments, str) else dict(arguments)
 
 
@@ -265,17 +265,17 @@ def _block_events(index: int, block: Mapping[str, JSON]) -> bytes:
     deltas: list[JSON]
     match block["type"]:
         case "thinking":
-            begun = {**block, "thinking": "", "signature": ""}
+            emptied = {**block, "thinking": "", "signature": ""}
             deltas = [
                 {"type": "thinking_delta", "thinking": block["thinking"]},
                 {"type": "signature_delta", "signature": block["signature"]},
             ]
         case "text":
-            begun, deltas = {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+            emptied, deltas = {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
         case _:
-            begun = {**block, "input": {}}
+            emptied = {**block, "input": {}}
             deltas = [{"type": "input_json_delta", "partial_json": compact(block["input"])}]
-    start = event("content_block_start", {"type": "content_block_start", "index": index, "content_block": begun})
+    start = event("content_block_start", {"type": "content_block_start", "index": index, "content_block": emptied})
     body = b"".join(
         event("content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta})
         for delta in deltas

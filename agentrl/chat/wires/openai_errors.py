@@ -10,11 +10,11 @@ _TYPES = {401: "authentication_error", 403: "permission_error"}
 
 
 def error_body(status: int, message: str, kind: RefusalKind | None) -> JSON:
-    """The body of an error. Its code, or its words, make clients compact their history when the context is full."""
+    """The body of an error. For a full context, the code or the words make clients compact their history."""
     if kind == "context_full":
         message = full(message)
-    said = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": said, "param": None, "code": _code(status, kind)}}
+    error_type = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": error_type, "param": None, "code": _code(status, kind)}}
 
 
 def _code(status: int, kind: RefusalKind | None) -> str | None:
@@ -24,12 +24,12 @@ def _code(status: int, kind: RefusalKind | None) -> str | None:
 
 
 def stream_code(kind: RefusalKind) -> str:
-    """The code for a stream that fails after it has begun. Codex stops at the first two, and retries at the third."""
+    """The code for a failure within a stream. Codex stops at the first two codes, and retries at the third."""
     if kind == "context_full":
         return _FULL
     return "invalid_prompt" if kind in ("invalid", "closed") else "server_error"
 
 
 def full(message: str) -> str:
-    """The sentence that clients look for when the context is full."""
+    """The sentence by which clients recognize a full context."""
     return f"This model's maximum context length is exceeded: {message}"

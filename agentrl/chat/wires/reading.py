@@ -1,4 +1,4 @@
-"""What all wires share to read requests: checked access to JSON, texts, tools, and the words of a refusal."""
+"""Common code of all wires for reading requests: checked access to JSON, texts, tools, and the words of a refusal."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from agentrl.types import JSON, ToolSpec
 T = TypeVar("T")
 
 BRANCH_HEADER = "X-Agentrl-Branch"
-"""Names the branch of an agent's session that sends a request: `solver/1`, whose role is `solver`."""
+"""The branch of an agent's session for a request: `solver/1`, whose role is `solver`."""
 _BRANCH = re.compile(r"[A-Za-z0-9._-][A-Za-z0-9._/-]{0,63}")
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 MEDIA = re.compile("image|audio|video|file|document")
 _RUN_BY_CLIENTS = re.compile("(local_)?shell$|apply_patch$|computer")
-"""OpenAI's own types of tools that the client runs. An agent that relies on one cannot work without it."""
+"""OpenAI's own types of client-run tools. An agent with such a tool cannot work without the tool."""
 _FAILED = re.compile(r"[\W_]*[\w.]*(error|exception|traceback|fail|fatal)", re.IGNORECASE)
-"""How a result begins that says itself that it failed: `ValueError: ...`, `Failed to ...`, `<tool_use_error>`."""
+"""The beginning of a result that reports a failure: `ValueError: ...`, `Failed to ...`, `<tool_use_error>`."""
 _KEY_LENGTH = 255
 
 
-def refuse(what: str) -> RefusedError:
+def refuse(problem: str) -> RefusedError:
     """The error for an invalid request."""
-    return RefusedError("invalid", what)
+    return RefusedError("invalid", problem)
 
 
 def read_body(raw: bytes) -> Mapping[str, JSON]:
@@ -47,13 +47,13 @@ def read_body(raw: bytes) -> Mapping[str, JSON]:
 
 
 def _mended(value: JSON) -> JSON:
-    """JSON without lone surrogates, which no tokenizer accepts."""
+    """JSON without lone surrogates. No tokenizer accepts lone surrogates."""
     if isinstance(value, str):
         return without_halves(value)
     if isinstance(value, list):
-        return [_mended(one) for one in value]
+        return [_mended(item) for item in value]
     if isinstance(value, dict):
-        return {without_halves(key): _mended(one) for key, one in value.items()}
+        return {without_halves(key): _mended(item) for key, item in value.items()}
     return value
 
 
@@ -92,14 +92,14 @@ def bound(value: JSON, where: str) -> int | None:
 
 
 def strings(value: JSON, where: str) -> tuple[str, ...]:
-    """The strings of a value that is one string or a list of strings. Empty strings are left out."""
+    """The strings of a string or of a list of strings. Empty strings are left out."""
     if isinstance(value, str):
         value = [value]
-    return tuple(one for one in (string(one, where) for one in sequence(value, where)) if one)
+    return tuple(item for item in (string(item, where) for item in sequence(value, where)) if item)
 
 
 def texts(content: JSON, where: str) -> list[str]:
-    """The texts in a message's content, which is a string or a list of parts. Raises RefusedError for other media."""
+    """The texts in a message's content: a string or a list of parts. Raises RefusedError for other media."""
     if isinstance(content, str):
         return [content]
     return [part_text(part, f"{where}[{index}]") for index, part in enumerate(sequence(content, where))]
@@ -110,12 +110,12 @@ def parts(content: JSON, where: str) -> list[Part]:
     media."""
     if isinstance(content, str):
         return [content]
-    found = enumerate(sequence(content, where))
-    return [part if isinstance(part, Image) else part_text(part, f"{where}[{index}]") for index, part in found]
+    items = enumerate(sequence(content, where))
+    return [part if isinstance(part, Image) else part_text(part, f"{where}[{index}]") for index, part in items]
 
 
 def part_text(part: JSON, where: str) -> str:
-    """The text of one part. Raises RefusedError if it holds something else."""
+    """The text of a part. Raises RefusedError for a part without text."""
     if isinstance(part, str):
         return part
     if isinstance(part, Image):
@@ -130,7 +130,7 @@ def part_text(part: JSON, where: str) -> str:
 
 
 def foreign(kind: JSON, where: str) -> RefusedError:
-    """The error for a part that is not text."""
+    """The error for a part without text."""
     if isinstance(kind, str) and MEDIA.search(kind):
         remedy = "(an AgentEnv may set SessionOptions(images='omit'))"
         if "image" not in kind:
@@ -141,18 +141,18 @@ def foreign(kind: JSON, where: str) -> RefusedError:
     return refuse(f"{where}: the type {kind!r} is not served; send text, tool calls and their results")
 
 
-def blocks(role: Role, found: Iterable[Part]) -> list[Entry]:
-    """The texts and images of one message as entries. A message without any is one empty entry."""
-    return joined([Entry.of(role, [part]) for part in found] or [Entry(role)])
+def blocks(role: Role, parts: Iterable[Part]) -> list[Entry]:
+    """The texts and images of one message as entries. An empty message is one empty entry."""
+    return joined([Entry.of(role, [part]) for part in parts] or [Entry(role)])
 
 
 def joined(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries of one message: all but the first are marked as joined."""
+    """The entries of one message. All entries after the first are marked as joined."""
     return [*entries[:1], *(replace(entry, joined=True) for entry in entries[1:])]
 
 
 def arguments(value: JSON) -> Mapping[str, JSON] | str:
-    """A call's arguments: the object in the string, or the string itself if it holds no object."""
+    """A call's arguments: the object in the string, or the string if the string holds no object."""
     if not isinstance(value, str):
         return value if isinstance(value, dict) else {} if value is None else json.dumps(value)
     if not value.strip():
@@ -168,14 +168,14 @@ _ARGUMENTS = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
 
 
 def left_out(kind: JSON, where: str) -> str:
-    """The type of a tool that the vendor runs, which is left out. Raises RefusedError for one that the client runs."""
+    """The type of an omitted tool, run by the vendor. Raises RefusedError for a tool that the client runs."""
     if isinstance(kind, str) and _RUN_BY_CLIENTS.match(kind):
         raise refuse(f"{where}: the type {kind!r} is OpenAI's own; declare the tool as a function")
     return str(kind)
 
 
 def function(name: JSON, description: JSON, parameters: JSON, where: str) -> ToolSpec:
-    """A tool in the form that chat templates take. Marks for caches and strictness are left out."""
+    """A tool in the form of chat templates. Marks for caches and strictness are left out."""
     spec: dict[str, JSON] = {"name": string(name, f"{where}.name")}
     if not spec["name"]:
         raise refuse(f"{where}.name is missing")
@@ -186,9 +186,10 @@ def function(name: JSON, description: JSON, parameters: JSON, where: str) -> Too
 
 
 def failed(parts: Sequence[Part]) -> list[Part]:
-    """The parts of a failed tool's result. They begin with "Error", unless the result itself begins with such a word.
+    """The parts of a failed tool's result. "Error" is put at the beginning, unless the result begins with a similar
+    word.
 
-    No chat template has a place for the failure, so the model reads it in the text, equal on all wires.
+    No chat template has a place for the failure. The model reads the failure in the text, equal on all wires.
     """
     first = next(iter(parts), "")
     if not isinstance(first, str):
@@ -207,16 +208,16 @@ def integers(value: JSON, where: str) -> tuple[int, ...]:
 
 
 class Retry(TypedDict):
-    """The fields of a ChatRequest that identify a retry."""
+    """The fields of a ChatRequest for retries."""
 
     retried: bool
     idempotency_key: str
 
 
 def retry(headers: Mapping[str, str]) -> Retry:
-    """Whether the client's SDK marks the request as a retry, and the client's own name for it.
+    """The SDK's mark of a retry, and the client's own name for the request.
 
-    Raises RefusedError for a name that is too long.
+    Raises RefusedError for a too long name.
     """
     count, key = headers.get("x-stainless-retry-count", ""), headers.get("Idempotency-Key", "")
     if len(key) > _KEY_LENGTH:
@@ -225,22 +226,24 @@ def retry(headers: Mapping[str, str]) -> Retry:
 
 
 def in_branch(request: ChatRequest, headers: Mapping[str, str]) -> ChatRequest:
-    """The request, with the name of its branch: that of BRANCH_HEADER, else `sub-agent/NAME` of a client's own headers.
+    """The request, with the branch name of BRANCH_HEADER, else `sub-agent/NAME` of a client's own headers.
 
-    Equal requests of two branches are no retry. Raises RefusedError for a name that cannot be one.
+    Equal requests of two branches are no retry. Raises RefusedError for an invalid name.
     """
-    own, given = request.branch, headers.get(BRANCH_HEADER, "")
-    if given and not _BRANCH.fullmatch(given):
-        raise refuse(f"{BRANCH_HEADER} is {given!r:.80}; write up to 64 letters, digits and any of . _ - / as solver/1")
-    name = given or (f"{SUB_AGENT}/{own}" if own not in ("", SUB_AGENT) else own)
+    client_name, header = request.branch, headers.get(BRANCH_HEADER, "")
+    if header and not _BRANCH.fullmatch(header):
+        raise refuse(
+            f"{BRANCH_HEADER} is {header!r:.80}; write up to 64 letters, digits and any of . _ - / as solver/1"
+        )
+    name = header or (f"{SUB_AGENT}/{client_name}" if client_name not in ("", SUB_AGENT) else client_name)
     return replace(request, branch=name, digest=f"{request.digest} {name}") if name else request
 
 
 def unlike(value: JSON, *harmless: JSON) -> bool:
-    """Whether a parameter is given, and with a value that would change the answer."""
+    """Whether a parameter has a value that would change the answer."""
     return value is not None and value not in harmless
 
 
 def unique(values: Iterable[T | None]) -> tuple[T, ...]:
-    """The values without repetitions and without empty ones, in order."""
+    """The values in order, without repetitions and empty values."""
     return tuple(dict.fromkeys(cast(Iterator[T], filter(None, values))))

@@ -1,4 +1,4 @@
-"""What a session may leave out of a request instead of refusing it: images, and whatever forces an answer."""
+"""Parts of a request that a session may leave out instead of refusing: images, and forced forms of an answer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _FORMATS = (("response_format",), ("output_format",), ("output_config", "format"
 
 
 def relaxed(body: Mapping[str, JSON], options: SessionOptions) -> tuple[Mapping[str, JSON], dict[str, JSON]]:
-    """The body without the parts that the options leave out, and a record of those for the log."""
-    noted: dict[str, JSON] = {}
+    """The body without the parts that the options leave out, and a record of the parts for the log."""
+    notes: dict[str, JSON] = {}
     if options.images == "omit":
         omitting = _Omitting()
         body = omitting.of(body)
-        noted |= {"images_omitted": omitting.count} if omitting.count else {}
+        notes |= {"images_omitted": omitting.count} if omitting.count else {}
     if options.forced == "ignore":
         body, forced = _unforced(body)
-        noted |= {"forced_ignored": forced} if forced else {}
-    return body, noted
+        notes |= {"forced_ignored": forced} if forced else {}
+    return body, notes
 
 
 class _Omitting:
@@ -53,11 +53,11 @@ class _Omitting:
             return part
         if kind == "tool_result":
             return self._message(part)
-        found = MEDIA.search(kind)
-        if found is None or _is_text(part):
+        match = MEDIA.search(kind)
+        if match is None or _is_text(part):
             return part
         self.count += 1
-        return {"type": "text", "text": _MARK.format(found[0])}
+        return {"type": "text", "text": _MARK.format(match[0])}
 
 
 def _is_text(part: Mapping[str, JSON]) -> bool:
@@ -67,7 +67,7 @@ def _is_text(part: Mapping[str, JSON]) -> bool:
 
 
 def _unforced(body: Mapping[str, JSON]) -> tuple[Mapping[str, JSON], dict[str, JSON]]:
-    """The body without the parameters that force a call or a format, and those parameters."""
+    """The body without the parameters for a forced call or format, and the removed parameters."""
     freed: dict[str, Any] = dict(body)
     forced: dict[str, JSON] = {}
     choice = body.get("tool_choice")

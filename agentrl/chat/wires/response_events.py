@@ -21,8 +21,8 @@ _ECHOED: Mapping[str, JSON] = {
     "tool_choice": "auto",
     "top_p": None,
 }
-"""Parameters that the answer repeats, with their values if the client gave none. Tools and instructions are left out:
-they are long, and each event would repeat them."""
+"""Parameters in the answer, with their defaults. Tools and instructions are left out: each event would repeat the long
+texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ToolForm:
     name: str
     namespace: str | None = None
     custom: bool = False
-    """Its argument is plain text."""
+    """Whether the argument is plain text."""
 
 
 @dataclass(slots=True)
@@ -127,33 +127,35 @@ class ResponseWriter:
         if kind != "reasoning":
             emptied |= {key: type(item[key])() for key in ("content", "arguments", "input") if key in item}
         added = self._event("response.output_item.added", output_index=index, item={**item, **emptied})
-        inner = b"".join(self._event(f"response.{name}", output_index=index, **data) for name, data in _told(item))
+        inner = b"".join(
+            self._event(f"response.{name}", output_index=index, **data) for name, data in _inner_events(item)
+        )
         return added + inner + self._event("response.output_item.done", output_index=index, item=item)
 
 
-def _told(item: Mapping[str, JSON]) -> Iterator[tuple[str, dict[str, JSON]]]:
+def _inner_events(item: Mapping[str, JSON]) -> Iterator[tuple[str, dict[str, JSON]]]:
     """The events inside an item: their names and their data."""
-    at = {"item_id": item["id"]}
+    ids = {"item_id": item["id"]}
     match item["type"]:
         case "reasoning":
-            yield from _parts(at, item["summary"], "summary_index", "reasoning_summary_part", "reasoning_summary_text")
+            yield from _parts(ids, item["summary"], "summary_index", "reasoning_summary_part", "reasoning_summary_text")
         case "message":
-            yield from _parts(at, item["content"], "content_index", "content_part", "output_text")
+            yield from _parts(ids, item["content"], "content_index", "content_part", "output_text")
         case "function_call":
-            yield "function_call_arguments.delta", {**at, "delta": item["arguments"]}
+            yield "function_call_arguments.delta", {**ids, "delta": item["arguments"]}
             done = {"arguments": item["arguments"], "name": item["name"]}
-            yield "function_call_arguments.done", {**at, **done}
+            yield "function_call_arguments.done", {**ids, **done}
         case _:
-            yield "custom_tool_call_input.delta", {**at, "delta": item["input"]}
-            yield "custom_tool_call_input.done", {**at, "input": item["input"]}
+            yield "custom_tool_call_input.delta", {**ids, "delta": item["input"]}
+            yield "custom_tool_call_input.done", {**ids, "input": item["input"]}
 
 
 def _parts(
-    at: Mapping[str, JSON], parts: Sequence[JSON], index: str, part_name: str, text_name: str
+    ids: Mapping[str, JSON], parts: Sequence[JSON], index: str, part_name: str, text_name: str
 ) -> Iterator[tuple[str, dict[str, JSON]]]:
     extra: dict[str, JSON] = {"logprobs": []} if text_name == "output_text" else {}
     for number, part in enumerate(parts):
-        here = {**at, index: number}
+        here = {**ids, index: number}
         yield f"{part_name}.added", {**here, "part": {**part, "text": ""}}
         yield f"{text_name}.delta", {**here, **extra, "delta": part["text"]}
         yield f"{text_name}.done", {**here, **extra, "text": part["text"]}
@@ -161,7 +163,7 @@ def _parts(
 
 
 def _reasoning(reply: Reply) -> dict[str, JSON]:
-    """Thoughts are in the summary, which is the part that every client keeps."""
+    """Thoughts are in the summary. Every client keeps the summary."""
     summary = [{"type": "summary_text", "text": reply.reasoning}]
     return {
         "type": "reasoning",

@@ -23,7 +23,7 @@ _THOUGHTS = re.compile(r"\s*<think>\n?(.*?)\n?</think>\s*", re.DOTALL)
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
 """The order of the items of one reply."""
 _RAW_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-"""The parameters of a custom tool, which takes plain text."""
+"""The parameters of a custom tool: plain text."""
 
 
 class Responses:
@@ -33,7 +33,7 @@ class Responses:
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
     ) -> ReplyWriter:
         body, changed = relaxed(body, options)
-        asked = fields.recorded(body, fields.RESPONSES)
+        recorded = fields.recorded(body, fields.RESPONSES)
         _refuse_log_probs(body)
         tools = _Tools.of(body.get("tools"))
         instructions = reading.string(body.get("instructions"), "instructions")
@@ -49,7 +49,7 @@ class Responses:
             max_tokens=reading.bound(body.get("max_output_tokens"), "max_output_tokens"),
             stop=wishes.stop(body),
             model=reading.string(body.get("model"), "model"),
-            asked=asked | wishes.left_out(tools.left_out) | changed,
+            recorded=recorded | wishes.left_out(tools.left_out) | changed,
             branch=_branch(headers),
             digest=digest,
             continued=wishes.continues(body, entries, marked=_is_unfinished(body.get("input"))),
@@ -73,7 +73,7 @@ def _effort(body: Mapping[str, JSON]) -> JSON:
 
 
 def _is_unfinished(sent: JSON) -> bool:
-    """Whether the last item is a reply that was cut off, which the model continues, as in vLLM."""
+    """Whether the last item is a cut reply. The model continues the reply, as in vLLM."""
     last = sent[-1] if isinstance(sent, list) and sent else None
     if not isinstance(last, dict) or (last.get("role") != "assistant" and last.get("type") != "reasoning"):
         return False
@@ -81,7 +81,7 @@ def _is_unfinished(sent: JSON) -> bool:
 
 
 def _branch(headers: Mapping[str, str]) -> str:
-    """The name that Codex or opencode gives a sub-agent's thread. Empty for the main one."""
+    """The name of a sub-agent's thread in headers of Codex or opencode. Empty for the main thread."""
     if headers.get("x-codex-parent-thread-id"):
         return headers.get("thread-id") or "sub-agent"
     if headers.get("x-parent-session-id"):
@@ -108,9 +108,9 @@ class _Tools:
         kind = tool.get("type")
         if kind == "namespace" and namespace is None:
             name = reading.string(tool.get("name"), f"{where}.name")
-            for index, one in enumerate(reading.sequence(tool.get("tools"), f"{where}.tools")):
-                at = f"{where}.tools[{index}]"
-                self._add(reading.mapping(one, at), at, name)
+            for index, member in enumerate(reading.sequence(tool.get("tools"), f"{where}.tools")):
+                place = f"{where}.tools[{index}]"
+                self._add(reading.mapping(member, place), place, name)
         elif kind in ("function", "custom"):
             parameters = tool.get("parameters") if kind == "function" else _RAW_INPUT
             spec = reading.function(self._name(tool, namespace), _description(tool), parameters, where)
@@ -121,20 +121,20 @@ class _Tools:
             self.left_out.append(reading.left_out(kind, where))
 
     def _name(self, tool: Mapping[str, JSON], namespace: str | None) -> JSON:
-        """The tool's name. Its namespace is added if another tool has that name already."""
+        """The tool's name. The namespace is added if another tool already has the name."""
         name = tool.get("name")
         return f"{namespace}__{name}" if namespace and name in self.forms else name
 
-    def shown(self, name: str, namespace: str) -> str:
-        """The name that a tool has in the prompt, given the name that the client uses."""
-        known = self.forms.get(name)
-        if namespace and known is not None and known.namespace != namespace:
+    def prompt_name(self, name: str, namespace: str) -> str:
+        """A tool's name in the prompt, from the client's name."""
+        form = self.forms.get(name)
+        if namespace and form is not None and form.namespace != namespace:
             return f"{namespace}__{name}"
         return name
 
 
 def _description(tool: Mapping[str, JSON]) -> JSON:
-    """The tool's description. It includes a custom tool's grammar, because nothing enforces that."""
+    """The tool's description, with a custom tool's grammar, because the grammar is not enforced."""
     form = tool.get("format")
     if isinstance(form, dict) and form.get("definition"):
         return f"{tool.get('description') or ''}\n\nThe input follows this grammar:\n{form['definition']}".strip()
@@ -153,13 +153,13 @@ def _entries(sent: JSON, tools: _Tools) -> Iterator[Entry]:
         if kind == "item_reference":
             kind, refers = storing.referred(item, where)
             item = {"type": kind, "id": refers, "role": "assistant"}
-        said = kind in _RANKS and (kind != "message" or item.get("role") == "assistant")
-        if turn.rank is not None and not (said and turn.takes(kind)):
+        is_reply = kind in _RANKS and (kind != "message" or item.get("role") == "assistant")
+        if turn.rank is not None and not (is_reply and turn.takes(kind)):
             yield turn.entry()
             turn = _Turn(tools)
         if refers:
             turn.refer(kind, refers)
-        elif said:
+        elif is_reply:
             turn.add(kind, item, where)
         else:
             yield from _other(kind, item, where)
@@ -168,19 +168,19 @@ def _entries(sent: JSON, tools: _Tools) -> Iterator[Entry]:
 
 
 def _retold(item: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """Thoughts that a client sends back as an assistant message, as the reasoning item that they were."""
+    """Thoughts that a client sends back as an assistant message, as the original reasoning item."""
     if item.get("role") != "assistant":
         return item
     content = item.get("content")
     text = content[0].get("text") if isinstance(content, list) and content and isinstance(content[0], dict) else content
-    found = _THOUGHTS.fullmatch(text) if isinstance(text, str) else None
-    if found is None or (isinstance(content, list) and len(content) > 1):
+    match = _THOUGHTS.fullmatch(text) if isinstance(text, str) else None
+    if match is None or (isinstance(content, list) and len(content) > 1):
         return item
-    return {"type": "reasoning", "id": item.get("id"), "summary": [{"type": "summary_text", "text": found[1]}]}
+    return {"type": "reasoning", "id": item.get("id"), "summary": [{"type": "summary_text", "text": match[1]}]}
 
 
 def _other(kind: str, item: Mapping[str, JSON], where: str) -> list[Entry]:
-    """The entries of an item that is not the model's."""
+    """The entries of an item from outside the model."""
     if kind == "message":
         role = item.get("role")
         if role not in _ROLES:
@@ -207,10 +207,10 @@ class _Turn:
     calls: list[Call] = field(default_factory=list)
     receipts: list[str] = field(default_factory=list)
     refers: str = ""
-    """The id of an item that is named only."""
+    """The id of an item that a request only names."""
 
     def refer(self, kind: str, name: str) -> None:
-        """Add an item of this kind by its id."""
+        """Add an item of this kind by id."""
         self.rank, self.refers = _RANKS[kind], name
 
     def takes(self, kind: str) -> bool:
@@ -233,11 +233,11 @@ class _Turn:
 
     def _call(self, kind: str, item: Mapping[str, JSON], where: str) -> Call:
         name = reading.string(item.get("name"), f"{where}.name")
-        shown = self.tools.shown(name, reading.string(item.get("namespace"), f"{where}.namespace"))
+        tool_name = self.tools.prompt_name(name, reading.string(item.get("namespace"), f"{where}.namespace"))
         call_id = reading.string(item.get("call_id"), f"{where}.call_id")
         if kind == "custom_tool_call":
-            return Call(call_id, shown, {"input": reading.string(item.get("input"), f"{where}.input")})
-        return Call(call_id, shown, reading.arguments(item.get("arguments")))
+            return Call(call_id, tool_name, {"input": reading.string(item.get("input"), f"{where}.input")})
+        return Call(call_id, tool_name, reading.arguments(item.get("arguments")))
 
     def entry(self) -> Entry:
         reasoning = "".join(self.thoughts) if self.thoughts else None
@@ -246,7 +246,7 @@ class _Turn:
 
 
 def _thoughts(item: Mapping[str, JSON], where: str) -> str:
-    """The thoughts of an item: its content if it has some, else its summary."""
+    """The thoughts of an item: the content, else the summary."""
     parts: Sequence[JSON] = reading.sequence(item.get("content"), f"{where}.content")
     parts = parts or reading.sequence(item.get("summary"), f"{where}.summary")
     return "".join(

@@ -1,4 +1,4 @@
-"""OpenAI Responses: requests that name what an earlier one holds, instead of sending it again."""
+"""OpenAI Responses: requests that name earlier content instead of repeating the content."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _KINDS = {"rs": "reasoning", "msg": "message", "fc": "function_call", "ctc": "cu
 
 
 def names_in(body: Mapping[str, JSON]) -> dict[str, Any]:
-    """The fields of a ChatRequest that name earlier turns. Raises RefusedError for two names."""
+    """The fields of a ChatRequest for earlier turns. Raises RefusedError for two names."""
     previous = reading.string(body.get("previous_response_id"), "previous_response_id")
-    held = body.get("conversation")
-    conversation = reading.string(held.get("id") if isinstance(held, Mapping) else held, "conversation")
+    value = body.get("conversation")
+    conversation = reading.string(value.get("id") if isinstance(value, Mapping) else value, "conversation")
     if previous and conversation:
         raise refuse("previous_response_id and conversation name two histories; send one of them")
     return {
@@ -31,7 +31,7 @@ def names_in(body: Mapping[str, JSON]) -> dict[str, Any]:
 
 
 def referred(item: Mapping[str, JSON], where: str) -> tuple[str, str]:
-    """The kind of item that an `item_reference` names, and the item's id. Raises RefusedError for an unknown id."""
+    """The kind and the id of the item in an `item_reference`. Raises RefusedError for an unknown id."""
     name = reading.string(item.get("id"), f"{where}.id")
     kind = _KINDS.get(re.split("_", name, maxsplit=1)[0])
     if kind is None:
@@ -40,7 +40,7 @@ def referred(item: Mapping[str, JSON], where: str) -> tuple[str, str]:
 
 
 def conversation_of(body: Mapping[str, JSON]) -> JSON:
-    """A new conversation. Raises RefusedError if it should begin with items."""
+    """A new conversation. Raises RefusedError for a conversation with items."""
     if body.get("items"):
         raise refuse("items: a conversation begins empty here; send them as the input of its first response")
     metadata = reading.mapping(body.get("metadata") or {}, "metadata")

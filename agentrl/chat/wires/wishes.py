@@ -1,4 +1,5 @@
-"""The fields that mean the same on several wires: retries, arguments of the chat template, stops, continued replies."""
+"""The fields with the same meaning on several wires: retries, arguments of the chat template, stops, continued
+replies."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from agentrl.types import JSON
 
 
 class Common(reading.Retry):
-    """The fields of a ChatRequest that all wires read alike."""
+    """The common fields of a ChatRequest."""
 
     parallel: bool
     template_kwargs: Mapping[str, JSON]
@@ -39,17 +40,17 @@ def common(body: Mapping[str, JSON], headers: Mapping[str, str], *, effort: JSON
 
 
 def stop(body: Mapping[str, JSON]) -> tuple[str, ...]:
-    """The stop strings under the name that OpenAI's chat API and the servers have for them."""
+    """The stop strings of OpenAI's chat API and of the servers."""
     return reading.strings(body.get("stop"), "stop")
 
 
 def left_out(tools: Sequence[str]) -> dict[str, JSON]:
-    """The record of tools that the gateway does not show."""
+    """The record of omitted tools."""
     return {"tools_left_out": list(tools)} if tools else {}
 
 
 def continues(body: Mapping[str, JSON], entries: Sequence[Entry], *, marked: bool) -> bool:
-    """Whether the model continues the last message. `marked`: that message says so itself.
+    """Whether the model continues the last message. `marked`: the message asks for a continuation.
 
     Raises RefusedError if the last message is not the assistant's.
     """
@@ -61,5 +62,6 @@ def continues(body: Mapping[str, JSON], entries: Sequence[Entry], *, marked: boo
 
 
 def is_open(entries: Sequence[Entry]) -> bool:
-    """Whether the last message is the assistant's and may go on. Anthropic's and Google's models continue it."""
+    """Whether the last message is the assistant's and may go on. Anthropic's and Google's models continue such a
+    message."""
     return entries[-1].role == "assistant" and not entries[-1].calls

@@ -1,4 +1,4 @@
-"""Answers one request, whole or as a stream that shows progress while the engine runs."""
+"""Answers one request, whole or as a stream. A stream shows progress while the engine runs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from agentrl.chat.request import Exchange, RefusedError, Reply
 from agentrl.chat.wires.base import ReplyWriter, compact
 
 ACCEPT_S = 2.0
-"""Seconds for which a stream's headers are held back, so that a refusal keeps its status."""
+"""Seconds to hold back a stream's headers, so that a refusal keeps its status."""
 PROGRESS_S = 3.0
 """Seconds between two progress events. Clients accept about 60 s of silence."""
 SILENCE_S = 20.0
-"""Seconds between two signs of life in an answer that is not streamed. A refusal before the first has its status."""
+"""Seconds between two signs of life in an answer without streaming. An earlier refusal has its own status."""
 
 _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""The last one keeps a proxy from holding events back."""
+"""`X-Accel-Buffering` keeps a proxy from holding events back."""
 _WHOLE = {"Content-Type": "application/json; charset=utf-8", "X-Accel-Buffering": "no"}
 
 
 async def respond(
     request: web.BaseRequest, answer: ReplyWriter, exchange: Exchange, closing: asyncio.Future[None]
 ) -> web.StreamResponse:
-    """Send the answer, and report to the exchange whether the client got it. `closing` is done when the gateway closes.
+    """Send the answer, and report its delivery or loss to the exchange. `closing` is done when the gateway closes.
 
     Raises RefusedError if nothing has been sent yet, and ConnectionError if the client has disconnected.
     """
@@ -64,8 +64,8 @@ async def _whole_at_length(
     closing: asyncio.Future[None],
     waiting: asyncio.Future[Sequence[Reply]],
 ) -> web.StreamResponse:
-    """Send a space now and then, which JSON may begin with, so that neither the client nor a proxy takes the server for
-    dead. An error then breaks the connection: the client asks again, and is told why."""
+    """Send spaces before the JSON, so that no client or proxy takes the server for dead. A later error breaks the
+    connection: the client then repeats the request and gets the reason."""
     response = web.StreamResponse(headers=_WHOLE)
     await response.prepare(request)
     while True:
@@ -104,7 +104,7 @@ async def _stream(
         raise
     finally:
         waiting.cancel()
-    # The next request can come as soon as the end is sent. With one write, a client that has the end has everything.
+    # The next request can come right after the end. With a single write, a client with the end has the whole answer.
     exchange.delivered()
     await response.write_eof(body + end)
     return response
@@ -126,7 +126,7 @@ def _result(waiting: asyncio.Future[Sequence[Reply]]) -> Sequence[Reply]:
 
 
 def _break(request: web.BaseRequest) -> None:
-    """What has begun as an answer cannot become an error."""
+    """Break the connection. After the start of an answer an error status is too late."""
     if request.transport is not None:
         request.transport.close()
 

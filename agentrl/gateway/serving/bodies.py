@@ -1,4 +1,4 @@
-"""Reads the body of a request, up to a size limit, and decompresses it if necessary."""
+"""Reads the body of a request, up to a size limit, and decompresses the body if necessary."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from aiohttp import web
 
 BODY_BYTES = 64 << 20
-"""The longest body, both as received and decompressed, unless a server has another limit."""
+"""The longest body in bytes, both as received and decompressed, unless a server has another limit."""
 BODY_S = 300.0
 """Seconds for a body to arrive."""
 _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 
 class DeniedError(Exception):
-    """A request that is refused with this HTTP status."""
+    """A refused request, with its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class DeniedError(Exception):
 
 
 async def body_of(request: web.BaseRequest, most: int = BODY_BYTES) -> bytes:
-    """The body, of at most `most` bytes. Clients that first ask whether to send it (`Expect`) get a yes.
+    """The body, of at most `most` bytes. Clients that ask before sending the body (`Expect`) get a yes.
 
     Raises DeniedError.
     """
@@ -44,7 +44,7 @@ async def body_of(request: web.BaseRequest, most: int = BODY_BYTES) -> bytes:
 
 
 def unpacked(raw: bytes, coding: str, most: int = BODY_BYTES) -> bytes:
-    """The decompressed body. Raises DeniedError if its coding is unknown, or if it is broken or too long."""
+    """The decompressed body. Raises DeniedError for an unknown coding, and for a broken or too long body."""
     coding = coding.strip().lower()
     if coding in ("", "identity"):
         return raw
@@ -57,16 +57,16 @@ def unpacked(raw: bytes, coding: str, most: int = BODY_BYTES) -> bytes:
 
 
 def _unpacked(raw: bytes, make: Callable[[], Any], most: int) -> bytes:
-    found = b""
+    body = b""
     while raw:  # a body may hold several compressed pieces in a row
         unpacker = make()
-        found += unpacker.decompress(raw, most + 1 - len(found))
-        if len(found) > most:
+        body += unpacker.decompress(raw, most + 1 - len(body))
+        if len(body) > most:
             raise _too_long(most)
         if not unpacker.eof:
             raise EOFError("its end is missing")
         raw = unpacker.unused_data
-    return found
+    return body
 
 
 def _unpacker(coding: str, raw: bytes) -> Callable[[], Any]:

@@ -1,4 +1,4 @@
-"""An HTTP server for the vendors' wires: reads a request, finds the session that answers it, and sends the answer."""
+"""An HTTP server for the vendors' wires: reads a request, finds its session, and sends the answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from agentrl.types import JSON
 
 _log = logging.getLogger(__name__)
 _connections_log = logging.getLogger(f"{__name__}.connections")
-# aiohttp logs a traceback for what is no HTTP, and strangers can send that.
+# aiohttp logs a traceback for bytes that are no HTTP. Strangers could fill the log.
 _connections_log.setLevel(logging.CRITICAL)
 
 CLOSE_S = 5.0
@@ -50,19 +50,19 @@ _COUNTS: dict[str, Wire] = {"/v1/messages/count_tokens": _MESSAGES, "/v1/respons
 _GEMINI_PATH = re.compile(r"/v1(?:beta|alpha)?/models/([^:]+):(generateContent|streamGenerateContent|countTokens)")
 """Google's API names the model and the method in the path."""
 
-Found: TypeAlias = tuple[SessionHandler, SessionLimits]
-"""What answers a request, and how much it may be asked."""
+LimitedSession: TypeAlias = tuple[SessionHandler, SessionLimits]
+"""A session with its limits."""
 
 
 class WireServer:
     """Answers on the vendors' wires.
 
-    `find` returns what answers a request, given the key in its path ("" if there is none). It raises RefusedError or
-    DeniedError. `model` is the name under which the model is listed. A request may use any name.
+    `find` returns the session for a request, given the key in the request's path ("" without a key). `find` raises
+    RefusedError or DeniedError. `model` is the listed name of the model. A request may use any name.
     """
 
     def __init__(
-        self, find: Callable[[str, web.BaseRequest], Found], model: str, *, body_bytes: int = BODY_BYTES
+        self, find: Callable[[str, web.BaseRequest], LimitedSession], model: str, *, body_bytes: int = BODY_BYTES
     ) -> None:
         self._find = find
         self._model = model
@@ -72,8 +72,8 @@ class WireServer:
         connections = _Connections(self._answer, self._connection_lost, self._strangers, body_bytes)
         self._runner = web.ServerRunner(connections, shutdown_timeout=CLOSE_S)
         self._last: dict[RequestHandler, Exchange] = {}
-        """The last answer sent on each connection, until another request comes. A reset shows that it was lost. Not so
-        with TLS: there the end of an orderly connection is reset, too, if the client does not read its last record."""
+        """The last answer on each connection, until the next request. A reset shows that the answer was lost. A reset
+        with TLS shows no loss: an orderly connection is also reset if the client does not read its last record."""
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen at an address; port 0 takes a free one. Returns the port. Raises OSError."""
@@ -100,7 +100,7 @@ class WireServer:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         last = self._last.pop(request.protocol, None)
         if request.path == RESET_PATH:
-            # Only a sandbox's relay reports it, at the Unix socket. A proxy may share a connection among its clients.
+            # Only a sandbox's relay reports a reset, at the Unix socket. A proxy may share a connection among clients.
             if last is not None and isinstance(request.protocol.sockname, str):
                 last.lost()
             return web.Response()
@@ -128,25 +128,25 @@ class WireServer:
         if method == "POST" and (path in _COUNTS or called):
             return await self._count(request, key, path, wire)
         if method in ("GET", "HEAD") and re.match("/v1(beta)?/models(/|$)", path):
-            with self._found(key, request)[1].request():
+            with self._session_of(key, request)[1].request():
                 return json_response(_models(path, self._model, wire))
         if method == "POST" and path == "/v1/conversations":
-            with self._found(key, request)[1].request():
+            with self._session_of(key, request)[1].request():
                 raw = await body_of(request, self._body_bytes)
                 return json_response(conversation_of(reading.read_body(raw) if raw else {}))
         served = ", ".join((*_REPLIES, *_COUNTS, "/v1/models", "/v1beta/models/NAME:generateContent"))
         not_served = DeniedError(404, f"{method} {path} is not served here; these are: {served}")
-        with suppress(RefusedError, DeniedError), _noting(self._found(key, request)[0], f"{method} {path}"):
+        with suppress(RefusedError, DeniedError), _noting(self._session_of(key, request)[0], f"{method} {path}"):
             raise not_served
         raise not_served
 
     async def _reply(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
-        session, limits = self._found(key, request)
+        session, limits = self._session_of(key, request)
         with limits.request():
             with _noting(session, f"POST {path}"):
                 answer = await self._read(request, path, wire, session)
-                asked = reading.in_branch(answer.request, request.headers)
-            exchange = session.ask(asked)
+                branch_request = reading.in_branch(answer.request, request.headers)
+            exchange = session.ask(branch_request)
             response = await respond(request, answer, exchange, self._closing)
         if request.transport is None:
             exchange.lost()
@@ -155,7 +155,7 @@ class WireServer:
         return response
 
     async def _count(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
-        session, limits = self._found(key, request)
+        session, limits = self._session_of(key, request)
         with limits.request(), _noting(session, f"POST {path}"):
             answer = await self._read(request, path, wire, session)
             tokens = await session.count(answer.request)
@@ -175,16 +175,16 @@ class WireServer:
             body = with_images(body, session.options)
         return wire.read(body, request.headers, _digest(path, raw), session.options)
 
-    def _found(self, key: str, request: web.BaseRequest) -> Found:
+    def _session_of(self, key: str, request: web.BaseRequest) -> LimitedSession:
         if self._closing.done():
             raise RefusedError("unavailable", "the gateway is closing; ask again later")
-        found = self._find(key, request)
-        self._strangers.left(request.protocol)
-        return found
+        limited = self._find(key, request)
+        self._strangers.remove(request.protocol)
+        return limited
 
 
 class _Connections(web.Server):
-    """aiohttp's server without routes. It reports how each connection ends."""
+    """aiohttp's server without routes. Reports the end of each connection."""
 
     def __init__(self, handler: Any, lost: Any, strangers: Strangers, body_bytes: int) -> None:
         super().__init__(
@@ -200,11 +200,11 @@ class _Connections(web.Server):
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        self._strangers.came(handler, transport)
+        self._strangers.opened(handler, transport)
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
-        self._strangers.left(handler)
+        self._strangers.remove(handler)
         self._lost(handler, exc)
 
 
@@ -216,25 +216,26 @@ def _request(
 
 
 @contextmanager
-def _noting(session: SessionHandler, what: str) -> Iterator[None]:
-    """Log what is refused or fails within this context in the session. It never becomes a request of the session."""
+def _noting(session: SessionHandler, target: str) -> Iterator[None]:
+    """Log refusals and failures within this context in the session. The request never becomes a request of the
+    session."""
     try:
         yield
     except RefusedError as refused:
-        session.note_refused(what, refused.status, str(refused), refused.kind)
+        session.note_refused(target, refused.status, str(refused), refused.kind)
         raise
     except DeniedError as denied:
-        session.note_refused(what, denied.status, str(denied))
+        session.note_refused(target, denied.status, str(denied))
         raise
     except ConnectionError:  # the client has disconnected
         raise
     except Exception as exc:
-        session.note_refused(what, 500, f"{type(exc).__name__}: {exc}")
+        session.note_refused(target, 500, f"{type(exc).__name__}: {exc}")
         raise
 
 
 def _with_path(body: Mapping[str, JSON], called: re.Match[str], *, sse: bool) -> Mapping[str, JSON]:
-    """A body of Google's API, with what its path says: the model, and how to answer."""
+    """A body of Google's API, with the model and the kind of answer from the path."""
     inner = body.get("generateContentRequest")
     if isinstance(inner, dict):  # a count of a whole request
         body = inner
@@ -243,7 +244,7 @@ def _with_path(body: Mapping[str, JSON], called: re.Match[str], *, sse: bool) ->
 
 
 def _split(path: str) -> tuple[str, str]:
-    """The key in a path, and the rest of it."""
+    """The key in a path, and the rest of the path."""
     if not path.startswith("/s/"):
         return "", path
     key, _, rest = path[3:].partition("/")
@@ -251,7 +252,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _wire(path: str, request: web.BaseRequest) -> Wire:
-    """The wire that writes the answer, even if it is an error. Headers decide only where several APIs have the path."""
+    """The wire that writes the answer, or an error. Headers decide only where several APIs share the path."""
     if path.startswith("/v1beta/") or _GEMINI_PATH.fullmatch(path):
         return _GEMINI
     for beginning, wire in _BEGINNINGS.items():
@@ -263,7 +264,7 @@ def _wire(path: str, request: web.BaseRequest) -> Wire:
 
 
 def keys(key: str, request: web.BaseRequest) -> Iterator[str]:
-    """The keys that a request carries. `key` was in its path."""
+    """The keys of a request. `key` is from the path."""
     headers = request.headers
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
@@ -279,8 +280,8 @@ def _models(path: str, listed: str, wire: Wire) -> JSON:
     name = path.partition("/models")[2].strip("/")
     if wire is _GEMINI:
         methods = ["generateContent", "countTokens"]
-        found = {"name": f"models/{name or listed}", "supportedGenerationMethods": methods}
-        return found if name else {"models": [found]}
+        entry = {"name": f"models/{name or listed}", "supportedGenerationMethods": methods}
+        return entry if name else {"models": [entry]}
     model: dict[str, JSON] = {"id": name or listed}
     if wire is _MESSAGES:
         model |= {"type": "model", "display_name": model["id"], "created_at": "2026-01-01T00:00:00Z"}

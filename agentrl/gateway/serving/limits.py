@@ -1,4 +1,4 @@
-"""How much one session, and strangers without a session, may ask of a gateway."""
+"""The limits of one session, and of strangers without a session."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from aiohttp.web_protocol import RequestHandler
 from agentrl.chat.request import RefusedError
 
 OPEN_REQUESTS = 64
-"""Requests of one session that are answered at once, if it has a rate."""
+"""Open requests of one session, if the session has a rate."""
 STRANGER_S = 30.0
-"""Seconds for which a connection stays open without a request that carries a valid key."""
+"""Seconds for which a connection without a valid key stays open."""
 STRANGERS = 2048
-"""Connections without a valid key that are open at once."""
+"""Open connections without a valid key."""
 _BURST_S = 3.0
 """Seconds of its rate that a session may use at once."""
 
@@ -24,18 +24,18 @@ _BURST_S = 3.0
 class SessionLimits:
     """The limits of one session: requests a second, and open requests. None: no limits.
 
-    Over its limits it gets a 503, after which clients ask again.
+    A session above its limits gets a 503, and clients retry.
     """
 
     def __init__(self, rate: float | None = None) -> None:
         self._rate = rate
-        self._left = self._most = max(1.0, (rate or 0.0) * _BURST_S)
-        self._at = time.monotonic()
+        self._allowance = self._most = max(1.0, (rate or 0.0) * _BURST_S)
+        self._updated = time.monotonic()
         self._open = 0
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request while it is answered. Raises RefusedError for one too many."""
+        """Count a request until its answer. Raises RefusedError for a request above the limits."""
         self._take()
         self._open += 1
         try:
@@ -47,32 +47,32 @@ class SessionLimits:
         if self._rate is None:
             return
         now = time.monotonic()
-        self._left, self._at = min(self._most, self._left + (now - self._at) * self._rate), now
-        if self._left < 1:
+        self._allowance, self._updated = min(self._most, self._allowance + (now - self._updated) * self._rate), now
+        if self._allowance < 1:
             raise RefusedError("overloaded", f"this session sends more than {self._rate:g} requests a second; wait")
         if self._open >= OPEN_REQUESTS:
             raise RefusedError("overloaded", f"this session has {OPEN_REQUESTS} open requests; wait until one ends")
-        self._left -= 1
+        self._allowance -= 1
 
 
 class Strangers:
-    """Connections that have shown no valid key yet. They are few, and none stays for long."""
+    """Connections without a valid key so far. Their number and their time are limited."""
 
     def __init__(self) -> None:
         self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
 
-    def came(self, connection: RequestHandler, transport: asyncio.BaseTransport) -> None:
-        """A connection was opened. It is closed at once if there are too many, else if it shows no key in time."""
+    def opened(self, connection: RequestHandler, transport: asyncio.BaseTransport) -> None:
+        """A new connection. It is closed at once above the limit, and after STRANGER_S seconds without a key."""
         if len(self._timers) >= STRANGERS:
             transport.close()
             return
         self._timers[connection] = asyncio.get_running_loop().call_later(STRANGER_S, self._close, connection, transport)
 
-    def left(self, connection: RequestHandler) -> None:
+    def remove(self, connection: RequestHandler) -> None:
         """A connection was closed, or has shown a valid key."""
         if (timer := self._timers.pop(connection, None)) is not None:
             timer.cancel()
 
     def _close(self, connection: RequestHandler, transport: asyncio.BaseTransport) -> None:
-        self.left(connection)
+        self.remove(connection)
         transport.close()

@@ -1,4 +1,4 @@
-"""The gateway: many sessions at one address, each found by its key."""
+"""The gateway: many sessions at one address. A key names a session."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from agentrl.chat.request import RefusedError, SessionHandler
 from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.episode.shared import loop_resources
 from agentrl.errors import ConfigError
-from agentrl.gateway.serving.http import Found, WireServer, keys
+from agentrl.gateway.serving.http import LimitedSession, WireServer, keys
 from agentrl.gateway.serving.limits import SessionLimits
 
 log = logging.getLogger("agentrl")
 
 MODEL = "agentrl"
-"""The name under which the model is listed. A request may use any name."""
+"""The listed name of the model. A request may use any name."""
 _FILES = 65_536
-"""Open files that are enough for thousands of agents: each has a connection here, and one to the engine."""
+"""Open files that are enough for thousands of agents. Each agent has a connection here and a connection to the
+engine."""
 
 
 class KeyedSession(SessionHandler, Protocol):
-    """A session that a server finds by its key."""
+    """A session with a key."""
 
     @property
     def key(self) -> str:
-        """The key that a request must carry."""
+        """The key of the session's requests."""
         ...
 
 
@@ -43,13 +44,13 @@ class Gateway:
         async with Gateway() as gateway:
             gateway.add(session)  # a client reaches it at gateway.url, with the session's key
 
-    Entering raises OSError if it cannot listen, and ConfigError for a certificate that cannot be used.
+    Entering raises OSError if the port is taken, and ConfigError for an unusable certificate.
     """
 
     def __init__(self, config: GatewayConfig | None = None) -> None:
         self._config = config or GatewayConfig()
         self._port = self._config.port
-        self._sessions: dict[str, Found] = {}
+        self._sessions: dict[str, LimitedSession] = {}
 
     async def __aenter__(self) -> Self:
         tls = _tls(self._config)
@@ -61,7 +62,7 @@ class Gateway:
             if warning := self._config.warning(self._port):
                 log.warning("%s", warning)
             await self._server.listen_at(self.socket_path)
-            # A sandbox mounts it as another user, for another user. Like the port, it refuses requests without a key.
+            # A sandbox mounts the socket as another user. Like the port, the socket refuses requests without a key.
             self._folder.chmod(0o711)
             self.socket_path.chmod(0o666)
         except BaseException:
@@ -75,12 +76,12 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """The base URL that agents get: `http://127.0.0.1:PORT`. Clients of OpenAI's APIs need `/v1` after it."""
+        """The base URL for agents: `http://127.0.0.1:PORT`. Clients of OpenAI's APIs need `/v1` after the port."""
         return self._config.url(self._port)
 
     @property
     def socket_path(self) -> Path:
-        """The Unix socket. Any user who can see it may connect."""
+        """The Unix socket. Any user who can see the socket may connect."""
         return self._folder / "gateway.sock"
 
     def add(self, session: KeyedSession) -> None:
@@ -88,14 +89,14 @@ class Gateway:
         self._sessions[session.key] = (session, SessionLimits(self._config.rate))
 
     def remove(self, session: KeyedSession) -> None:
-        """End a session: from now on its key is refused with 400."""
+        """End a session: from now on the session's key is refused with 400."""
         self._sessions.pop(session.key, None)
 
-    def _session(self, key: str, request: web.BaseRequest) -> Found:
-        """Raises RefusedError with status 400 for an unknown key, because all clients stop on that status alone."""
-        for given in keys(key, request):
-            if given in self._sessions:
-                return self._sessions[given]
+    def _session(self, key: str, request: web.BaseRequest) -> LimitedSession:
+        """Raises RefusedError with status 400 for an unknown key, because all clients stop on 400."""
+        for candidate in keys(key, request):
+            if candidate in self._sessions:
+                return self._sessions[candidate]
         raise RefusedError(
             "closed",
             "no session has this key: it has ended, or the key is not the one of its endpoint (as Bearer token, as "
@@ -104,9 +105,10 @@ class Gateway:
 
 
 async def loop_gateway(config: GatewayConfig | None = None) -> Gateway:
-    """The gateway of the running event loop with this configuration. It starts on first use, and closes with the loop.
+    """The gateway of the running event loop with this configuration. The gateway starts on first use, and closes with
+    the loop.
 
-    Raises ConfigError if it cannot listen, or for a certificate that cannot be used.
+    Raises ConfigError if the gateway cannot listen, or for an unusable certificate.
     """
     config = config or GatewayConfig()
     try:
@@ -119,7 +121,7 @@ async def loop_gateway(config: GatewayConfig | None = None) -> Gateway:
 
 
 def _allow_files() -> None:
-    """Raise this process's soft limit of open files, which is usually 1,024, as far as its hard limit allows."""
+    """Raise this process's soft limit of open files, usually 1,024, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -128,7 +130,7 @@ def _allow_files() -> None:
 
 
 def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
-    """What the gateway shows its clients. None for plain HTTP. Raises ConfigError for files that cannot be used."""
+    """The gateway's certificate. None for plain HTTP. Raises ConfigError for unusable files."""
     if config.certificate is None:
         return None
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -1,4 +1,4 @@
-"""The wires for an engine without an episode: each request is independent, and nothing of it is kept."""
+"""The wires for an engine without an episode: each request is independent, and no request is kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.engine.base import Engine
 from agentrl.engine.sglang.access import Access, exposure
 from agentrl.episode.options import EpisodeOptions, SpecialTokens
 from agentrl.gateway.serving.bodies import DeniedError
-from agentrl.gateway.serving.http import Found, WireServer, keys
+from agentrl.gateway.serving.http import LimitedSession, WireServer, keys
 from agentrl.gateway.serving.limits import SessionLimits
 from agentrl.gateway.session.exchange import RefusedExchange
 from agentrl.gateway.session.session import Session
@@ -39,7 +39,7 @@ _NEUTRAL: Mapping[str, JSON] = {
     "thinking_token_budget": None,
     "watermarking": False,
 }
-"""Parameters that no engine here supports, with the values that change nothing."""
+"""Parameters without support in any engine here, with their neutral values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Standalone:
             session = self._session(request)
         except RefusedError as refused:
             return RefusedExchange(refused)
-        # Without the digest, so that the same request again is a new one.
+        # Without the digest, a repeated request is a new request.
         return _Alone(session.ask(replace(request, digest="", retried=False, idempotency_key="")), session)
 
     @property
@@ -66,25 +66,26 @@ class Standalone:
         """Whether the model is shown the images of a request."""
         return self.renderer.certificate.capabilities.get("images", False)
 
-    def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
+    def note_refused(self, target: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
         """Do nothing: requests are not recorded."""
 
     async def count(self, request: ChatRequest) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError if it is too long or cannot be written."""
+        """The tokens of the request's whole prompt. Raises RefusedError for a prompt that is too long or cannot be
+        written."""
         return await self._session(request).count(request)
 
     def _session(self, request: ChatRequest) -> Session:
         session = Session("", options=self.options)
         limits = replace(self.limits, turns=self.options.most_replies)
-        asked = _sampling(request.asked)
-        episode = EpisodeOptions(limits=limits, sampling_params=asked, special_tokens=self.special_tokens)
+        params = _sampling(request.recorded)
+        episode = EpisodeOptions(limits=limits, sampling_params=params, special_tokens=self.special_tokens)
         session.play(self.engine, self.renderer, episode, None, _conversation(request))
         return session
 
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """An exchange with a single client. If it disconnects, the engine stops."""
+    """An exchange with a single client. A disconnect stops the engine."""
 
     exchange: Exchange
     session: Session
@@ -108,21 +109,21 @@ class _Alone:
         self.session.close("the client has gone")
 
 
-def _sampling(asked: Mapping[str, JSON]) -> SamplingParams:
-    """The client's sampling parameters. Raises RefusedError for one that cannot be obeyed."""
+def _sampling(parameters: Mapping[str, JSON]) -> SamplingParams:
+    """The client's sampling parameters. Raises RefusedError for an unsupported parameter."""
     for name, neutral in _NEUTRAL.items():
-        if asked.get(name, neutral) != neutral:
+        if parameters.get(name, neutral) != neutral:
             raise RefusedError("invalid", f"{name}: this server does not sample with it; leave it out")
     for name in _OBEYED:
-        value = asked.get(name, 0)
+        value = parameters.get(name, 0)
         kinds = int if name in ("top_k", "seed") else (int, float)
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise RefusedError("invalid", f"{name} must be a number, not {value!r:.80}")
-    return cast(SamplingParams, {ours: asked[theirs] for theirs, ours in _OBEYED.items() if theirs in asked})
+    return cast(SamplingParams, {ours: parameters[theirs] for theirs, ours in _OBEYED.items() if theirs in parameters})
 
 
 def _conversation(request: ChatRequest) -> str:
-    """A name for the engine's prefix cache: equal in all turns of one conversation."""
+    """A name for the engine's prefix cache: equal in all turns of a conversation."""
     hashed = hashlib.blake2b(digest_size=8)
     for entry in request.entries:
         hashed.update(f"{entry.role}\n{entry.text}\n".encode())
@@ -143,7 +144,7 @@ async def running_server(
 
     limits = SessionLimits()
 
-    def find(key: str, request: web.BaseRequest) -> Found:
+    def find(key: str, request: web.BaseRequest) -> LimitedSession:
         _check(access, key, request)
         return answering, limits
 
@@ -158,14 +159,15 @@ async def running_server(
 
 
 def _check(access: Access, key: str, request: web.BaseRequest) -> None:
-    """Apply the rules of `Access`. The key may be in any place that the vendors' clients use. Raises DeniedError."""
+    """Apply the rules of `Access`. The key may be in any place of the vendors' clients. Raises DeniedError."""
     if access.api_key is None:
         denied = access.refuse_page(request)
         if denied is not None:
             raise DeniedError(*denied)
         return
-    given = [
-        hmac.compare_digest(one.encode(errors="surrogateescape"), access.api_key.encode()) for one in keys(key, request)
+    matches = [
+        hmac.compare_digest(candidate.encode(errors="surrogateescape"), access.api_key.encode())
+        for candidate in keys(key, request)
     ]
-    if not any(given):
+    if not any(matches):
         raise DeniedError(401, "this server wants its API key as Bearer token, as x-api-key or in /s/KEY/v1")

@@ -1,4 +1,4 @@
-"""One request in progress, and the clients that wait for its answer."""
+"""A request in progress, and the clients that wait for the answer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agentrl.gateway.session.nodes import Node, Prompt
 
 @dataclass(slots=True, eq=False)
 class PendingAnswer:
-    """The answer to a request and to its retries, which all get the same replies."""
+    """The answer to a request and to the request's retries. All get the same replies."""
 
     request: ChatRequest
-    """Without its conversation, which is in the tree."""
+    """The request without its conversation. The tree holds the conversation."""
     prompt: Prompt
     number: int = 0
     nodes: list[Node] = field(default_factory=list)
@@ -24,12 +24,12 @@ class PendingAnswer:
     task: asyncio.Task[Sequence[Reply]] | None = None
     refused: RefusedError | None = None
     waiting: int = 0
-    """How many clients still wait: they have not received it, and have not disconnected."""
+    """Number of waiting clients: without the answer, and still connected."""
     delivered: bool = False
 
     @property
     def got(self) -> bool:
-        """Whether the client got it: it was delivered, or a later request continues it."""
+        """Whether the client got the answer: delivered, or continued by a later request."""
         return self.delivered or (bool(self.nodes) and all(node.delivered for node in self.nodes))
 
     @property
@@ -38,14 +38,14 @@ class PendingAnswer:
         return self.refused is None and (self.task is None or not self.task.cancelled())
 
     def is_like(self, request: ChatRequest) -> bool:
-        """Whether another request asks the same of the prompt."""
+        """Whether another request asks for the same reply to the prompt."""
         mine = self.request
         same = ("n", "max_tokens", "stop", "stop_token_ids", "branch", "forced", "parallel", "shows_stop")
         return all(getattr(mine, name) == getattr(request, name) for name in same)
 
 
 class Answers:
-    """All answers of a session. It finds the one that a repeated request should get."""
+    """The answers of a session, with an index for repeated requests."""
 
     def __init__(self) -> None:
         self._all: list[PendingAnswer] = []
@@ -57,7 +57,8 @@ class Answers:
         return iter(self._all)
 
     def add(self, request: ChatRequest, prompt: Prompt, *, whole: bool = True) -> PendingAnswer:
-        """Register an answer. A partial one (`whole=False`) completes a truncated reply; no other body gets it."""
+        """Register an answer. A partial answer (`whole=False`) completes a truncated reply; no other body gets the
+        answer."""
         answer = PendingAnswer(replace(request, entries=(), tools=(), deferred={}), prompt, len(self._all))
         self._all.append(answer)
         if whole:
@@ -66,11 +67,11 @@ class Answers:
         return answer
 
     def repeated(self, request: ChatRequest) -> PendingAnswer | None:
-        """The answer to an earlier request that this one repeats. None if it is a new request.
+        """The earlier answer for a repeated request. None for a new request.
 
-        It repeats one with the same `Idempotency-Key`. Without a key, it repeats one with the same body if the client
-        calls it a retry, or if the client of the earlier one has gone. Equal requests at once are several requests.
-        Raises RefusedError if another body had the key.
+        A repeated request has the `Idempotency-Key` of an earlier request. Without a key, a request repeats an earlier
+        request with the same body if the client marks a retry, or if the earlier client has gone. Equal requests at the
+        same time are separate. Raises RefusedError if another body had the key.
         """
         if request.idempotency_key:
             return self._with_key(request)
@@ -88,7 +89,7 @@ class Answers:
         return answer
 
     def unclaimed(self, prompt: Prompt, request: ChatRequest) -> PendingAnswer | None:
-        """An answer to the same prompt that no client has got. Unless `request` is a retry, no client waits for it."""
+        """An answer to the same prompt without a client. For a retry, a client may still wait for the answer."""
         if request.idempotency_key:
             return None
         for answer in reversed(self._by_prompt.get(prompt, ())):
@@ -98,8 +99,8 @@ class Answers:
                 return answer
         return None
 
-    def behind(self, node: Node) -> Iterator[PendingAnswer]:
-        """The answers to requests that continue after a reply."""
+    def after(self, node: Node) -> Iterator[PendingAnswer]:
+        """The answers to requests after a reply."""
         return (answer for prompt in node.prompts.values() for answer in self._by_prompt.get(prompt, ()))
 
     def _note(self, request: ChatRequest, answer: PendingAnswer) -> None:
@@ -110,7 +111,7 @@ class Answers:
 
 
 class Waiting:
-    """An Exchange: one client that waits for an answer."""
+    """An Exchange: a client that waits for an answer."""
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class Waiting:
         self._note("delivered", self._answer)
 
     def lost(self) -> None:
-        """It may follow `delivered`, if the client did not read what was sent."""
+        """The answer was lost. A client may also lose a delivered answer, by not reading the sent bytes."""
         before, self._state = self._state, "lost"
         answer = self._answer
         if before == "lost":
@@ -161,7 +162,7 @@ class Waiting:
         answer.delivered = False
         for node in answer.nodes:
             node.lost = not answer.waiting
-            node.delivered = node.told
+            node.delivered = node.echoed
         self._note("lost", answer)
 
 

@@ -1,4 +1,4 @@
-"""The log of a session: what happened, line by line."""
+"""The log of a session, line by line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _FOLDER = "AGENTRL_SESSION_LOGS"
 class SessionLog:
     """The lines of one session, oldest first. Lines are only added.
 
-    If the environment variable AGENTRL_SESSION_LOGS names a folder, each line is also written to a file there as it
-    comes, with the tokens. A session can be rebuilt from the file after its process has ended.
+    If the environment variable AGENTRL_SESSION_LOGS names a folder, each line is also written to a file there, with the
+    tokens. The file is enough to rebuild a session after its process has ended.
     """
 
     def __init__(self) -> None:
@@ -30,9 +30,9 @@ class SessionLog:
         self._path: Path | None = None
         self._waiting: list[str] = []
 
-    def note(self, event: str, more: Callable[[], Mapping[str, JSON]] | None = None, /, **given: JSON) -> None:
-        """Add a line. `more` makes the fields that only the file gets."""
-        line = {"at": round(time.time(), 3), "event": event, **given}
+    def note(self, event: str, more: Callable[[], Mapping[str, JSON]] | None = None, /, **fields: JSON) -> None:
+        """Add a line. `more` makes the fields for the file alone."""
+        line = {"at": round(time.time(), 3), "event": event, **fields}
         self.lines.append(line)
         if self._folder:
             full = {**line, **(more() if more else {})}
@@ -40,7 +40,7 @@ class SessionLog:
             self._flush()
 
     def name(self, session_id: str) -> None:
-        """Set the session's name. From now on, its file can be written."""
+        """Set the session's name. From now on, the session's file can be written."""
         if self._folder:
             self._path = Path(self._folder) / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', session_id)}.jsonl"
             self._flush()

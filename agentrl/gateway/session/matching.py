@@ -1,7 +1,7 @@
-"""Compares entries: those of two requests, or a reply and its echo.
+"""Compares the entries of two requests, or a reply and its echo.
 
 An echo is a client's copy of a reply in a later request. Clients may change spaces or the order of keys, fill in
-defaults, or leave thoughts out. So entries are compared in a normal form, by digest.
+defaults, or leave thoughts out. So the comparison uses a digest of a normal form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrl.types import JSON, ToolSpec
 
 Digest: TypeAlias = bytes
 Telling: TypeAlias = Literal["verbatim", "spelling", "meaning"]
-"""How an echo compares to its reply: equal, spelled differently, or different in meaning."""
+"""The difference of an echo from its reply: none, the spelling, or the meaning."""
 
 START: Digest = b""
 """The digest of no entries."""
@@ -28,13 +28,13 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 
 def digest_of(*parts: str) -> Digest:
-    """A digest of texts. It depends on where each text ends."""
+    """A digest of texts and of their lengths."""
     whole = "".join([f"{len(part)}:{part}" for part in parts])
     return blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=_SIZE).digest()
 
 
 def chained(before: Digest, entry: Digest) -> Digest:
-    """The digest of a sequence of entries, grown by one."""
+    """The digest of a sequence of entries with another entry at the end."""
     return blake2b(before + entry, digest_size=_SIZE).digest()
 
 
@@ -43,7 +43,7 @@ def tools_digest(tools: Sequence[ToolSpec]) -> Digest:
 
 
 def head_digest(tools: Digest, template_kwargs: Mapping[str, JSON]) -> Digest:
-    """The digest of what a root begins with: its tools and the arguments of the chat template."""
+    """The digest of a root's tools and its arguments of the chat template."""
     return digest_of(tools.hex(), canonical(dict(template_kwargs))) if template_kwargs else tools
 
 
@@ -67,53 +67,53 @@ def content_digest(text: str, calls: Iterable[Call]) -> Digest:
 
 
 def thoughtless(text: str) -> str:
-    """The text without outer spaces, and without a thought that a client has put before it."""
+    """The text without outer spaces, and without a thought before the text."""
     text = text.strip()
     if text.startswith(_OPEN):
-        _, closed, behind = text.partition(_CLOSE)
-        return behind.strip() if closed else text
+        _, closed, answer = text.partition(_CLOSE)
+        return answer.strip() if closed else text
     return text
 
 
 def canonical(value: JSON) -> str:
-    """JSON in which equal values are equal text. A string stays as it is."""
+    """JSON in which equal values are equal text. A string stays unchanged."""
     if isinstance(value, str):
         return value
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-def telling(sent: Entry, told: Entry) -> Telling:
+def telling(sent: Entry, echo: Entry) -> Telling:
     """How the echo `told` compares to the reply `sent`. Ids make no difference."""
-    calls = [_call_telling(mine, theirs) for mine, theirs in zip(sent.calls, told.calls, strict=False)]
-    if len(sent.calls) != len(told.calls) or "meaning" in calls or thoughtless(sent.text) != thoughtless(told.text):
+    calls = [_call_telling(mine, theirs) for mine, theirs in zip(sent.calls, echo.calls, strict=False)]
+    if len(sent.calls) != len(echo.calls) or "meaning" in calls or thoughtless(sent.text) != thoughtless(echo.text):
         return "meaning"
-    same = sent.text == told.text and (sent.reasoning or "") == (told.reasoning or "") and "spelling" not in calls
+    same = sent.text == echo.text and (sent.reasoning or "") == (echo.reasoning or "") and "spelling" not in calls
     return "verbatim" if same else "spelling"
 
 
-def _call_telling(sent: Call, told: Call) -> Telling:
-    if sent.name != told.name:
+def _call_telling(sent: Call, echo: Call) -> Telling:
+    if sent.name != echo.name:
         return "meaning"
-    if canonical(sent.arguments) == canonical(told.arguments):
+    if canonical(sent.arguments) == canonical(echo.arguments):
         return "verbatim"
-    return "spelling" if _within(sent.arguments, told.arguments) else "meaning"
+    return "spelling" if _within(sent.arguments, echo.arguments) else "meaning"
 
 
-def _within(sent: Mapping[str, JSON] | str, told: Mapping[str, JSON] | str) -> bool:
-    """Whether all arguments that were sent are unchanged. A client may add defaults."""
-    if isinstance(sent, str) or isinstance(told, str) or not sent:
+def _within(sent: Mapping[str, JSON] | str, echo: Mapping[str, JSON] | str) -> bool:
+    """Whether all sent arguments are unchanged. A client may add defaults."""
+    if isinstance(sent, str) or isinstance(echo, str) or not sent:
         return False
-    return all(name in told and canonical([told[name]]) == canonical([value]) for name, value in sent.items())
+    return all(name in echo and canonical([echo[name]]) == canonical([value]) for name, value in sent.items())
 
 
 def words(entry: Entry) -> Digest:
-    """As `entry_digest`, without any spaces: for a message whose parts a client has put together."""
+    """As `entry_digest`, without any spaces: for a message that a client has joined from parts."""
     return content_digest("".join(entry.text.split()), entry.calls)
 
 
-def missing(sent: Entry, told: Entry) -> Entry | None:
-    """The part of a reply that a client lacks, if it got only the thoughts, or the thoughts and the text."""
-    if told.calls or (told.text.strip() and thoughtless(told.text) != thoughtless(sent.text)):
+def missing(sent: Entry, echo: Entry) -> Entry | None:
+    """The missing part of a reply, for a client that got only the thoughts, or the thoughts and the text."""
+    if echo.calls or (echo.text.strip() and thoughtless(echo.text) != thoughtless(sent.text)):
         return None
-    text = "" if told.text.strip() else sent.text
+    text = "" if echo.text.strip() else sent.text
     return replace(sent, text=text, reasoning=None) if text or sent.calls else None

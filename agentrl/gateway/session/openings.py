@@ -1,7 +1,7 @@
-"""First prompts that sessions share: equal ones are rendered once, and held in memory once.
+"""First prompts, shared by sessions: equal prompts are rendered once, and held in memory once.
 
-The agents of a group begin with the same words, and those of a whole step often do. A coding agent's first prompt has
-some 20,000 tokens, and rendering it takes 0.1 s.
+The agents of a group, and often of a whole step, begin with the same words. A coding agent's first prompt has some
+20,000 tokens, and a render takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from agentrl.render.base import Renderer
 from agentrl.types import Message, Rendered, ToolSpec
 
 _MOST = 32 << 20
-"""The sizes of the prompts that are kept, in all: some 200 prompts of 20,000 tokens."""
+"""The total size of the kept prompts: some 200 prompts of 20,000 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A rendered first prompt. All sessions that share it must leave it as it is."""
+    """A rendered first prompt. Sessions share the prompt and must not change its parts."""
 
     renderer: Renderer
-    """Bound to the tools. It is kept, so that no other one gets the same id()."""
+    """Bound to the tools. The reference keeps the renderer's id() unique."""
     entries: tuple[Entry, ...]
     tools: tuple[ToolSpec, ...]
     rendered: Rendered
@@ -38,45 +38,45 @@ class Opening:
 
     @property
     def size(self) -> int:
-        """About the characters of its entries and tools, and the bytes of its tokens."""
+        """About the characters of entries and tools, and the bytes of the tokens."""
         length = sum(len(entry.text) for entry in self.entries)
         return length + len(str(self.tools)) + 4 * len(self.rendered.tokens)
 
 
 class Openings:
-    """The first prompts of one event loop. The one that was used the longest time ago is dropped first."""
+    """The first prompts of one event loop. The least recently used prompt is dropped first."""
 
     def __init__(self, most: int = _MOST) -> None:
         self._most, self._size = most, 0
-        self._kept: OrderedDict[bytes, Opening] = OrderedDict()
+        self._openings: OrderedDict[bytes, Opening] = OrderedDict()
         self._making: dict[bytes, asyncio.Task[Opening]] = {}
 
     async def get(self, key: bytes, make: Callable[[], Awaitable[Opening]]) -> Opening:
-        """The prompt of a key. It is made on first use; all who wait for it see a failure, and the next one retries.
+        """The prompt of a key, made on first use. All waiting callers see a failure, and the next caller retries.
 
-        A caller that is cancelled takes it away from nobody.
+        A cancelled caller does not cancel the render.
         """
-        if (kept := self._kept.get(key)) is not None:
-            self._kept.move_to_end(key)
-            return kept
+        if (opening := self._openings.get(key)) is not None:
+            self._openings.move_to_end(key)
+            return opening
         if (making := self._making.get(key)) is None:
-            # It belongs to no episode, so it gets no episode's context.
+            # The task serves all sessions, so it runs without an episode's context.
             making = asyncio.get_running_loop().create_task(_run(make), context=Context())
             self._making[key] = making
-            making.add_done_callback(partial(self._made, key))
+            making.add_done_callback(partial(self._store, key))
         return await asyncio.shield(making)
 
-    def _made(self, key: bytes, made: asyncio.Task[Opening]) -> None:
+    def _store(self, key: bytes, task: asyncio.Task[Opening]) -> None:
         del self._making[key]
-        if made.cancelled() or made.exception() is not None:
+        if task.cancelled() or task.exception() is not None:
             return
-        opening = made.result()
+        opening = task.result()
         if opening.size > self._most:
             return
-        self._kept[key] = opening
+        self._openings[key] = opening
         self._size += opening.size
         while self._size > self._most:
-            _, dropped = self._kept.popitem(last=False)
+            _, dropped = self._openings.popitem(last=False)
             self._size -= dropped.size
 
 
@@ -84,12 +84,12 @@ _here: PerLoop[Openings] = PerLoop()
 
 
 def openings() -> Openings:
-    """Those of the running event loop."""
+    """The first prompts of the running event loop."""
     return _here.here(Openings)
 
 
 def opening_key(renderer: Renderer, request: ChatRequest, entries: Sequence[Entry]) -> bytes | None:
-    """What a first prompt depends on. None for one with images, which are too large to compare.
+    """The key of a first prompt. None for a prompt with images, which are too large to compare.
 
     `renderer` stands for the template, its arguments and the tools.
     """

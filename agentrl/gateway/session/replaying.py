@@ -1,4 +1,4 @@
-"""Writes the tree of a session into its log file, and reads it back."""
+"""Writes the tree of a session into the session's log file, and reads the tree back."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from agentrl.types import JSON, Message, Rendered, RenderedImage, RenderedSpan
 
 
 def of_prompt(prompt: Prompt) -> dict[str, JSON]:
-    """A prompt as JSON: its entries and its tokens."""
+    """A prompt as JSON: entries and tokens."""
     rendered = prompt.rendered
     return {
         "parent": None if prompt.parent is None else prompt.parent.index,
         "entries": [_entry_json(entry) for entry in prompt.entries],
         "digest": prompt.digest.hex(),
-        "known": [[at, node.index] for at, node in prompt.known.items()],
+        "known": [[index, node.index] for index, node in prompt.known_replies.items()],
         "tells": [node.index for node in prompt.tells],
         "asked_tools": prompt.tools.hex(),
         "branch": prompt.branch,
@@ -38,22 +38,22 @@ def of_prompt(prompt: Prompt) -> dict[str, JSON]:
 
 
 def of_reply(node: Node) -> dict[str, JSON]:
-    """A reply as JSON: its tokens, and how it was sent."""
+    """A reply as JSON: tokens and the sent form."""
     assert node.reply is not None
     return {"id": node.id, "sampled": node.turn.to_json(), "reply": asdict(node.reply), "calls": dict(node.call_ids)}
 
 
 def tree_of(lines: Sequence[Mapping[str, JSON]], tag: str, *, as_sent: bool) -> Tree:
-    """The tree that the lines of a log describe. Incomplete replies are not in it."""
+    """The tree in the lines of a log, without incomplete replies."""
     tree, prompts = Tree(as_sent=as_sent, tag=tag), dict[int, Prompt]()
     nodes, answers = dict[int, Node](), dict[int, list[Node]]()
-    asked = dict[int, list[int]]()
-    """Index of a prompt without tokens -> the numbers of its requests."""
+    early_requests = dict[int, list[int]]()
+    """Index of a prompt without tokens -> the numbers of the prompt's requests."""
     branches = {line["request"]: line["branch"] for line in lines if line["event"] == "request"}
     for line in lines:
         if line["event"] == "prompt":
             prompt = prompts[line["prompt"]] = _prompt(line, prompts, nodes)
-            for number in asked.pop(prompt.index, ()):
+            for number in early_requests.pop(prompt.index, ()):
                 prompt.ask(number, branches[number])
             tree.keep(prompt)
         elif line["event"] == "reply":
@@ -62,7 +62,7 @@ def tree_of(lines: Sequence[Mapping[str, JSON]], tag: str, *, as_sent: bool) -> 
         elif line["event"] == "request" and line["prompt"] in prompts:
             prompts[line["prompt"]].ask(line["request"], line["branch"])
         elif line["event"] == "request":
-            asked.setdefault(line["prompt"], []).append(line["request"])
+            early_requests.setdefault(line["prompt"], []).append(line["request"])
         elif line["event"] in ("delivered", "lost"):
             for node in answers.get(line["request"], ()):
                 node.delivered, node.lost = line["event"] == "delivered", line["event"] == "lost"
@@ -80,27 +80,27 @@ def _head(data: Mapping[str, JSON]) -> Head:
 
 
 def _entry_json(entry: Entry) -> dict[str, JSON]:
-    """An entry as JSON. An image is named by its digest: the prompt's messages hold it."""
+    """An entry as JSON. A digest stands for an image: the prompt's messages hold the image."""
     parts = [part if isinstance(part, str) else {"image": part.digest} for part in entry.parts]
     return {**asdict(replace(entry, parts=())), **({"parts": parts} if parts else {})}
 
 
 def _rendered_json(rendered: Rendered) -> dict[str, JSON]:
-    media = [[one.start, one.stop, one.image.digest] for one in rendered.media]
+    media = [[image.start, image.stop, image.image.digest] for image in rendered.media]
     return {**asdict(replace(rendered, media=())), "tokens": list(rendered.tokens), "media": media}
 
 
 def _prompt(line: Mapping[str, JSON], prompts: Mapping[int, Prompt], nodes: Mapping[int, Node]) -> Prompt:
     parent = None if line["parent"] is None else nodes[line["parent"]]
     if parent is not None:
-        parent.told = parent.delivered = True
+        parent.echoed = parent.delivered = True
     head, rendered, images = line["head"], line["rendered"], _images(line["messages"])
     prompt = Prompt(
         line["prompt"],
         parent,
         tuple(_entry(entry, images) for entry in line["entries"]),
         bytes.fromhex(line["digest"]),
-        {at: nodes[node] for at, node in line["known"]},
+        {index: nodes[node] for index, node in line["known"]},
         parent.prompt.head if parent else _head(head),
         line["number"],
         prompts.get(line["grown_from"]),
@@ -118,9 +118,9 @@ def _prompt(line: Mapping[str, JSON], prompts: Mapping[int, Prompt], nodes: Mapp
 
 
 def _node(line: Mapping[str, JSON], prompt: Prompt, branch: str, tree: Tree) -> Node:
-    told = line["reply"]
+    data = line["reply"]
     reply = Reply(
-        **{**told, "calls": tuple(ReplyCall(**c) for c in told["calls"]), "usage": ReplyUsage(**told["usage"])}
+        **{**data, "calls": tuple(ReplyCall(**c) for c in data["calls"]), "usage": ReplyUsage(**data["usage"])}
     )
     turn = Segment.from_json(line["sampled"])
     node = Node(line["node"], prompt, line["id"], branch, turn)
@@ -142,10 +142,10 @@ def _images(messages: Sequence[Message]) -> dict[str, Image]:
 
 
 def read(lines: Iterable[str]) -> list[dict[str, JSON]]:
-    """The lines of a log. The last one is left out if it is incomplete, because its process died."""
-    found = list[dict[str, JSON]]()
+    """The lines of a log. An incomplete last line, of a process that died, is left out."""
+    records = list[dict[str, JSON]]()
     *whole, last = [line for line in lines if line.strip()] or [""]
-    found += map(json.loads, whole)
+    records += map(json.loads, whole)
     with suppress(ValueError):
-        found.append(json.loads(last))
-    return found
+        records.append(json.loads(last))
+    return records

@@ -1,10 +1,11 @@
-"""Turns a sampled turn into the reply that a client gets."""
+"""Turns a sampled turn into the client's reply."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import ChatRequest, Entry, Forced, Reply, ReplyCall, ReplyUsage
@@ -14,44 +15,59 @@ from agentrl.types import Action, ToolCall, ToolSpec
 
 _DEFAULTS = SessionOptions()
 _NAMELESS = "unreadable_call"
-"""The name of a call whose text names no tool."""
+"""The name of a call without a tool's name."""
 
 
 def reply_of(
     node: Node, action: Action, request: ChatRequest, options: SessionOptions = _DEFAULTS
 ) -> tuple[Reply, dict[str, str]]:
-    """The reply for a complete turn, and a map from each call's id on the wire to its id in the action.
+    """The reply for a complete turn, and a map: a call's id on the wire -> the call's id in the action.
 
-    Calls that could not be parsed are sent as the options specify, or as text if the turn was cut. A client that takes
-    one call at a time gets the first.
+    The options decide the form of unreadable calls. In a cut turn unreadable calls are text. A client without parallel
+    calls gets the first call.
     """
     as_calls = options.unreadable == "call" and action.finish_reason != "length"
-    made = [call for call in action.calls if call.error is None or as_calls][: None if request.parallel else 1]
-    ids = {f"call_{node.id}_{i}": call.id for i, call in enumerate(made)}
-    calls = tuple(_told(wire, call, node.prompt.head.tools) for wire, call in zip(ids, made, strict=True))
-    ended = bool(made) and not request.parallel
+    calls = [call for call in action.calls if call.error is None or as_calls][: None if request.parallel else 1]
+    ids = {f"call_{node.id}_{i}": call.id for i, call in enumerate(calls)}
+    ended = bool(calls) and not request.parallel
     unreadable = [] if as_calls or ended else [call.raw for call in action.calls if call.error is not None]
-    matched = action.matched if isinstance(action.matched, str) and action.matched in request.stop else None
-    content = spaces_before(node.prompt, action) + action.content
-    if matched is not None and not request.shows_stop:
-        content = content.removesuffix(matched.rstrip())
-    turn = node.turn.turns[-1]
-    prompt = node.prompt.length
+    matched = _matched_stop(action, request)
+    content = _content(node, action, None if request.shows_stop else matched)
+    turn, prompt = node.turn.turns[-1], node.prompt.length
     return Reply(
         node.id,
         f"r_{node.id}",
         "\n".join(filter(None, [content, *unreadable])),
         action.reasoning,
-        calls,
-        "length" if action.finish_reason == "length" else "calls" if calls else "stop_sequence" if matched else "end",
+        tuple(_reply_call(wire, call, node.prompt.head.tools) for wire, call in zip(ids, calls, strict=True)),
+        _stop(action, bool(calls), matched),
         matched,
         ReplyUsage(prompt, min(turn.cached_tokens, prompt), turn.sampled_tokens),
         not request.shows_thoughts,
     ), ids
 
 
-def _told(wire: str, call: ToolCall, tools: Sequence[ToolSpec]) -> ReplyCall:
-    """A call as the client gets it."""
+def _matched_stop(action: Action, request: ChatRequest) -> str | None:
+    """The request's stop string that ended the turn."""
+    return action.matched if isinstance(action.matched, str) and action.matched in request.stop else None
+
+
+def _content(node: Node, action: Action, hidden_stop: str | None) -> str:
+    """The text of a reply, without a stop string that is hidden from the client."""
+    content = spaces_before(node.prompt, action) + action.content
+    return content if hidden_stop is None else content.removesuffix(hidden_stop.rstrip())
+
+
+def _stop(action: Action, has_calls: bool, matched: str | None) -> Literal["end", "calls", "length", "stop_sequence"]:
+    if action.finish_reason == "length":
+        return "length"
+    if has_calls:
+        return "calls"
+    return "stop_sequence" if matched else "end"
+
+
+def _reply_call(wire: str, call: ToolCall, tools: Sequence[ToolSpec]) -> ReplyCall:
+    """A call for the client."""
     if call.error is None:
         return ReplyCall(wire, call.name, call.arguments)
     raw = call.raw.strip() or call.error
@@ -59,10 +75,10 @@ def _told(wire: str, call: ToolCall, tools: Sequence[ToolSpec]) -> ReplyCall:
 
 
 def _meant(raw: str, tools: Sequence[ToolSpec]) -> str:
-    """The tool whose name comes first in the text of a call."""
+    """The first tool name in the text of a call."""
     names = [(tool.get("function") or tool).get("name", "") for tool in tools]
-    found = [(at.start(), name) for name in names if (at := re.search(rf"\b{re.escape(name)}\b", raw))]
-    return min(found)[1] if found else _NAMELESS
+    places = [(match.start(), name) for name in names if (match := re.search(rf"\b{re.escape(name)}\b", raw))]
+    return min(places)[1] if places else _NAMELESS
 
 
 def _is_object(text: str) -> bool:
@@ -74,7 +90,7 @@ def _is_object(text: str) -> bool:
 
 
 def disobeyed(reply: Reply, forced: Forced | None) -> str | None:
-    """What is wrong with a complete reply to a client that demands a form. None if nothing is."""
+    """The fault of a complete reply, for a client that demands a form. None without a fault."""
     if forced is None or reply.stop in ("length", "stop_sequence"):
         return None
     if reply.calls:
@@ -97,7 +113,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def shown(entry: Entry) -> str:
+def entry_text(entry: Entry) -> str:
     """An assistant entry as one text."""
     thought = [] if entry.reasoning is None else [f"<think>{entry.reasoning}</think>"]
     calls = [f"{call.name}({canonical(call.arguments)})" for call in entry.calls]

@@ -1,4 +1,4 @@
-"""Finds the reply that an agent took for its answer: the one that its `run` returned, whole or in part."""
+"""Finds the agent's answer: the reply that equals the result of `run`, wholly or in part."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ANSWER_KEYS = (
     "content",
     "stdout",
 )
-"""Keys of a result that most often hold the answer itself."""
+"""Keys of a result that most often hold the answer."""
 _OTHER_KEYS = ("stderr", "error", "killed", "traceback", "log", "logs")
 """Keys of a result that hold no answer."""
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)\n?\s*```", re.DOTALL)
@@ -36,27 +36,27 @@ _MARKS = re.compile(r"[*`]+|^#+ |^> ", re.MULTILINE)
 """Marks of Markdown that programs take away."""
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _STOPS = " .!)"
-"""What may follow an answer at the end of a reply."""
+"""Text after an answer at the end of a reply."""
 _LONG = 40
 """From this length on, a text may be cut within a word."""
 _SHORT = 3
-"""Below this length, in characters, a text that is merely somewhere in a reply is no evidence."""
+"""Below this length, in characters, a text within a reply is no evidence."""
 
 
 def plain(text: str) -> str:
-    """A text as it is compared: without a thought, marks of Markdown, case, and differences of spaces."""
+    """A text for comparison: without a thought, marks of Markdown, case, and differences of spaces."""
     return " ".join(_MARKS.sub("", thoughtless(text)).casefold().split())
 
 
 def holds(text: str, part: str) -> bool:
-    """Whether a text holds another one, which neither begins nor ends within a word."""
+    """Whether a text holds a part that neither begins nor ends within a word."""
     before = r"(?<!\w)" if part[:1].isalnum() else ""
     after = r"(?!\w)" if part[-1:].isalnum() else ""
     return bool(part) and part in text and re.search(before + re.escape(part) + after, text) is not None
 
 
 class _ReplyForms:
-    """A reply, in the forms in which a program may return it."""
+    """A reply, in the forms of a program's result."""
 
     def __init__(self, node: Node) -> None:
         assert node.sent is not None
@@ -65,14 +65,17 @@ class _ReplyForms:
 
     @cached_property
     def values(self) -> list[JSON]:
-        """The JSON in it: the whole text or a fenced part, and the arguments of its calls."""
+        """The reply's JSON: the whole text or a fenced part, and the arguments of the calls."""
         texts = [self._text, *_FENCE.findall(self._text)]
         called = [call.arguments for call in self._calls]
-        return [*filter(None, map(_container, texts)), *(dict(each) for each in called if isinstance(each, Mapping))]
+        return [
+            *filter(None, map(_container, texts)),
+            *(dict(arguments) for arguments in called if isinstance(arguments, Mapping)),
+        ]
 
     @cached_property
     def parts(self) -> list[str]:
-        """Texts in it that a program takes out: fenced blocks, the values of JSON, and a boxed answer."""
+        """Parts that programs extract: fenced blocks, the values of JSON, and a boxed answer."""
         leaves = [plain(str(leaf)) for value in self.values for _, leaf in _leaves(value)]
         return [*(plain(block) for block in _FENCE.findall(self._text)), *leaves, *map(plain, _boxed(self._text))]
 
@@ -88,7 +91,7 @@ class Claim:
     """One text or value of a result."""
 
     text: str
-    """In its plain form."""
+    """In plain form."""
     value: JSON
     number: bool = False
 
@@ -105,7 +108,7 @@ class Claim:
         return not self.number and any(map(str.isalnum, reply.text)) and holds(self.text, reply.text)
 
     def taken_from(self, reply: _ReplyForms) -> bool:
-        """Whether it is a part of the reply that programs take out."""
+        """Whether the claim is an extracted part of the reply."""
         if self.text in reply.parts:
             return True
         if self.number:
@@ -120,38 +123,38 @@ class Claim:
 
 
 def claims_text(result: JSON) -> bool:
-    """Whether a result holds text that should be a reply's: a number or a flag may be anything."""
+    """Whether a result holds text from a reply: a number or a flag may be anything."""
     return any(isinstance(leaf, str) and leaf.strip() for _, leaf in _answers(result))
 
 
 def answer_of(result: JSON, nodes: Sequence[Node], likely: Collection[Node], *, sure: bool = False) -> Node | None:
-    """The reply that a result equals or holds, or that holds the result. None if there is no such reply.
+    """The reply that a result equals or holds, or that holds the result. None without such a reply.
 
-    Several replies may fit. Of those that the result equals, the last in time is the answer. Otherwise replies in
-    `likely` come first. Of several that one text quotes, the last in that text is the answer, else the last in time.
-    `sure`: other evidence names the main line. Then a result of 0 or 1 is not read, because it may be an exit code.
+    Several replies may fit. The latest reply equal to the result is the answer. Otherwise replies in `likely` come
+    first. Among replies quoted in a text, the last quote is the answer, else the latest reply. `sure`: other evidence
+    names the main line. Then a result of 0 or 1 is not read: 0 or 1 may be an exit code.
     """
     replies = [
         _ReplyForms(node) for node in nodes if node.sent is not None and (node.sent.text.strip() or node.sent.calls)
     ]
-    whole = [each for each in replies if _same(result, each)]
+    whole = [reply for reply in replies if _same(result, reply)]
     if whole:
         return whole[-1].node
     claims = [*_claims(result, sure=sure)]
-    strong = (_strongest(each, replies, likely) for each in claims)
-    weak = (_most(each, Claim.within, replies, likely) for each in claims)
+    strong = (_strongest(group, replies, likely) for group in claims)
+    weak = (_most(group, Claim.within, replies, likely) for group in claims)
     return next(filter(None, (*strong, *weak)), None)
 
 
 def _strongest(claims: Sequence[Claim], replies: Sequence[_ReplyForms], likely: Collection[Node]) -> Node | None:
-    """The reply that a claim equals; or else one that a claim quotes; or one that a claim was taken from."""
-    if equal := [each for each in replies if any(claim.equals(each) for claim in claims)]:
+    """The reply equal to a claim, or a reply quoted in a claim, or the source of a claim."""
+    if equal := [reply for reply in replies if any(claim.equals(reply) for claim in claims)]:
         return equal[-1].node
-    if quoted := [each for each in replies if any(claim.holds(each) for claim in claims)]:
-        longest = max(len(each.text) for each in quoted)
-        quoted = [each for each in quoted if 2 * len(each.text) >= longest]
+    if quoted := [reply for reply in replies if any(claim.holds(reply) for claim in claims)]:
+        longest = max(len(reply.text) for reply in quoted)
+        quoted = [reply for reply in quoted if 2 * len(reply.text) >= longest]
         if len(claims) == 1:
-            quoted.sort(key=lambda each: claims[0].text.rfind(each.text))
+            quoted.sort(key=lambda reply: claims[0].text.rfind(reply.text))
         return _last(quoted, likely)
     return _most(claims, Claim.taken_from, replies, likely)
 
@@ -162,21 +165,22 @@ def _most(
     replies: Sequence[_ReplyForms],
     likely: Collection[Node],
 ) -> Node | None:
-    """The reply that most of the claims fit. None if no claim fits one."""
-    counts = [sum(fits(claim, each) for claim in claims) for each in replies]
+    """The reply that fits most claims. None without any fit."""
+    counts = [sum(fits(claim, reply) for claim in claims) for reply in replies]
     most = max(counts, default=0)
-    return _last([each for each, count in zip(replies, counts, strict=True) if count == most], likely) if most else None
+    return (
+        _last([reply for reply, count in zip(replies, counts, strict=True) if count == most], likely) if most else None
+    )
 
 
 def _last(replies: Sequence[_ReplyForms], likely: Collection[Node]) -> Node:
-    """The last one of `likely`, or else the last one."""
-    return ([each for each in replies if each.node in likely] or [*replies])[-1].node
+    """The last reply of `likely`, or else the last reply."""
+    return ([reply for reply in replies if reply.node in likely] or [*replies])[-1].node
 
 
 def _claims(result: JSON, *, sure: bool) -> Iterator[list[Claim]]:
-    """The claims of a result, those that are most often its answer first."""
-    leaves = [(key, leaf) for key, leaf in _answers(result) if not isinstance(leaf, bool)]
-    leaves = [(key, leaf) for key, leaf in leaves if leaf is not None and (not sure or leaf not in (0, 1))]
+    """The claims of a result, the most likely answers first."""
+    leaves = [(key, leaf) for key, leaf in _answers(result) if not _is_flag(leaf, sure=sure)]
     claims = [(key.casefold(), claim) for key, leaf in leaves if (claim := Claim.of(leaf)).text]
     for name in _ANSWER_KEYS:
         yield [claim for key, claim in claims if key == name]
@@ -184,25 +188,32 @@ def _claims(result: JSON, *, sure: bool) -> Iterator[list[Claim]]:
     yield [claim for _, claim in claims if claim.number]
 
 
+def _is_flag(leaf: JSON, *, sure: bool) -> bool:
+    """Whether a leaf is no text and no number: null, true or false, or with `sure` an exit code of 0 or 1."""
+    return leaf is None or isinstance(leaf, bool) or (sure and leaf in (0, 1))
+
+
 def _same(result: JSON, reply: _ReplyForms) -> bool:
-    """Whether a result is the whole reply: as JSON, or as its lines."""
+    """Whether a result is the whole reply: as JSON, or as lines."""
     if isinstance(result, str):
         value = _container(result)
-        return value is not None and any(canonical(value) == canonical(each) for each in reply.values)
+        return value is not None and any(canonical(value) == canonical(candidate) for candidate in reply.values)
     if isinstance(result, list) and result and all(isinstance(line, str) for line in result):
         lines: Sequence[str] = result
         if plain("\n".join(lines)) == reply.text:
             return True
-    return bool(result) and _full(result) and any(canonical(result) == canonical(each) for each in reply.values)
+    return (
+        bool(result) and _full(result) and any(canonical(result) == canonical(candidate) for candidate in reply.values)
+    )
 
 
 def _full(value: Any) -> bool:
-    """Whether it is a mapping or a list that is not empty."""
+    """Whether a value is a mapping or a list, and not empty."""
     return isinstance(value, Mapping | list) and bool(value)
 
 
 def _container(text: str) -> JSON:
-    """The JSON object or list that a text is. None if it is none, or empty."""
+    """The text as a JSON object or list. None for other text, and for an empty object or list."""
     if text.strip()[:1] not in ("{", "["):
         return None
     try:
@@ -213,13 +224,13 @@ def _container(text: str) -> JSON:
 
 
 def _leaves(value: JSON, key: str = "") -> Iterator[tuple[str, JSON]]:
-    """The texts and numbers in a value, each with the key that is nearest to it."""
+    """The texts and numbers in a value, each with the nearest key."""
     if isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _leaves(each, str(name))
+        for name, item in value.items():
+            yield from _leaves(item, str(name))
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        for each in value:
-            yield from _leaves(each, key)
+        for item in value:
+            yield from _leaves(item, key)
     else:
         yield key, value
 

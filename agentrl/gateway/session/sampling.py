@@ -45,20 +45,20 @@ from agentrl.types import (
 _log = logging.getLogger("agentrl")
 
 _THINKS = ("enable_thinking", "thinking")
-"""The arguments with which templates turn thoughts on or off."""
+"""The arguments of templates for turning thoughts on or off."""
 _LOOK_S = 0.05
 """Seconds between two checks of the host's abort flag, while it is set."""
 
 
 class Sampler:
-    """Samples replies with the engine of the current play. Between plays it waits."""
+    """Samples replies with the engine of the current play, and waits between plays."""
 
     def __init__(self) -> None:
         self.options = EpisodeOptions()
         self.returned = 0
-        """Tokens that the engine returned."""
+        """Tokens from the engine."""
         self.discarded_tokens = 0
-        """Returned tokens that are in no turn, because they came after a stop string that the engine missed."""
+        """Returned tokens outside of any turn, after a stop string that the engine missed."""
         self._engine: Engine | None = None
         self._speaks = False
         """Whether the engine reads messages."""
@@ -84,7 +84,7 @@ class Sampler:
         aborted: Callable[[], bool] | None,
         session_id: str,
     ) -> None:
-        """Start or resume sampling, with this engine.
+        """Start or resume sampling with this engine.
 
         Raises ConfigError for options that a session cannot obey, TemplateError for a template that would lose a role.
         """
@@ -108,7 +108,7 @@ class Sampler:
         return self._engine is not None
 
     def hold(self) -> None:
-        """Sample nothing new, and abort the engine's running requests. Their turns stay open."""
+        """Sample no more tokens, and abort the engine's running requests. Their turns stay open."""
         self._playing.clear()
         for talk in self._running.values():
             abort = asyncio.get_running_loop().create_task(_abort(talk))
@@ -136,17 +136,17 @@ class Sampler:
         await self._learn_context()
 
     async def _learn_context(self) -> None:
-        """Ask the engine for its longest sequence, once. Raises FailedError if it breaks."""
+        """Ask the engine for the longest sequence, once. Raises FailedError if the engine breaks."""
         if not self._context:
             assert self._engine is not None
             with at_boundary("engine"):
                 self._context = self.options.limits.context or await self._engine.context_length()
 
     async def render(self, prompt: Prompt, request: ChatRequest) -> None:
-        """Write a prompt's tokens, unless they exist. A long prompt is written in a thread.
+        """Write a prompt's tokens, unless present. A long prompt is written in a thread.
 
-        Raises RefusedError for one that certainly does not fit, and TemplateError if the template cannot carry it.
-        Raises FailedError if the engine or the template breaks.
+        Raises RefusedError for a prompt that certainly does not fit, and TemplateError if the template cannot carry the
+        prompt. Raises FailedError if the engine or the template breaks.
         """
         if prompt.length:
             return
@@ -155,18 +155,18 @@ class Sampler:
             writer = self._writer(prompt.head, request)
         await self._refuse_too_long(prompt, writer.renderer)
         key = None
-        if prompt.parent is None and not prompt.known:
+        if prompt.parent is None and not prompt.known_replies:
             key = opening_key(writer.renderer, request, prompt.entries)
         with at_boundary("render"):
             if key is not None:
                 await self._open(key, writer, prompt, request)
                 return
             rendered, messages = await self._aside(writer, prompt, request)
-        if not prompt.length:  # another request may have written it meanwhile
+        if not prompt.length:  # another request may have written the tokens meanwhile
             _set(prompt, rendered, messages)
 
     async def _open(self, key: bytes, writer: Writer, prompt: Prompt, request: ChatRequest) -> None:
-        """Write a first prompt's tokens, or share those of another session. Its entries and tools are shared, too."""
+        """Write a first prompt's tokens, or share tokens, entries and tools with another session."""
         checks = CheckCounts()
 
         async def make() -> Opening:
@@ -186,11 +186,11 @@ class Sampler:
         return replace(rendered, tokens=array("i", rendered.tokens)), messages
 
     async def _refuse_too_long(self, prompt: Prompt, renderer: Renderer) -> None:
-        """Raises RefusedError for new entries that certainly do not fit, before they are encoded."""
+        """Raises RefusedError for new entries that certainly do not fit, before the encoding."""
         if prompt.parent is not None and self.options.limits.observation_tokens is not None:
-            return  # it will be cut to that limit
+            return  # the render will cut the observation
         bound, _ = self._bound(prompt)
-        texts = [entry.text for i, entry in enumerate(prompt.entries) if i not in prompt.known]
+        texts = [entry.text for i, entry in enumerate(prompt.entries) if i not in prompt.known_replies]
         about = await too_long(renderer, texts, bound - prompt.before)
         if about is not None:
             raise _full(f"about {prompt.before + about}", bound)
@@ -206,24 +206,24 @@ class Sampler:
         )
 
     def _rendered(self, writer: Writer, prompt: Prompt) -> Rendered:
-        """The tokens of a prompt's entries, and of what starts the model's turn."""
+        """The tokens of a prompt's entries, and of the generation prompt."""
         above, entries = prompt.parent, prompt.entries
         opened = prompt.continued and entries[-1:] and entries[-1].role == "assistant"
         material = entries[:-1] if opened else entries
-        known = {i: (_whole(node), node.turn.ids) for i, node in prompt.known.items() if i < len(material)}
+        replies = {i: (_whole(node), node.turn.ids) for i, node in prompt.known_replies.items() if i < len(material)}
         if above is None:
-            rendered = writer.prompt(material, known, _ids(prompt))
+            rendered = writer.prompt(material, replies, _ids(prompt))
         elif not entries and prompt.continued:
             rendered = writer.renderer.text(Raw(""), _whole(above), history=prompt.history())
         else:
             budget = self.options.limits.observation_tokens
-            rendered = writer.bridge(prompt.history(), _whole(above), material, known, _ids(prompt), budget=budget)
+            rendered = writer.bridge(prompt.history(), _whole(above), material, replies, _ids(prompt), budget=budget)
         return writer.opened(rendered, entries[-1]) if opened else rendered
 
     def template_kwargs(self, request: ChatRequest) -> dict[str, JSON]:
-        """A request's arguments for the template: those that the template reads.
+        """The request's arguments that the template reads.
 
-        An effort that the template refuses is left out, because many clients send one without being asked.
+        An effort that the template refuses is left out, because many clients send an effort unasked.
         """
         if self._renderer is None:
             return dict(request.template_kwargs)
@@ -248,7 +248,7 @@ class Sampler:
 
     @property
     def reads_images(self) -> bool:
-        """Whether the model reads images, and the template writes those of the user."""
+        """Whether the model reads images, and the template writes a user's images."""
         return self._renderer is not None and self._renderer.certificate.capabilities.get("images", False)
 
     def check_images(self, prompt: Prompt) -> None:
@@ -264,7 +264,7 @@ class Sampler:
             raise _full(str(prompt.length), bound)
 
     def full(self, prompt: Prompt) -> StopReason | None:
-        """The limit that a prompt does not fit into; None if it fits."""
+        """The limit that the prompt exceeds; None if the prompt fits."""
         bound, reason = self._bound(prompt)
         return reason if prompt.length >= bound else None
 
@@ -275,7 +275,7 @@ class Sampler:
         return self._context, StopReason.CONTEXT_FULL
 
     async def sample(self, node: Node, request: ChatRequest, number: int) -> Action:
-        """Sample a reply to its end, over as many plays as it takes. `number` counts the replies to one prompt.
+        """Sample a reply to its end, over one play or several. `number` counts the replies to one prompt.
 
         Raises FailedError if the engine breaks.
         """
@@ -310,9 +310,9 @@ class Sampler:
                 raise RefusedError("context_full", f"prompt is too long: {node.prompt.length} tokens")
 
     def grammar(self, prompt: Prompt, forced: Forced | None) -> str | None:
-        """The grammar of what a client demands, as `structural_tag`; None if it demands nothing.
+        """The grammar of a client's demanded form, as `structural_tag`; None without a demand.
 
-        Raises RefusedError if the engine or the template cannot do it.
+        Raises RefusedError if the engine or the template does not support the form.
         """
         if forced is None:
             return None
@@ -326,7 +326,7 @@ class Sampler:
         return structural_tag(self.bind(prompt.head), forced, prompt.head.tools, thinking=thinking, continued=continued)
 
     def _end_of_call(self, head: Head) -> str | None:
-        """The text that ends a call, at which a turn of one call stops. None if the template has none for each call."""
+        """The text at the end of a call, where a turn of one call stops. None if the template has no such text."""
         if not head.tools:
             return None
         if head.digest not in self._ends_of_calls:
@@ -344,8 +344,8 @@ class Sampler:
         if params is not options.sampling_params:
             options = replace(options, sampling_params=params)
         if limits.tokens is not None:
-            left = prompt.top.length + limits.tokens - prompt.length
-            options = replace(options, limits=replace(limits, tokens=left))
+            budget = prompt.top.length + limits.tokens - prompt.length
+            options = replace(options, limits=replace(limits, tokens=budget))
         scratch = Trajectory(session_id=self._affinity(prompt), tools=prompt.head.tools)
         scratch.segments = [node.turn]
         engine = self._counted()
@@ -362,12 +362,12 @@ class Sampler:
         )
 
     def _counted(self) -> Engine:
-        """The engine. Its tokens are counted as it returns them."""
+        """The engine, with a count of the returned tokens."""
         assert self._engine is not None
         return _CountingSpeaker(self._engine, self) if self._speaks else _CountingEngine(self._engine, self)
 
     def _affinity(self, prompt: Prompt) -> str:
-        """The engine's name for a line. Lines that share a beginning share the name, so that one worker serves them."""
+        """The engine's name for a line. Lines with a common beginning share the name, and so the worker."""
         name = f"{self._session_id}.{prompt.number}" if prompt.number else self._session_id
         self._lines.add(name)
         return name
@@ -388,7 +388,8 @@ class Sampler:
         return Writer(self.bind(head), request.deferred)
 
     def bind(self, head: Head) -> Renderer:
-        """The renderer with a root's tools and arguments. Raises TemplateError if the template cannot write them."""
+        """The renderer with a root's tools and arguments. Raises TemplateError if the template cannot write the
+        tools."""
         assert self._renderer is not None
         if head.digest not in self._renderers:
             self._renderers[head.digest] = self._renderer.bind(head.tools, **head.template_kwargs)
@@ -397,7 +398,7 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CountingEngine(EngineWrapper):
-    """An engine whose tokens are counted as it returns them."""
+    """An engine with a count of the returned tokens."""
 
     sampler: Sampler
 
@@ -427,7 +428,7 @@ class _CountingSpeaker(_CountingEngine):
 
 
 def _full(tokens: str, bound: int) -> RefusedError:
-    """The error for a prompt without room for another token, in words that make clients compact their history."""
+    """The error for a prompt without room for a token, in words that make clients compact their history."""
     return RefusedError("context_full", f"prompt is too long: {tokens} tokens > {bound} maximum")
 
 
@@ -444,7 +445,7 @@ def _size(prompt: Prompt) -> int:
 
 
 def turn_options_of(request: ChatRequest) -> TurnOptions:
-    """The turn options that a client chose. Raises ConfigError if they make no sense."""
+    """The client's turn options. Raises ConfigError for invalid options."""
     return TurnOptions(stop=request.stop, max_tokens=request.max_tokens)
 
 
@@ -454,27 +455,27 @@ def _warn_unread(name: str) -> None:
 
 
 async def _abort(talk: Conversation) -> None:
-    """Ask the engine to abort a request. If it does not answer, the request ends by itself."""
+    """Ask the engine to abort a request. Without the engine's answer, the request ends on its own."""
     with suppress(EngineError):
         await talk.engine.abort(talk.rid)
 
 
 def _whole(node: Node) -> Action:
-    """The action of a reply, with its tokens."""
+    """The action of a reply, with tokens."""
     assert node.action is not None
     return replace(node.action, tokens=tuple(node.turn.ids))
 
 
 def _ids(prompt: Prompt) -> dict[str, str]:
-    """Ids on the wire of calls that a prompt's entries may hold -> their ids in the tokens."""
-    nodes = [*prompt.known.values(), *([prompt.parent] if prompt.parent else [])]
-    return {wire: made for node in nodes for wire, made in node.call_ids.items()}
+    """Wire ids of calls in a prompt's entries -> ids of the calls in the tokens."""
+    nodes = [*prompt.known_replies.values(), *([prompt.parent] if prompt.parent else [])]
+    return {wire: call_id for node in nodes for wire, call_id in node.call_ids.items()}
 
 
 def _for(number: int, params: SamplingParams) -> SamplingParams:
     """A different seed for each reply to the same prompt. With one seed, all replies would be the same.
 
-    Neither does a reply of another episode of the group have it, whose first prompt is the same.
+    The seeds also differ from the seeds of other episodes of the group, because the first prompt is the same.
     """
     if number and (seed := params.get("sampling_seed")) is not None:
         return {**params, "sampling_seed": nth_seed(seed, number)}

@@ -1,4 +1,5 @@
-"""Turns a session's tree into segments. Each sampled token is in the response of exactly one, trained or masked."""
+"""Turns a session's tree into segments. Each sampled token is in the response of exactly one segment, trained or
+masked."""
 
 from __future__ import annotations
 
@@ -20,42 +21,55 @@ from agentrl.types import JSON, Message
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Replies that follow each other in one segment. Its prompt is everything before the first of them."""
+    """Consecutive replies in one segment. The prompt is everything before the first reply."""
 
     nodes: tuple[Node, ...]
     main: bool = False
 
     @property
     def top(self) -> Prompt:
-        """The root above it."""
+        """The root above the line."""
         return self.nodes[0].prompt.top
 
     def segment(self) -> Segment:
-        """The tokens, with the masks that they had. Raises LedgerError if the engine was sent other tokens."""
-        made = Segment()
+        """The tokens with their masks. Raises LedgerError if the engine was sent other tokens."""
+        whole = Segment()
         for node in self.nodes:
             prompt = node.prompt
-            if not made.length:
-                made.append_prompt(prompt.whole())
+            if not whole.length:
+                whole.append_prompt(prompt.whole())
             else:
-                made.append_observation(prompt.rendered)
-            made.append_turns(node.turn)
-        return made
+                whole.append_observation(prompt.rendered)
+            whole.append_turns(node.turn)
+        return whole
 
 
 def lines_of(tree: Tree, main: Thread | None) -> list[Line]:
-    """All replies in lines, in the order in which the lines began, but the main line last.
+    """All replies in lines, by the start of each line, but the main line last.
 
-    The main line leads to the end of the main thread, and no further if that is the agent's own result. In any other
-    line, each reply is followed by its deepest child, or the latest one if several are equally deep. A reply that the
-    client never got comes after those that it got. The replies of a line have one branch: another one that continues it
-    begins a line.
+    The main line leads to the end of the main thread, and no further if the end is the agent's own result. In any other
+    line, each reply is followed by its deepest child, or by the latest of equally deep children. Undelivered replies
+    come after delivered replies. A line has a single branch: a reply of another branch begins a line.
     """
-    heirs, depths = dict[Node, Node](), dict[Node, float]()
     sampled = sorted((node for node in tree.nodes if node.turn.turns), key=lambda node: node.index)
     end = main.end if main is not None else None
-    trunk = [] if end is None else [*end.prompt.line(), end]
-    inside = set(main.nodes) if main is not None and main.answer is None else set[Node]()
+    heirs = _heirs(sampled, end, set(main.nodes) if main is not None and main.answer is None else set[Node]())
+    if end is not None:
+        trunk = pairwise([*end.prompt.line(), end])
+        heirs |= {before: node for before, node in trunk if before.branch == node.branch}
+    inherited = set(heirs.values())
+    return _main_last([Line(tuple(_line(node, heirs))) for node in sampled if node not in inherited], end)
+
+
+def _main_last(lines: Sequence[Line], end: Node | None) -> list[Line]:
+    """The lines, with the line of `end` at the end and marked as the main line."""
+    last = next((line for line in lines if end in line.nodes), None)
+    return [*(line for line in lines if line is not last), *([Line(last.nodes, main=True)] if last else [])]
+
+
+def _heirs(sampled: Sequence[Node], end: Node | None, inside: Collection[Node]) -> dict[Node, Node]:
+    """Each reply -> its deepest child. After `end`, only the replies of `inside` count."""
+    heirs, depths = dict[Node, Node](), dict[Node, float]()
     for node in reversed(sampled):  # children come later than their parents
         depth = depths.setdefault(node, 1.0 if node.claimed else 0.5)
         parent = node.prompt.parent
@@ -63,11 +77,7 @@ def lines_of(tree: Tree, main: Thread | None) -> list[Line]:
             continue
         if depth + 1 > depths.get(parent, 1.0) and (parent is not end or node in inside):
             heirs[parent], depths[parent] = node, depth + 1
-    heirs |= {before: node for before, node in pairwise(trunk) if before.branch == node.branch}
-    inherited = set(heirs.values())
-    lines = [Line(tuple(_line(node, heirs))) for node in sampled if node not in inherited]
-    last = next((line for line in lines if end in line.nodes), None)
-    return [*(line for line in lines if line is not last), *([Line(last.nodes, main=True)] if last else [])]
+    return heirs
 
 
 def _line(node: Node, heirs: dict[Node, Node]) -> Iterator[Node]:
@@ -80,7 +90,7 @@ def _line(node: Node, heirs: dict[Node, Node]) -> Iterator[Node]:
 def masked_for(
     node: Node, line: Line, main: Collection[Node], options: SessionOptions, *, closed: bool
 ) -> MaskReason | None:
-    """Why a reply is not trained. None if it is. `main`: the replies of the main thread."""
+    """The reason for masking a reply. None for a trained reply. `main`: the replies of the main thread."""
     if (closed and node.action is None) or not node.claimed:
         return "undelivered"
     if line.main:
@@ -91,16 +101,16 @@ def masked_for(
 
 
 def _branch(line: Line, main: Collection[Node]) -> str:
-    """The name of a line's branch: that of its requests, or SIDE. "" for the main line, and for what led to it."""
+    """The branch name of the line's requests, or SIDE. "" for the main line, and for its earlier lines."""
     side = not line.main and all(_is_side(node, line, main) for node in line.nodes)
     return line.nodes[0].branch or (SIDE if side else "")
 
 
 def _is_side(node: Node, line: Line, main: Collection[Node]) -> bool:
-    """Whether a reply is outside the main thread, or is a summary, which is a single reply that leads nowhere.
+    """Whether a reply is outside the main thread, or is a summary: a single reply that leads nowhere.
 
-    A summary holds no calls, and no later request echoes it. Its prompt grew from one with another reply that was
-    continued, or it lacks the tools that the other prompts have.
+    A summary holds no calls, and no later request echoes the summary. Its prompt grew from a prompt with a continued
+    reply, or lacks the tools of the other prompts.
     """
     first = line.nodes[0].prompt
     if node not in main or len(line.nodes) > 1 or node.reused or (node.sent is not None and node.sent.calls):
@@ -122,68 +132,89 @@ def write(
 ) -> Node | None:
     """Write the tree into a trajectory, and return the main line's last reply.
 
-    `sampled`: the number of sampled tokens that must be written, or None if it is unknown. `result`: what the agent
-    returned. If it holds text that is no reply's, `info["result_differs"]` is 1.
+    `sampled`: the number of sampled tokens, or None if unknown. `result`: the agent's result. For a result with text
+    from no reply, `info["result_differs"]` is 1.
 
     Raises LedgerError if the numbers differ.
     """
     thread = main_thread(tree, result)
-    lines, main = lines_of(tree, thread), set(thread.nodes) if thread is not None else set[Node]()
-    places = {node: place for place, node in enumerate(sorted((n for line in lines for n in line.nodes), key=_time))}
-    nodes, segments, messages = list[JSON](), list[Segment](), list[Message]()
-    for line in lines:
-        segment = line.segment()
-        segment.branch = _branch(line, main)
-        for turn, node in enumerate(line.nodes):
-            if (reason := masked_for(node, line, main, options, closed=closed)) is not None:
-                segment.mask(reason, turn=turn)
-            kind = "main" if line.main else "side" if _is_side(node, line, main) else "earlier"
-            messages += node.prompt.messages
-            reply = joined_to(messages, node.messages) if node.prompt.continued else node.messages
-            about = {"line": kind, "segment": len(segments), "turn": places[node], "message": len(messages)}
-            nodes.append({**_node_json(node), **about, "masked": reason})
-            messages += reply
-        segments.append(segment)
+    lines, main = lines_of(tree, thread), set[Node]() if thread is None else set(thread.nodes)
+    reasons = {node: masked_for(node, line, main, options, closed=closed) for line in lines for node in line.nodes}
+    segments = [_segment(line, main, reasons) for line in lines]
     ledger = total_ledger(segments)
     require(
         sampled in (None, ledger.sampled), f"the engine returned {sampled} tokens, and {ledger.sampled} are recorded"
     )
+    places = {node: place for place, node in enumerate(sorted(reasons, key=lambda node: node.index))}
     trajectory.segments = segments or [Segment()]
-    trajectory.order = [places[node] for line in lines for node in line.nodes]
-    trajectory.messages = messages
+    trajectory.order = [places[node] for node in reasons]
     trajectory.tools = lines[-1].top.head.tools if lines else ()
-    nodes.sort(key=lambda node: node["id"])
+    trajectory.messages, nodes = _messages_and_nodes(lines, main, reasons, places)
+    trajectory.session = {"nodes": nodes, **_split_log(log)}
+    _add_prompts(trajectory, tree)
+    if thread is not None and thread.answer is None and claims_text(result):
+        trajectory.info["result_differs"] = 1
+    trajectory.info["agent"] = _counts(lines, nodes, log)
+    return lines[-1].nodes[-1] if lines else None
+
+
+def _segment(line: Line, main: Collection[Node], reasons: Mapping[Node, MaskReason | None]) -> Segment:
+    """The segment of a line, masked for `reasons`, with the branch name."""
+    segment = line.segment()
+    segment.branch = _branch(line, main)
+    for turn, node in enumerate(line.nodes):
+        if (reason := reasons[node]) is not None:
+            segment.mask(reason, turn=turn)
+    return segment
+
+
+def _messages_and_nodes(
+    lines: Sequence[Line],
+    main: Collection[Node],
+    reasons: Mapping[Node, MaskReason | None],
+    places: Mapping[Node, int],
+) -> tuple[list[Message], list[JSON]]:
+    """The messages of all lines, and the replies as JSON in order of time, each with the index of its message."""
+    messages, nodes = list[Message](), list[JSON]()
+    for index, line in enumerate(lines):
+        for node in line.nodes:
+            messages += node.prompt.messages
+            reply = joined_to(messages, node.messages) if node.prompt.continued else node.messages
+            kind = "main" if line.main else "side" if _is_side(node, line, main) else "earlier"
+            about = {"line": kind, "segment": index, "turn": places[node], "message": len(messages)}
+            nodes.append({**_node_json(node), **about, "masked": reasons[node]})
+            messages += reply
+    return messages, sorted(nodes, key=lambda node: node["id"])
+
+
+def _split_log(log: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
     audits = [line for line in log if line["event"] == "audit"]
-    trajectory.session = {
-        "nodes": nodes,
-        "requests": [line for line in log if line["event"] != "audit"],
-        "audits": audits,
-    }
-    cut = sum(prompt.rendered.cut for prompt in tree.prompts)
-    if cut:
+    return {"requests": [line for line in log if line["event"] != "audit"], "audits": audits}
+
+
+def _add_prompts(trajectory: Trajectory, tree: Tree) -> None:
+    """Add the counts of the rendered prompts to the trajectory."""
+    if cut := sum(prompt.rendered.cut for prompt in tree.prompts):
         trajectory.info["observation_tokens_cut"] = cut
     if special := sum(prompt.rendered.special for prompt in tree.prompts):
         trajectory.info["special_tokens"] = special
-    if thread is not None and thread.answer is None and claims_text(result):
-        trajectory.info["result_differs"] = 1
     for prompt in tree.prompts:
         trajectory.checks += prompt.rendered.checks
-    trajectory.info["agent"] = {
+
+
+def _counts(lines: Sequence[Line], nodes: Sequence[JSON], log: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
+    """`Trajectory.info["agent"]`."""
+    return {
         "replies": len(nodes),
         "requests": sum(line["event"] == "request" for line in log),
-        "segments": len(segments),
+        "segments": len(lines),
         "roots": len({line.top for line in lines}),
         "dropped": sum(node["dropped"] for node in nodes),
         "undelivered": sum(node["masked"] == "undelivered" for node in nodes),
         "replayed": sum(line["event"] in ("join", "replay", "rest") for line in log),
         "refused": sum(line["event"] == "refused" for line in log),
-        "audits": len(audits),
+        "audits": sum(line["event"] == "audit" for line in log),
     }
-    return lines[-1].nodes[-1] if lines else None
-
-
-def _time(node: Node) -> int:
-    return node.index
 
 
 def _node_json(node: Node) -> dict[str, JSON]:
@@ -195,7 +226,7 @@ def _node_json(node: Node) -> dict[str, JSON]:
         "branch": node.branch,
         "prompt_tokens": prompt.length,
         "sampled_tokens": len(node.turn.ids) - node.turn.prompt_length,
-        "known": [known.index for known in prompt.known.values()],
+        "known": [reply.index for reply in prompt.known_replies.values()],
         "dropped": node.dropped,
         "delivered": node.delivered,
     }

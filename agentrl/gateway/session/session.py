@@ -1,4 +1,4 @@
-"""One agent's session. Its requests get replies of the model, kept as a tree, each with the tokens sampled for it.
+"""One agent's session: the model's replies to the agent's requests, as a tree, each with its sampled tokens.
 
     session = Session(key)
     session.play(engine, renderer, EpisodeOptions(), None, session_id)
@@ -9,7 +9,7 @@
     session.close("done")
     session.write(trajectory)
 
-It does not depend on HTTP. Requests are matched with the tree as they arrive, and sampled concurrently.
+A session does not depend on HTTP. Requests are matched with the tree on arrival, and sampled concurrently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentrl.gateway.session.exchange import Answers, PendingAnswer, RefusedExch
 from agentrl.gateway.session.log import SessionLog
 from agentrl.gateway.session.matching import START, Digest, entry_digest, head_digest, tools_digest
 from agentrl.gateway.session.nodes import Head, Node, Prompt
-from agentrl.gateway.session.replying import disobeyed, reply_of, shown
+from agentrl.gateway.session.replying import disobeyed, entry_text, reply_of
 from agentrl.gateway.session.sampling import Sampler, turn_options_of
 from agentrl.gateway.session.segments import write
 from agentrl.gateway.session.stored import Stored
@@ -49,11 +49,11 @@ from agentrl.types import JSON, StopReason, ToolSpec
 log = logging.getLogger("agentrl")
 
 _ORPHAN_S = 120.0
-"""Seconds for which sampling continues after the client has disconnected. Clients retry within a minute."""
+"""Seconds of sampling after the client has disconnected. Clients retry within a minute."""
 
 
 class Session:
-    """The replies that one agent gets, under one key."""
+    """The replies to one agent, under one key."""
 
     def __init__(self, key: str, *, options: SessionOptions | None = None) -> None:
         self.key = key
@@ -63,13 +63,13 @@ class Session:
         self.ended = asyncio.Event()
         """Set when the session is closed, or ended by a limit or an error."""
         self.stop: StopReason | None = None
-        """The limit that ended it."""
+        """The limit that ended the session."""
         self.failure: Failure | None = None
-        """What broke, if the engine or the template broke."""
+        """The failure of the engine or the template."""
         self.error: Exception | None = None
         """An error that must end the run: a wrong configuration, or a bug in agentrl."""
         self.result: JSON = None
-        """What the agent returned."""
+        """The agent's result."""
         self._sampler = Sampler()
         self._answers = Answers()
         self._stored = Stored()
@@ -77,8 +77,8 @@ class Session:
         self._closed: RefusedError | None = None
         self._on_turn: Callable[[Trajectory], None] | None = None
         self._context = copy_context()
-        """The episode's contextvars. Requests are sampled in them, so that a lockstep and a host's traces attribute
-        them to the episode, not to the HTTP server."""
+        """The episode's contextvars. With the variables, a lockstep and a host's traces attribute sampling to the
+        episode, not to the HTTP server."""
 
     # The episode's side
 
@@ -92,7 +92,7 @@ class Session:
         *,
         on_turn: Callable[[Trajectory], None] | None = None,
     ) -> None:
-        """Start or resume sampling. `on_turn` is called after each reply with the turns of its line.
+        """Start or resume sampling. `on_turn` is called after each reply with the turns of the reply's line.
 
         Raises ConfigError for options that a session cannot obey.
         """
@@ -102,7 +102,7 @@ class Session:
         self.log.note("play", session=session_id, tag=self.tree.tag, options=asdict(self.options))
 
     def hold(self) -> None:
-        """Sample nothing new; requests wait. Replies in progress are interrupted, and continue at the next `play`."""
+        """Pause sampling; requests wait. Replies in progress are interrupted, and continue at the next `play`."""
         self._sampler.hold()
         self.log.note("hold")
 
@@ -121,7 +121,7 @@ class Session:
         self.ended.set()
 
     def returned(self, result: JSON) -> None:
-        """The agent has ended, with this result. The reply that it is, or holds, ends the main line."""
+        """Note the agent's end and result. The reply equal to the result, or in the result, ends the main line."""
         self.result = result
         self.log.note("returned", lambda: {"result": result})
 
@@ -131,11 +131,11 @@ class Session:
             node.turn.mask(reason)
 
     def write(self, trajectory: Trajectory) -> None:
-        """Write everything sampled as the trajectory's segments, the main line last.
+        """Write all sampled tokens as the trajectory's segments, the main line last.
 
-        If the main line ended because its next prompt was too long, `stop` is set to that limit.
+        If the main line ended because its next prompt was too long, `stop` is set to the exceeded limit.
 
-        Raises LedgerError if a token that the engine returned is not in exactly one segment.
+        Raises LedgerError if a returned token is not in exactly one segment.
         """
         unknown = self.failure or self.error or not self._sampler.started
         exact = None if unknown else self._sampler.returned - self._sampler.discarded_tokens
@@ -149,19 +149,19 @@ class Session:
             result=self.result,
         )
         if end is not None and self.stop is None and self._closed is not None:
-            refused = [answer.prompt for answer in self._answers.behind(end) if answer.refused]
+            refused = [answer.prompt for answer in self._answers.after(end) if answer.refused]
             self.stop = next((stop for prompt in refused if (stop := self._sampler.full(prompt))), None)
 
     @classmethod
     def replay(cls, lines: Iterable[str]) -> Self:
-        """Rebuild a session from the lines of its log file. It is closed, and can be written or inspected.
+        """Rebuild a session from the lines of its log file. The session is closed, and can be written or inspected.
 
-        Raises ValueError or KeyError if the lines are not such a log.
+        Raises ValueError or KeyError for lines of another kind.
         """
         read = replaying.read(lines)
-        played = next(line for line in read if line["event"] == "play")
-        self = cls("", options=SessionOptions(**played["options"]))
-        self.tree = replaying.tree_of(read, played["tag"], as_sent=self.options.echo == "as_sent")
+        start = next(line for line in read if line["event"] == "play")
+        self = cls("", options=SessionOptions(**start["options"]))
+        self.tree = replaying.tree_of(read, start["tag"], as_sent=self.options.echo == "as_sent")
         self.log.lines = read
         self.result = next((line.get("result") for line in reversed(read) if line["event"] == "returned"), None)
         self.close("it was played before")
@@ -184,19 +184,20 @@ class Session:
             return RefusedExchange(refused)
         return Waiting(answer, self._refusal, self._left)
 
-    def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
-        """Log that the server refused a request before it reached the session."""
-        self.log.note("refused", kind=kind, message=message, what=what, status=status)
+    def note_refused(self, target: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
+        """Log a refusal by the server, before the request reached the session."""
+        self.log.note("refused", kind=kind, message=message, what=target, status=status)
 
     async def count(self, request: ChatRequest) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError if it is too long or cannot be written."""
+        """The tokens of the request's whole prompt. Raises RefusedError for a prompt that is too long or cannot be
+        written."""
         self._check_open()
         if not self._sampler.started:
             raise RefusedError("unavailable", "this session has not begun; ask again")
         request = self._stored.whole(request, self.tree)
         place = self._find(request)
         prompt = place.prompt or Prompt(
-            *(-1, place.parent, place.entries, place.digest, place.known, self._head(request), 0),
+            *(-1, place.parent, place.entries, place.digest, place.known_replies, self._head(request), 0),
             continued=request.continued,
         )
         try:
@@ -208,14 +209,14 @@ class Session:
         return prompt.length
 
     def _attach(self, request: ChatRequest) -> PendingAnswer:
-        """The answer to a request: a new one, or that of an earlier request that this one repeats."""
+        """The answer to a request: new, or the answer to an earlier request for a repeated request."""
         self._check_open()
         self._check(request)
         if (again := self._answers.repeated(request)) is not None:
             return self._joined(again)
         request = self._stored.whole(request, self.tree)
         place = self._find(request)
-        self._note_told(place)
+        self._note_echoes(place)
         if place.rest is not None and place.parent is not None:
             return self._rest(place.parent, place.rest, request)
         prompt = self.tree.attach(place, self._head(request))
@@ -224,7 +225,7 @@ class Session:
         return self._begin(prompt, request)
 
     def _check(self, request: ChatRequest) -> None:
-        """Raises RefusedError for a request that makes no sense."""
+        """Raises RefusedError for an invalid request."""
         if not request.entries:
             raise RefusedError("invalid", "the request holds no messages; send at least one")
         if not 1 <= request.n <= self.options.most_replies:
@@ -240,14 +241,14 @@ class Session:
         return answer
 
     def _rest(self, node: Node, rest: Entry, request: ChatRequest) -> PendingAnswer:
-        """The answer to a client that got only the beginning of a reply: the rest of it."""
+        """The rest of a reply, for a client with only the beginning."""
         assert node.reply is not None
         calls = node.reply.calls if rest.calls else ()
         reply = replace(node.reply, content=rest.text, calls=calls, without_reasoning=True)
         answer = self._answers.add(request, node.prompt, whole=False)
         answer.nodes.append(node)
         answer.accepted.set()
-        answer.task = asyncio.get_running_loop().create_task(_given([reply]))
+        answer.task = asyncio.get_running_loop().create_task(_completed([reply]))
         self.log.note("rest", request=answer.number, node=node.index)
         return answer
 
@@ -264,11 +265,11 @@ class Session:
             prompt=prompt.index,
             behind=prompt.parent.index if prompt.parent else None,
             new=len(prompt.entries),
-            known=[node.index for node in prompt.known.values()],
+            known=[node.index for node in prompt.known_replies.values()],
             n=request.n,
             branch=request.branch,
             max_tokens=request.max_tokens,
-            asked=dict(request.asked),
+            asked=dict(request.recorded),
             template_kwargs=dict(request.template_kwargs),
         )
         return answer
@@ -315,7 +316,7 @@ class Session:
         first = len(prompt.replies)
         answer.nodes = [self.tree.add(prompt, request.branch) for _ in range(request.n)]
         answer.accepted.set()
-        return await gather(self._one(node, answer, first + i) for i, node in enumerate(answer.nodes))
+        return await gather(self._reply(node, answer, first + i) for i, node in enumerate(answer.nodes))
 
     def _bind(self, head: Head) -> None:
         """Raises RefusedError if the template cannot be used with the client's arguments."""
@@ -326,7 +327,7 @@ class Session:
                 raise
             raise RefusedError("invalid", f"chat_template_kwargs: {exc}") from exc
 
-    async def _one(self, node: Node, answer: PendingAnswer, number: int) -> Reply:
+    async def _reply(self, node: Node, answer: PendingAnswer, number: int) -> Reply:
         action = await self._sampler.sample(node, answer.request, number)
         reply, ids = reply_of(node, action, answer.request, self.options)
         self.tree.commit(node, action, reply, ids)
@@ -345,13 +346,13 @@ class Session:
         return reply
 
     def _check_images(self, prompt: Prompt) -> None:
-        """Raises RefusedError, and ends the session, if its images would exceed their limits. The first prompt is only
+        """Raises RefusedError, and ends the session, if the images exceed their limits. The first prompt is only
         refused. Raises ConfigError if the engine takes no images."""
         if not prompt.rendered.media:
             return
         self._sampler.check_images(prompt)
-        shown = [one for each in self.tree.prompts for one in each.rendered.media]
-        if too_much(shown, self._sampler.options.limits):
+        images = [image for other in self.tree.prompts for image in other.rendered.media]
+        if too_much(images, self._sampler.options.limits):
             why = "more images than limits.image_pixels or limits.image_bytes"
             if not self.tree.nodes:
                 raise RefusedError("invalid", f"the first prompt has {why}")
@@ -360,7 +361,7 @@ class Session:
             raise RefusedError("closed", f"this session has shown {why}")
 
     def _take_turns(self, count: int) -> None:
-        """Raises RefusedError, and ends the session, if it would exceed its limit of replies."""
+        """Raises RefusedError, and ends the session, if the replies would exceed their limit."""
         turns = self._sampler.options.limits.turns_or(self.options.replies)
         if len(self.tree.nodes) + count > turns:
             self.stop = self.stop or StopReason.MAX_TURNS
@@ -368,19 +369,19 @@ class Session:
             raise RefusedError("closed", f"this session has had its {turns} replies")
 
     def _left(self, event: Literal["delivered", "lost"], answer: PendingAnswer) -> None:
-        """A client has got its answer or disconnected. After a disconnect, sampling continues for a while, for a
+        """A client has received the answer or disconnected. After a disconnect, sampling continues for a while, for a
         retry."""
         self.log.note(event, request=answer.number)
         if event == "lost" and answer.task is not None and not answer.task.done():
             asyncio.get_running_loop().call_later(_ORPHAN_S, self._forget, answer)
 
     def _forget(self, answer: PendingAnswer) -> None:
-        """Cancel an answer that no client waits for."""
+        """Cancel an answer without waiting clients."""
         if not answer.waiting and not answer.delivered:
             self._give_up(answer)
 
     def _give_up(self, answer: PendingAnswer) -> None:
-        """Cancel an answer that is not complete yet."""
+        """Cancel an incomplete answer."""
         if answer.task is not None and not answer.task.done():
             answer.task.cancel()
             answer.refused = self._refusal()  # a task that never began does not set this itself
@@ -395,26 +396,29 @@ class Session:
         others = (self.tree.find(request.entries, it.digest, continued=continued) for it in heads)
         return next((other for other in others if other.parent is not None), place)
 
-    def _note_told(self, place: TreePosition) -> None:
-        """Log how the client echoes the replies that it got, the first time that it echoes them."""
-        for node, entry in place.told:
-            if node.told or node.sent is None:
+    def _note_echoes(self, place: TreePosition) -> None:
+        """Log the difference between replies and their first echoes."""
+        for node, entry in place.first_echoes:
+            if node.echoed or node.sent is None:
                 continue
-            node.told = node.delivered = place.rest is None or node is not place.parent
+            node.echoed = node.delivered = place.rest is None or node is not place.parent
             how = node.telling(entry)
-            if node.told:
-                node.told_as = entry
-            if node.told and how != "verbatim":
-                self._audit(f"told_in_another_{how}", node, stored=shown(node.sent), told=shown(entry))
+            if node.echoed:
+                node.first_echo = entry
+            if node.echoed and how != "verbatim":
+                self._audit(f"told_in_another_{how}", node, stored=entry_text(node.sent), told=entry_text(entry))
         if self.options.echo == "as_sent":  # then a client's own words are expected
             return
-        known = place.known.values()
+        known_replies = place.known_replies.values()
         for node, entry in place.tells:
             form = entry_digest(entry)
-            if node not in known and node.sent is not None and form not in node.noted:
-                node.noted.add(form)
+            if node not in known_replies and node.sent is not None and form not in node.logged:
+                node.logged.add(form)
                 self._audit(
-                    "edited" if node.told else "told_in_other_words", node, stored=shown(node.sent), told=shown(entry)
+                    "edited" if node.echoed else "told_in_other_words",
+                    node,
+                    stored=entry_text(node.sent),
+                    told=entry_text(entry),
                 )
 
     def _audit(self, kind: str, node: Node, **texts: str) -> None:
@@ -425,7 +429,7 @@ class Session:
         return Head(tuple(request.tools), head_digest(digest, arguments), request.branch, arguments, digest)
 
     def _tools_digest(self, request: ChatRequest) -> Digest:
-        """The digest of the request's tools. Most requests have the tools of the one before."""
+        """The digest of the request's tools. Most requests repeat the tools of the request before."""
         if self._tools[0] != request.tools:
             self._tools = (request.tools, tools_digest(request.tools))
         return self._tools[1]
@@ -443,18 +447,18 @@ class Session:
         return RefusedError("unavailable", "this session cannot continue")
 
     def _end(self, why: str) -> RefusedError:
-        """End the session because something broke."""
+        """End the session because of a failure."""
         self.ended.set()
         return RefusedError("unavailable", why)
 
 
-async def _given(replies: Sequence[Reply]) -> Sequence[Reply]:
+async def _completed(replies: Sequence[Reply]) -> Sequence[Reply]:
     return replies
 
 
 def _line(node: Node) -> Trajectory:
     """The turns up to a reply, as a trajectory for `on_turn`."""
-    found = Trajectory()
-    found.segments = [Segment()]
-    found.segment.turns = [turn for each in (*node.prompt.line(), node) for turn in each.turn.turns]
-    return found
+    trajectory = Trajectory()
+    trajectory.segments = [Segment()]
+    trajectory.segment.turns = [turn for reply in (*node.prompt.line(), node) for turn in reply.turn.turns]
+    return trajectory

@@ -1,4 +1,4 @@
-"""What a session holds by name: replies by the ids of OpenAI's Responses API, and conversations."""
+"""Named parts of a session: replies by the ids of OpenAI's Responses API, and conversations."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from agentrl.gateway.session.tree import Tree
 
 
 class Stored:
-    """The answers of a session by their names. A request that names one continues it."""
+    """The answers of a session by name. A request with a name continues the named answer."""
 
     def __init__(self) -> None:
         self._answers: dict[str, PendingAnswer] = {}
         self._conversations: dict[str, list[PendingAnswer]] = {}
         self._instructed: set[Prompt] = set()
-        """Roots whose first entry is the `instructions` of their request."""
+        """Roots whose first entry is the request's `instructions`."""
 
     def note(self, request: ChatRequest, answer: PendingAnswer) -> None:
-        """Keep an answer by the names that its request gives it."""
+        """Keep an answer by the names in the request."""
         if request.response_id:
             self._answers[request.response_id] = answer
         if request.conversation:
@@ -30,7 +30,7 @@ class Stored:
             self._instructed.add(answer.prompt.top)
 
     def whole(self, request: ChatRequest, tree: Tree) -> ChatRequest:
-        """The request with all that it names. Raises RefusedError for a name without a complete reply."""
+        """The request with all named entries. Raises RefusedError for a name without a complete reply."""
         entries = tuple(_resolved(entry, tree) for entry in request.entries) if request.refers else request.entries
         node = self._continued(request)
         if node is not None:
@@ -52,11 +52,11 @@ class Stored:
 
     def _history(self, node: Node) -> Iterator[Entry]:
         """The conversation up to a reply. As in OpenAI's API, `instructions` hold for their own request only."""
-        for each in (*node.prompt.line(), node):
-            skipped = int(each.prompt in self._instructed)
-            yield from each.prompt.entries[skipped:]
-            assert each.sent is not None
-            yield each.sent
+        for reply in (*node.prompt.line(), node):
+            skipped = int(reply.prompt in self._instructed)
+            yield from reply.prompt.entries[skipped:]
+            assert reply.sent is not None
+            yield reply.sent
 
 
 def _complete(answer: PendingAnswer) -> Node | None:
@@ -64,7 +64,7 @@ def _complete(answer: PendingAnswer) -> Node | None:
 
 
 def _resolved(entry: Entry, tree: Tree) -> Entry:
-    """The reply that an entry refers to, or the entry itself."""
+    """The entry's referenced reply, or the entry itself."""
     if not entry.refers:
         return entry
     node = tree.named(entry.refers)

@@ -1,13 +1,14 @@
 """Groups a session's requests into threads, and finds the agent's main thread.
 
-The wire does not state either. The evidence is: which earlier replies a request echoes, how it opens, which tools it
-has, its name in the headers, and whether an older thread gets another request after it. The agent's own result, if it
-is a reply or a part of one, outweighs all of this.
+The wire states neither. The evidence of a request: the echoed replies, the opening, the tools, the name in the headers,
+and later requests of older threads. The agent's own result outweighs all evidence, if the result is a reply or a part
+of a reply.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, TypeAlias
 
@@ -25,20 +26,21 @@ _SHORTEST = 8
 _INSTRUCTIONS = ("system", "developer")
 
 Evidence: TypeAlias = Literal["words", "place", "opening", "task"]
-"""Evidence that a thread continues another, the strongest first: the words of its first request; replies that it echoes
-after another opening; the opening alone; or echoed replies, although a call in them gave the thread's task."""
+"""Evidence that a thread continues an earlier thread, the strongest first: the words of the first request; echoed
+replies after another opening; the opening alone; or echoed replies, although a call in the replies gave the thread's
+task."""
 _EVIDENCE: tuple[Evidence, ...] = ("words", "place", "opening", "task")
 
 
 class Thread:
-    """Requests that continue each other, in the order in which they came."""
+    """Requests that continue each other, in order of arrival."""
 
     def __init__(self, first: Prompt) -> None:
         self.prompts = [first]
         self.source: Thread | None = None
-        """The thread whose replies the first request echoes, if it does not continue that thread."""
+        """The thread whose replies the first request echoes without continuing the thread."""
         self.answer: Node | None = None
-        """The reply that the agent took for its answer, if its result shows that."""
+        """The reply that became the agent's answer, if the result shows the answer."""
 
     @property
     def first(self) -> Prompt:
@@ -55,55 +57,57 @@ class Thread:
     @property
     def nodes(self) -> list[Node]:
         """The replies, in order of time."""
-        found = [node for prompt in self.prompts for node in prompt.replies if node.turn.turns]
-        return sorted(found, key=lambda node: node.index)
+        replies = [node for prompt in self.prompts for node in prompt.replies if node.turn.turns]
+        return sorted(replies, key=lambda node: node.index)
 
     @property
     def end(self) -> Node | None:
-        """The answer, or else the last reply. Complete replies that the client got take precedence."""
+        """The answer, or else the last reply. Complete, delivered replies take precedence."""
         return self.answer or max(
             self.nodes, key=lambda node: (node.claimed and node.action is not None, node.index), default=None
         )
 
     @property
     def goes_on(self) -> bool:
-        """Whether one of its requests echoes one of its earlier replies, if only as a part of a user's text."""
+        """Whether a request of the thread echoes an earlier reply of the thread, perhaps within a user's text."""
         if any(prompt.parent or prompt.tells for prompt in self.prompts):
             return True
-        said = [node.sent.text.strip() for node in self.nodes if node.sent is not None]
-        given = [entry.text for root in self.prompts[1:] for entry in root.entries]
-        return any(len(text) >= _SHORTEST and text in each for text in said for each in given)
+        replies = [node.sent.text.strip() for node in self.nodes if node.sent is not None]
+        texts = [entry.text for root in self.prompts[1:] for entry in root.entries]
+        return any(len(reply) >= _SHORTEST and reply in text for reply in replies for text in texts)
 
     @property
     def read(self) -> bool:
-        """Whether the client got one of its replies."""
+        """Whether the client got a reply of the thread."""
         return any(node.claimed and node.action is not None for node in self.nodes)
 
     @property
     def talks(self) -> bool:
-        """Whether it has tools, or echoes its replies."""
+        """Whether the thread has tools, or echoes its replies."""
         return self.first.tools != START or self.goes_on
 
     @property
     def unfinished(self) -> bool:
-        """Whether its last reply holds calls, whose results should come with another request."""
+        """Whether the last reply holds calls, whose results should come with another request."""
         return self.end is not None and self.end.sent is not None and bool(self.end.sent.calls)
 
     def is_named_in(self, root: Prompt) -> bool:
-        """Whether a text holds an id of its last reply, as a history that was written out does."""
+        """Whether a text holds an id of the last reply, as in a written-out history."""
         end = self.end
         return end is not None and any(end.id in entry.text for entry in root.entries)
 
     def asked_after(self, prompt: Prompt) -> bool:
-        """Whether a request of this thread came after the first one of `prompt`."""
-        return any(own.asked[-1] > prompt.asked[0] for own in self.prompts)
+        """Whether a request of this thread came after the first request of `prompt`."""
+        return any(other.requests[-1] > prompt.requests[0] for other in self.prompts)
 
 
 def main_thread(tree: Tree, result: JSON = None) -> Thread | None:
     """The main thread; None before the first reply. `result`: the agent's own, or None."""
-    asked = sorted((prompt for prompt in tree.prompts if prompt.length and prompt.asked), key=lambda p: p.asked[0])
+    prompts = sorted(
+        (prompt for prompt in tree.prompts if prompt.length and prompt.requests), key=lambda p: p.requests[0]
+    )
     tasks = _tasks(tree)
-    threads = _told(asked, tasks)
+    threads = _echo_threads(prompts, tasks)
     for evidence in _EVIDENCE:  # the weaker ones need to know how far each thread goes
         threads = _joined(threads, tasks, evidence)
     threads = [thread for thread in threads if thread.nodes]
@@ -112,7 +116,7 @@ def main_thread(tree: Tree, result: JSON = None) -> Thread | None:
 
 
 def _with_result(result: JSON, threads: Sequence[Thread], main: Thread) -> Thread:
-    """The thread of the reply that the result shows to be the answer, or else the main thread.
+    """The thread of the answer that the result shows, or else the main thread.
 
     Replies without a name in the headers take precedence.
     """
@@ -132,41 +136,41 @@ def _with_result(result: JSON, threads: Sequence[Thread], main: Thread) -> Threa
     return ended
 
 
-def _told(asked: Iterable[Prompt], tasks: Mapping[str, Node]) -> list[Thread]:
+def _echo_threads(prompts: Iterable[Prompt], tasks: Mapping[str, Node]) -> list[Thread]:
     """Threads of requests that echo each other's replies after the same opening."""
-    of = dict[Prompt, Thread]()
-    for prompt in asked:
+    threads = dict[Prompt, Thread]()
+    for prompt in prompts:
         before = _before(prompt)
-        source = None if before is None else of.get(before.prompt)
+        source = None if before is None else threads.get(before.prompt)
         fits = source is not None and source.branch == prompt.branch and _last_words(prompt) not in tasks
         if source is not None and fits and _opens_alike(prompt.top, source.roots):
             source.prompts.append(prompt)
-            of[prompt] = source
+            threads[prompt] = source
         else:
-            of[prompt] = Thread(prompt)
-            of[prompt].source = source
-    return list(dict.fromkeys(of.values()))
+            threads[prompt] = Thread(prompt)
+            threads[prompt].source = source
+    return list(dict.fromkeys(threads.values()))
 
 
 def _before(prompt: Prompt) -> Node | None:
-    """The latest reply that a prompt echoes, preferably one with the same opening."""
-    told = [*([prompt.parent] if prompt.parent else []), *prompt.tells]
-    alike = [node for node in told if _opens_alike(prompt.top, [node.prompt.top])]
-    return next(reversed(alike or told), None)
+    """The latest reply that a prompt echoes, preferably after the same opening."""
+    echoed = [*([prompt.parent] if prompt.parent else []), *prompt.tells]
+    alike = [node for node in echoed if _opens_alike(prompt.top, [node.prompt.top])]
+    return next(reversed(alike or echoed), None)
 
 
 def _joined(threads: Iterable[Thread], tasks: Mapping[str, Node], evidence: Evidence) -> list[Thread]:
-    """Join threads to earlier ones that they continue in a new way: after a summary, or with other tools."""
-    found, into = list[Thread](), dict[Thread, Thread]()
+    """Join threads to earlier threads, continued after a summary or with other tools."""
+    joined, into = list[Thread](), dict[Thread, Thread]()
     for thread in threads:
         thread.source = None if thread.source is None else into.get(thread.source, thread.source)
-        earlier = _continued(thread, found, tasks, evidence)
+        earlier = _continued(thread, joined, tasks, evidence)
         if earlier is None:
-            found.append(thread)
+            joined.append(thread)
         else:
             earlier.prompts += thread.prompts
             into[thread] = earlier
-    return found
+    return joined
 
 
 def _continued(
@@ -179,13 +183,13 @@ def _continued(
     early = evidence == "words" or (evidence != "task" and _last_words(first) in tasks)
     if early or thread.source.branch != first.branch or thread.source.asked_after(first):
         return None
-    told = _before(first)
-    unfinished = told is not None and told.sent is not None and bool(told.sent.calls)
+    latest = _before(first)
+    unfinished = latest is not None and latest.sent is not None and bool(latest.sent.calls)
     return thread.source if first.tools != START or thread.source.first.tools == START or unfinished else None
 
 
 def _best(thread: Thread, earlier: Sequence[Thread], evidence: Evidence) -> Thread | None:
-    """The thread that is continued by one that echoes none of its replies. Of several, the best fit, then the first."""
+    """The continued thread, for a thread without echoes: the best fit, then the first."""
     root = thread.first
     fits = {other: _fit(root, other) for other in earlier if other.branch == root.branch}
     best = max(fits, key=lambda other: fits[other], default=None)
@@ -199,66 +203,100 @@ def _best(thread: Thread, earlier: Sequence[Thread], evidence: Evidence) -> Thre
 
 
 def _may_go_on(root: Prompt, thread: Thread) -> bool:
-    return not thread.asked_after(root) and any(own.tools == root.tools for own in thread.roots)
+    return not thread.asked_after(root) and any(earlier.tools == root.tools for earlier in thread.roots)
 
 
 def _quoted(root: Prompt, threads: Iterable[Thread]) -> Thread | None:
-    """The thread that a root without tools quotes: the texts that it read, or its replies."""
+    """The thread that a root without tools quotes: the thread's prompts or replies."""
     here = set[tuple[str, ...]]().union(*(_runs(entry.text) for entry in root.entries))
     for thread in threads:
         texts = [entry.text for prompt in thread.prompts for entry in prompt.entries if entry.role != "system"]
-        said = [node.sent.text for node in thread.nodes if node.sent is not None]
-        if root not in thread.prompts and any(not here.isdisjoint(_runs(text)) for text in (*texts, *said)):
+        replies = [node.sent.text for node in thread.nodes if node.sent is not None]
+        if root not in thread.prompts and any(not here.isdisjoint(_runs(text)) for text in (*texts, *replies)):
             return thread
     return None
 
 
-def _fit(root: Prompt, thread: Thread) -> int:
-    """How well a root that echoes no reply continues a thread. 0: not at all; 1: by its opening alone.
+@dataclass(frozen=True, slots=True)
+class _Likeness:
+    """How a root resembles the roots of a thread."""
 
-    With the same instructions, tools and task, it is the thread's own history, rewritten. Otherwise the thread must
-    have come to its end.
+    opening: bool
+    """The same tools and instructions."""
+    instructions: bool
+    """The same instructions."""
+    task: bool
+    """The same first text of the user."""
+
+    @classmethod
+    def of(cls, root: Prompt, thread: Thread) -> _Likeness:
+        return cls(
+            _opens_alike(root, thread.roots),
+            _opens_alike(root, thread.roots, any_tools=True),
+            any(_alike(_task(earlier), _task(root)) for earlier in thread.roots),
+        )
+
+
+def _fit(root: Prompt, thread: Thread) -> int:
+    """The fit of a root without echoes to a thread. 0: no fit; 1: by the opening alone.
+
+    With the same instructions, tools and task, the root is the thread's own history, rewritten. Otherwise the thread
+    must have come to an end.
     """
-    opens, opens_but_tools = _opens_alike(root, thread.roots), _opens_alike(root, thread.roots, any_tools=True)
-    same_task = any(_alike(_task(own), _task(root)) for own in thread.roots)
-    if opens and (same_task or root.grown_from in thread.prompts):
+    alike = _Likeness.of(root, thread)
+    if alike.opening and (alike.task or root.grown_from in thread.prompts):
         return 4
     if thread.asked_after(root):
         return 0
-    with_tools = thread.first.tools != START
-    if thread.unfinished and (same_task or thread.is_named_in(root)):
+    if thread.unfinished and (alike.task or thread.is_named_in(root)):
         return 2  # it handed the task over
+    return _fit_after_end(root, thread, alike)
+
+
+def _fit_after_end(root: Prompt, thread: Thread, alike: _Likeness) -> int:
+    """`_fit` of a root that began after the thread's end."""
+    with_tools = thread.first.tools != START
     if with_tools and root.tools == START:
-        return 2 * int(opens_but_tools and same_task)  # a last answer without tools
-    if not with_tools and not opens and (root.tools != START or _opening(root)[0] == "system"):
+        return 2 * int(alike.instructions and alike.task)  # a last answer without tools
+    if not with_tools and not alike.opening and (root.tools != START or _opening(root)[0] == "system"):
         return 0  # a title, a commit message, a verdict: it may quote the answer
     if _retells(root, thread):
         return 3
-    if opens_but_tools and same_task:
+    if alike.instructions and alike.task:
         return 2
-    bare = _opening(root)[0] == "user" and thread.unfinished and any(own.tools == root.tools for own in thread.roots)
-    return int(opens or (with_tools and (opens_but_tools or bare)))
+    return int(alike.opening or (with_tools and (alike.instructions or _is_bare(root, thread))))
+
+
+def _is_bare(root: Prompt, thread: Thread) -> bool:
+    """Whether a root without instructions has the tools of an unfinished thread."""
+    same_tools = any(earlier.tools == root.tools for earlier in thread.roots)
+    return _opening(root)[0] == "user" and thread.unfinished and same_tools
 
 
 def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None:
-    """The first thread that has tools or echoes its replies. If there is none, the longest, or the last one of these.
+    """The first thread with tools or with echoes of its replies. Otherwise the longest, and the last of equally long
+    threads.
 
-    A sub-agent, which another thread's call or a header names, does not count. A thread that quotes the ends of several
+    A sub-agent, named by another thread's call or by a header, does not count. A thread that quotes the ends of several
     others, and begins after them, joins their work.
     """
-    own = [thread for thread in threads if thread.first.parent is None and thread.source is None]
-    own = [thread for thread in own if not thread.branch] or [thread for thread in threads if not thread.branch] or own
-    own = [thread for thread in own if not _delegated(thread, tasks)] or own or list(threads)
-    if own and _joins(own[-1], own[:-1]):
-        return own[-1]
-    talks = [thread for thread in own if thread.talks]
-    return next(iter(talks), None) or max(
-        reversed(own), key=lambda thread: (thread.read, len(thread.prompts)), default=None
-    )
+    candidates = _candidates(threads, tasks)
+    if candidates and _joins(candidates[-1], candidates[:-1]):
+        return candidates[-1]
+    talks = next((thread for thread in candidates if thread.talks), None)
+    return talks or max(reversed(candidates), key=lambda thread: (thread.read, len(thread.prompts)), default=None)
+
+
+def _candidates(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> list[Thread]:
+    """The threads that may be the main thread. If no thread qualifies, the nearest."""
+    unnamed = [thread for thread in threads if not thread.branch]
+    independent = [thread for thread in threads if thread.first.parent is None and thread.source is None]
+    candidates = [thread for thread in independent if not thread.branch] or unnamed or independent
+    return [thread for thread in candidates if not _delegated(thread, tasks)] or candidates or list(threads)
 
 
 def _joins(last: Thread, others: Sequence[Thread]) -> bool:
-    """Whether a thread quotes whole replies that ended several other tasks, and no other thread goes on after it."""
+    """Whether a thread quotes whole replies at the ends of several tasks, and no other thread goes on afterwards."""
     if any(other.asked_after(last.first) for other in others):
         return False
     ends = {_task(node.prompt.top): node.sent for other in others for node in other.nodes if not node.prompts}
@@ -268,7 +306,7 @@ def _joins(last: Thread, others: Sequence[Thread]) -> bool:
 
 
 def _opening(root: Prompt) -> tuple[str, str]:
-    """The instructions that a root begins with, or the user's first text if there are none."""
+    """The instructions at a root's beginning, or else the user's first text."""
     texts = list[str]()
     for entry in root.entries:
         if entry.role not in _INSTRUCTIONS:
@@ -282,7 +320,7 @@ def _task(root: Prompt) -> str:
 
 
 def _opens_alike(root: Prompt, others: Iterable[Prompt], *, any_tools: bool = False) -> bool:
-    """Whether a root has the tools of one of the others, and the same instructions except for a date or a summary."""
+    """Whether a root has the tools and instructions of another root, except for a date or a summary."""
     kind, text = _opening(root)
     for other in others:
         if other is root:
@@ -294,58 +332,58 @@ def _opens_alike(root: Prompt, others: Iterable[Prompt], *, any_tools: bool = Fa
     return False
 
 
-def _alike(one: str, other: str, *, edges: bool = False) -> bool:
-    """Whether nine tenths of the shorter text begin the longer one. With `edges`, its end counts, too."""
-    shorter, longer = sorted((one, other), key=len)
+def _alike(first: str, second: str, *, edges: bool = False) -> bool:
+    """Whether nine tenths of the shorter text begin the longer text. With `edges`, the end counts, too."""
+    shorter, longer = sorted((first, second), key=len)
     shared = _shared(shorter, longer)
     if edges:
         shared += _shared(shorter[shared:][::-1], longer[shared:][::-1])
     return shared >= len(shorter) - len(shorter) // 10 and bool(shorter or not longer)
 
 
-def _shared(one: str, other: str) -> int:
-    """The length of the beginning that two texts share, in characters. `one` is not the longer text."""
-    if other.startswith(one):
-        return len(one)
-    return next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+def _shared(shorter: str, longer: str) -> int:
+    """The length of the common beginning of two texts, in characters."""
+    if longer.startswith(shorter):
+        return len(shorter)
+    return next(i for i, (a, b) in enumerate(zip(shorter, longer, strict=False)) if a != b)
 
 
 def _retells(root: Prompt, thread: Thread, said_by: Thread | None = None) -> bool:
-    """Whether a root quotes replies in text that no root of a thread holds: a summary, perhaps rewritten.
+    """Whether a root quotes replies in new text: a summary, perhaps rewritten.
 
-    The replies are those of the thread, or of `said_by`.
+    Text is new if no root of the thread holds the text. The replies are from the thread, or from `said_by`.
     """
-    given = {entry.text for own in thread.roots for entry in own.entries}
+    texts = {entry.text for earlier in thread.roots for entry in earlier.entries}
     skipped = ("assistant", *(_INSTRUCTIONS if _opens_alike(root, thread.roots, any_tools=True) else ()))
-    fresh = [entry.text for entry in root.entries if entry.role not in skipped and entry.text not in given]
+    fresh = [entry.text for entry in root.entries if entry.role not in skipped and entry.text not in texts]
     here = set[tuple[str, ...]]().union(*(_runs(text) for text in fresh))
-    said = [node.sent.text for node in (said_by or thread).nodes if node.sent is not None]
-    return any(not here.isdisjoint(_runs(text)) for text in said)
+    replies = [node.sent.text for node in (said_by or thread).nodes if node.sent is not None]
+    return any(not here.isdisjoint(_runs(text)) for text in replies)
 
 
 def _runs(text: str) -> Iterator[tuple[str, ...]]:
     words = text.split()
-    return zip(*(words[at:] for at in range(_RUN)), strict=False)
+    return zip(*(words[start:] for start in range(_RUN)), strict=False)
 
 
 def _tasks(tree: Tree) -> dict[str, Node]:
-    """Each text in a call's arguments -> the first reply with it."""
-    found = dict[str, Node]()
+    """Each text in a call's arguments -> the first reply with the text."""
+    tasks = dict[str, Node]()
     for node in tree.nodes:
         for call in node.sent.calls if node.sent is not None else ():
             for text in _texts(call.arguments):
                 if len(text) >= _SHORTEST:
-                    found.setdefault(text.strip(), node)
-    return found
+                    tasks.setdefault(text.strip(), node)
+    return tasks
 
 
 def _delegated(thread: Thread, tasks: Mapping[str, Node]) -> bool:
-    """Whether a thread begins with a task that a call in another thread gave, with little text around it."""
-    said = [entry.text.strip() for entry in takewhile(_no_history, thread.first.entries) if entry.role == "user"]
-    own = set(thread.nodes)
-    for text in said:
-        given = (node for task, node in tasks.items() if 2 * len(task) >= len(text) and task in text)
-        if any(node not in own and not _opens_with(node.prompt.top, text) for node in given):
+    """Whether a thread begins with a task from a call in another thread, with little text around the task."""
+    texts = [entry.text.strip() for entry in takewhile(_no_history, thread.first.entries) if entry.role == "user"]
+    nodes = set(thread.nodes)
+    for text in texts:
+        givers = (node for task, node in tasks.items() if 2 * len(task) >= len(text) and task in text)
+        if any(node not in nodes and not _opens_with(node.prompt.top, text) for node in givers):
             return True
     return False
 
@@ -359,7 +397,7 @@ def _no_history(entry: Entry) -> bool:
 
 
 def _last_words(prompt: Prompt) -> str:
-    """The user's last text. In a copy of the history, it may be the task of a sub-agent."""
+    """The user's last text. In a copy of the history, the text may be the task of a sub-agent."""
     last = prompt.entries[-1] if prompt.entries else None
     return last.text.strip() if last is not None and last.role == "user" else ""
 
@@ -368,8 +406,8 @@ def _texts(value: JSON) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _texts(each)
+        for item in value.values():
+            yield from _texts(item)
     elif isinstance(value, Sequence):
-        for each in value:
-            yield from _texts(each)
+        for item in value:
+            yield from _texts(item)

@@ -26,11 +26,11 @@ from agentrl.trajectory.trajectory import assistant_message
 from agentrl.types import Action
 
 _COMPARED, _LIKE = 1000, 0.5
-"""How many characters of two texts are compared, and the share of them that must be the same."""
+"""Compared characters of two texts, and the share of equal characters in similar texts."""
 _CONTINUED = digest_of("continued")
-"""Stands after the entries of a prompt whose replies continue the last one."""
+"""Follows the entries of a prompt whose replies continue the last entry."""
 _CALLS_AS_TEXT = "Calling tools:"
-"""The words that smolagents puts before the calls of a reply that it echoes as text."""
+"""smolagents' words before the calls of a reply, in an echo as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,16 @@ class TreePosition:
     """The new entries after the parent."""
     digest: Digest
     """The digest of the new entries."""
-    known: Mapping[int, Node]
+    known_replies: Mapping[int, Node]
     tells: Sequence[tuple[Node, Entry]]
-    """The replies that the new entries echo in any words, in order, each with its echo."""
-    told: Sequence[tuple[Node, Entry]]
-    """The replies that the client echoes for the first time, each with its echo."""
+    """The replies that the new entries echo in any words, in order, each with the echo."""
+    first_echoes: Sequence[tuple[Node, Entry]]
+    """The replies with their first echoes."""
     grown_from: Prompt | None
     prompt: Prompt | None
-    """The same prompt, if an earlier request had it."""
+    """The same prompt of an earlier request."""
     rest: Entry | None = None
-    """The part of the parent that the client lacks, if it echoes only the beginning."""
+    """The missing part of the parent, for a client that echoes only the beginning."""
     continued: bool = False
     before_last: Digest = START
 
@@ -67,32 +67,32 @@ class _Cursor:
     """The digest without the last entry."""
     grown_from: Prompt | None = None
     entry: Entry | None = None
-    """The client's entry that echoes the node."""
+    """The client's echo of the node."""
     before: _Cursor | None = None
     """The path to the node's prompt."""
     replaced: dict[int, Prompt] = field(default_factory=dict)
-    """Index of an assistant entry that the model did not sample -> the prompt whose replies it replaces."""
+    """Index of an assistant entry from outside the session -> the prompt whose replies the entry replaces."""
 
     @property
-    def told(self) -> list[tuple[Node, Entry]]:
-        """The replies on this path that were not echoed before, each with its echo."""
-        found, cursor = list[tuple[Node, Entry]](), self
-        while cursor.node is not None and cursor.entry is not None and not cursor.node.told:
-            found.append((cursor.node, cursor.entry))
+    def first_echoes(self) -> list[tuple[Node, Entry]]:
+        """The replies on this path with their first echoes."""
+        echoes, cursor = list[tuple[Node, Entry]](), self
+        while cursor.node is not None and cursor.entry is not None and not cursor.node.echoed:
+            echoes.append((cursor.node, cursor.entry))
             assert cursor.before is not None
             cursor = cursor.before
-        return found[::-1]
+        return echoes[::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class _RequestEntries:
-    """The entries of a request, as the tree reads them."""
+    """The entries of a request, for the tree."""
 
     entries: list[Entry]
     named: list[Node | None]
-    """For each entry, the reply that its ids name."""
+    """For each entry, the reply with the entry's ids."""
     reworded: dict[int, Node]
-    """Index of an entry whose own words count -> the reply that its ids name."""
+    """Index of an entry whose own words count -> the reply with the entry's ids."""
 
 
 class Tree:
@@ -100,26 +100,26 @@ class Tree:
 
     def __init__(self, *, as_sent: bool = False, tag: str | None = None) -> None:
         self.tag = tag or f"g{secrets.token_hex(4)}"
-        """Part of all ids, so that they are recognized even in text that a client has rewritten."""
+        """Part of all ids. Ids are recognized even in rewritten text."""
         self.prompts: list[Prompt] = []
         self.nodes: list[Node] = []
         self._as_sent = as_sent
         self._roots: dict[tuple[Digest, Digest], Prompt] = {}
         self._alike: dict[Digest, list[Node]] = {}
-        """The replies with the same normal form, by its digest."""
+        """The replies with the same normal form, by digest."""
         self._joins: dict[tuple[int, Digest, Digest], list[Node]] = {}
-        """The replies that continue a message, by where that message begins."""
+        """The replies that continue a message, by the message's beginning."""
         self._numbers = 0
 
     def _name(self, entry: Entry) -> Node | None:
-        """The reply that the ids in an assistant entry name."""
-        found = (self.named(text) for text in (*entry.receipts, *(call.id for call in entry.calls)))
-        return next(filter(None, found), None) or (None if entry.receipts else self._written_out(entry))
+        """The reply with the ids of an assistant entry."""
+        nodes = (self.named(text) for text in (*entry.receipts, *(call.id for call in entry.calls)))
+        return next(filter(None, nodes), None) or (None if entry.receipts else self._written_out(entry))
 
     def _written_out(self, entry: Entry) -> Node | None:
         """The reply whose calls a client has written into the text, after the reply's own words, as smolagents does.
 
-        If the whole text is a reply's own, it holds no such calls, whatever ids it quotes.
+        A text equal to a reply holds no such calls, despite any quoted ids.
         """
         words, form, calls = entry.text.partition(_CALLS_AS_TEXT)
         node = self.named(calls) if form and entry_digest(entry) not in self._alike else None
@@ -128,14 +128,14 @@ class Tree:
         return node if not words.strip() or thoughtless(words) == thoughtless(node.sent.text) else None
 
     def named(self, text: str) -> Node | None:
-        """The complete reply whose id a text holds."""
+        """The complete reply with an id in a text."""
         digits = text.partition(f"{self.tag}n")[2][:5]
         number = int(digits) if len(digits) == 5 and digits.isascii() and digits.isdigit() else len(self.nodes)
         node = self.nodes[number] if number < len(self.nodes) else None
         return node if node is not None and node.sent is not None else None
 
     def _read(self, entries: Sequence[Entry]) -> _RequestEntries:
-        """The entries, and the replies that they name. A reply that is echoed in several messages becomes one entry."""
+        """The entries, and their named replies. A reply echoed in several messages becomes one entry."""
         read = _RequestEntries([], [], {})
         for entry in entries:
             node = self._name(entry) if entry.role == "assistant" else None
@@ -144,28 +144,28 @@ class Tree:
             else:
                 read.entries.append(entry)
                 read.named.append(node)
-        for at, (entry, node) in enumerate(zip(read.entries, read.named, strict=True)):
-            if node is not None and self._is_reworded(node, entry, last=at == len(read.entries) - 1):
-                read.reworded[at], read.named[at] = node, None
+        for index, (entry, node) in enumerate(zip(read.entries, read.named, strict=True)):
+            if node is not None and self._is_reworded(node, entry, last=index == len(read.entries) - 1):
+                read.reworded[index], read.named[index] = node, None
         return read
 
-    def _is_reworded(self, node: Node, told: Entry, *, last: bool) -> bool:
-        """Whether an entry's own words count, not the reply that its ids name. The last entry may echo only a part."""
+    def _is_reworded(self, node: Node, echo: Entry, *, last: bool) -> bool:
+        """Whether an entry's own words count, not the reply with its ids. The last entry may echo only a part."""
         if self._as_sent:
-            return node.telling(told) == "meaning"
-        return node.edited(told) and not last
+            return node.telling(echo) == "meaning"
+        return node.edited(echo) and not last
 
     def find(self, entries: Sequence[Entry], tools: Digest, *, continued: bool = False) -> TreePosition:
-        """Where the entries belong: after the deepest reply that they echo, or the latest one of equal replies.
+        """The place of the entries: after the deepest echoed reply, or the latest of equal replies.
 
         `continued`: the replies will continue the last entry.
         """
         cursors, read = [_Cursor(None, 0)], self._read(entries)
         for i, (entry, name) in enumerate(zip(read.entries, read.named, strict=True)):
             digest = START if name else entry_digest(entry)
-            found = self._behind(cursors, entry, name, digest, tools, i) if entry.role == "assistant" else None
-            if found:
-                cursors = found
+            advanced = self._after(cursors, entry, name, digest, tools, i) if entry.role == "assistant" else None
+            if advanced:
+                cursors = advanced
                 continue
             digest = digest_of("reply", name.id) if name else digest
             for cursor in cursors:
@@ -180,7 +180,7 @@ class Tree:
         return replace(self._place(best, read, tools), continued=continued, before_last=best.before_last)
 
     def attach(self, place: TreePosition, head: Head) -> Prompt:
-        """The prompt at a place, made if it is new. `head` is that of the request."""
+        """The prompt at a place, new or existing. `head` is from the request."""
         if place.prompt is not None:
             return place.prompt
         above, grown_from, tools, branch = place.parent, place.grown_from, head.tools_digest, head.branch
@@ -196,7 +196,7 @@ class Tree:
             above,
             place.entries,
             place.digest,
-            place.known,
+            place.known_replies,
             head,
             number,
             grown_from,
@@ -220,7 +220,7 @@ class Tree:
             node.reused = True
 
     def add(self, prompt: Prompt, branch: str) -> Node:
-        """A new reply, which is not sampled yet."""
+        """A new reply before sampling."""
         index = len(self.nodes)
         node = Node(index, prompt, f"{self.tag}n{index:05}", branch)
         self.nodes.append(node)
@@ -228,12 +228,12 @@ class Tree:
         return node
 
     def commit(self, node: Node, action: Action, reply: Reply, call_ids: Mapping[str, str]) -> None:
-        """A reply is complete. From now on, requests can be matched with it."""
+        """Complete a reply. From now on, requests can match the reply."""
         node.turn.drop_prompt()
         self.settle(node, action, reply, call_ids)
 
     def settle(self, node: Node, action: Action, reply: Reply, call_ids: Mapping[str, str]) -> None:
-        """Store a reply, and make it known by its normal forms."""
+        """Store a reply, and register its normal forms."""
         calls = tuple(Call(call.id, call.name, call.arguments) for call in reply.calls)
         node.action, node.reply, node.call_ids = replace(action, tokens=()), reply, call_ids
         node.sent = Entry("assistant", reply.content, reply.reasoning, calls, (reply.id, reply.receipt))
@@ -249,22 +249,22 @@ class Tree:
                 self._alike.setdefault(entry_digest(form), []).append(node)
 
     def heads(self) -> Iterator[Head]:
-        """What the roots begin with, without repetitions, latest first."""
+        """The heads of the roots, without repetitions, latest first."""
         return iter({prompt.head.digest: prompt.head for prompt in reversed(self._roots.values())}.values())
 
-    def _behind(
-        self, cursors: Sequence[_Cursor], entry: Entry, name: Node | None, digest: Digest, tools: Digest, at: int
+    def _after(
+        self, cursors: Sequence[_Cursor], entry: Entry, name: Node | None, digest: Digest, tools: Digest, index: int
     ) -> list[_Cursor]:
-        """Advance the cursors whose next reply an assistant entry echoes. Empty if there is no such reply."""
+        """Advance the cursors at a reply that an assistant entry echoes. Empty without such a reply."""
         return [
-            _Cursor(node, at + 1, entry=entry, before=cursor)
+            _Cursor(node, index + 1, entry=entry, before=cursor)
             for cursor in cursors
             for node in self._candidates(cursor, tools)
             if (node is name if name else _is(node, entry, digest))
         ]
 
     def _candidates(self, cursor: _Cursor, tools: Digest) -> Iterator[Node]:
-        """The replies that may come next: to this prompt, to one that they continue, or of a message put together."""
+        """The possible next replies: to this prompt, to a continued prompt, or of a joined message."""
         yield from self._replies(cursor, tools)
         yield from self._replies(replace(cursor, digest=chained(cursor.digest, _CONTINUED)), tools)
         above = cursor.node
@@ -281,53 +281,68 @@ class Tree:
         return () if prompt is None else prompt.replies
 
     def _place(self, cursor: _Cursor, read: _RequestEntries, tools: Digest) -> TreePosition:
-        start, node = cursor.start, cursor.node
-        known, tells, told = dict[int, Node](), list[tuple[Node, Entry]](), cursor.told
+        known_replies, tells = dict[int, Node](), list[tuple[Node, Entry]]()
+        start, first_echoes = cursor.start, cursor.first_echoes
         for i, entry in enumerate(read.entries[start:], start):
             if entry.role != "assistant":
                 continue
-            reply = None if i in read.reworded else self._told_here(i, cursor, read, tools)
-            if reply is not None:
+            reply = None if i in read.reworded else self._echoed_here(i, cursor, read, tools)
+            if reply is None:
+                reply = _reworded_here(i, cursor, read)
+            else:
                 if reply.joined is None:  # else its tokens may be a part of the message
-                    known[i - start] = reply
-                told += [(reply, entry)] if read.named[i] is not None and not reply.told else []
-            elif (reply := read.reworded.get(i)) is None and i in cursor.replaced and i < len(read.entries) - 1:
-                reply = _nearest(cursor.replaced[i].replies, entry)
-            tells += [(reply, entry)] if reply is not None else []
-        rest = None
-        if node is not None and node.sent is not None and cursor.entry is not None and start == len(read.entries):
-            rest = missing(node.sent, cursor.entry) if read.named[-1] is node else None
+                    known_replies[i - start] = reply
+                if read.named[i] is not None and not reply.echoed:
+                    first_echoes.append((reply, entry))
+            if reply is not None:
+                tells.append((reply, entry))
         return TreePosition(
-            node,
+            cursor.node,
             tuple(read.entries[start:]),
             cursor.digest,
-            known,
+            known_replies,
             tells,
-            told,
+            first_echoes,
             cursor.grown_from,
             self._prompt(cursor, tools),
-            rest,
+            _rest(cursor, read),
         )
 
-    def _told_here(self, at: int, cursor: _Cursor, read: _RequestEntries, tools: Digest) -> Node | None:
-        """The reply that an assistant entry among the new entries echoes: by its ids, or in the same words.
+    def _echoed_here(self, index: int, cursor: _Cursor, read: _RequestEntries, tools: Digest) -> Node | None:
+        """The reply that a new assistant entry echoes: by ids, or in the same words.
 
-        Of several with the same words, one in a conversation that begins like this one is preferred, then the latest.
+        Among replies with the same words, a reply of a conversation with the same start is preferred, then the latest.
         """
-        if read.named[at] is not None:
-            return read.named[at]
+        if read.named[index] is not None:
+            return read.named[index]
         top, start = None if cursor.node is None else cursor.node.prompt.top, _start(read.entries)
 
         def key(node: Node) -> tuple[bool, int, bool, int]:
             root = node.prompt.top
-            shared = sum(one == other for one, other in zip(_start(root.entries), start, strict=True))
+            shared = sum(text == other for text, other in zip(_start(root.entries), start, strict=True))
             return root is top, shared, root.head.digest == tools, node.index
 
-        return max(self._alike.get(entry_digest(read.entries[at]), ()), key=key, default=None)
+        return max(self._alike.get(entry_digest(read.entries[index]), ()), key=key, default=None)
+
+
+def _reworded_here(index: int, cursor: _Cursor, read: _RequestEntries) -> Node | None:
+    """The reply that a new assistant entry echoes in other words."""
+    reply = read.reworded.get(index)
+    if reply is None and index in cursor.replaced and index < len(read.entries) - 1:
+        return _nearest(cursor.replaced[index].replies, read.entries[index])
+    return reply
+
+
+def _rest(cursor: _Cursor, read: _RequestEntries) -> Entry | None:
+    """The missing part of the last reply, if the request ends with an echo of the beginning."""
+    node = cursor.node
+    if node is None or node.sent is None or cursor.entry is None or cursor.start != len(read.entries):
+        return None
+    return missing(node.sent, cursor.entry) if read.named[-1] is node else None
 
 
 def _start(entries: Sequence[Entry]) -> tuple[str, str]:
-    """How a conversation begins: its first text, and the first of a user."""
+    """The start of a conversation: the first text, and the first text of a user."""
     return entries[0].text, next((entry.text for entry in entries if entry.role == "user"), "")
 
 
@@ -343,7 +358,7 @@ def _is(node: Node, entry: Entry, digest: Digest) -> bool:
 
 
 def _whole(before: Entry, entry: Entry) -> Entry:
-    """Two entries that echo the same reply, as one."""
+    """Two echoes of the same reply, as one entry."""
     text, reasoning = "\n".join(filter(None, [before.text, entry.text])), before.reasoning or entry.reasoning
     return replace(before, text=text, reasoning=reasoning, calls=(*before.calls, *entry.calls))
 
@@ -353,7 +368,7 @@ def _index(cursor: _Cursor) -> int:
 
 
 def _nearest(replies: Sequence[Node], entry: Entry) -> Node | None:
-    """The reply that an entry in its place rewords. Of several, the most similar, or the latest if none is similar."""
+    """The reply that an entry in the same place rewords: the most similar, or the latest without a similar reply."""
 
     def likeness(node: Node) -> float:
         assert node.sent is not None

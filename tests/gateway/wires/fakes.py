@@ -67,8 +67,8 @@ class FakeSession:
     reads_images: bool = False
     refused: list[tuple[str, int, str]] = field(default_factory=list)
 
-    def note_refused(self, what: str, status: int, message: str, kind: str = "invalid") -> None:
-        self.refused.append((what, status, message))
+    def note_refused(self, target: str, status: int, message: str, kind: str = "invalid") -> None:
+        self.refused.append((target, status, message))
 
     def ask(self, request: ChatRequest) -> FakeExchange:
         self.exchanges.append(FakeExchange(request, self.answer, self.accept, self.hold))

@@ -123,9 +123,9 @@ def test_a_refused_field_gets_400_with_its_name_unless_its_value_changes_nothing
 @pytest.mark.parametrize(("wire", "name"), cases("recorded"))
 def test_a_recorded_field_is_in_the_log_and_changes_nothing(wire, name):
     request, plain = given(wire, name, STRANGE), given(wire, name, None)
-    assert list(request.asked.values()) == [STRANGE]
+    assert list(request.recorded.values()) == [STRANGE]
     changed = {part for part in request.__slots__ if getattr(request, part) != getattr(plain, part)}
-    assert changed - {"response_id"} == {"asked"}
+    assert changed - {"response_id"} == {"recorded"}
 
 
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": LOOK}}
@@ -246,14 +246,14 @@ def test_an_obeyed_field_changes_the_request(wire, name):
         request, plain = read(wire, **{**beside, name: value}), read(wire, **beside)
     request, plain = replace(request, response_id=""), replace(plain, response_id="")
     assert (request == plain) is ((wire, name) in ELSEWHERE)
-    assert name not in request.asked
+    assert name not in request.recorded
 
 
 def test_an_unknown_field_is_recorded_and_warned_of_once(caplog):
     fields._warn_unknown.cache_clear()
     with caplog.at_level(logging.WARNING):
         requests = [read("chat", fooBar=1) for _ in range(2)] + [read("gemini", generationConfig={"foo_bar": 1})]
-    assert [request.asked for request in requests] == [{"fooBar": 1}, {"fooBar": 1}, {"fooBar": 1}]
+    assert [request.recorded for request in requests] == [{"fooBar": 1}, {"fooBar": 1}, {"fooBar": 1}]
     assert [record.getMessage().split(",")[0] for record in caplog.records] == [
         "a request has the field 'fooBar'",
         "a request has the field 'generationConfig.fooBar'",

@@ -81,7 +81,7 @@ def test_a_conversation_is_read():
         Entry("tool", '{"hits": [1], "more": false}', joined=True),
     )
     assert [tool["function"]["parameters"] for tool in request.tools] == [PLAIN_LOOK] * 2
-    assert (request.max_tokens, request.stop, request.n, request.asked) == (9, ("END",), 2, {"top_p": 0.5})
+    assert (request.max_tokens, request.stop, request.n, request.recorded) == (9, ("END",), 2, {"top_p": 0.5})
 
 
 def test_results_without_ids_answer_the_calls_of_their_name_in_order():
@@ -147,7 +147,7 @@ def test_what_is_not_served_is_refused_by_name(body, words):
 def test_images_and_hosted_tools_are_left_out_with_a_note():
     request = read(SessionOptions(images="omit"), contents=[{"parts": [IMAGE]}], tools=[{"googleSearch": {}}])
     assert request.entries[0].text == "[image omitted: this model reads text only]"
-    assert request.asked == {"tools_left_out": ["googleSearch"], "images_omitted": 1}
+    assert request.recorded == {"tools_left_out": ["googleSearch"], "images_omitted": 1}
 
 
 @pytest.mark.parametrize("where", ["header", "query"])

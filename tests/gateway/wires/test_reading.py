@@ -91,7 +91,7 @@ def test_deferred_tools_wait_and_hosted_ones_are_left_out():
     request = read("messages", tools=tools)
     assert request.tools == ({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},)
     assert list(request.deferred) == ["Fetch"]
-    assert request.asked == {"tools_left_out": ["web_search_20250305"]}
+    assert request.recorded == {"tools_left_out": ["web_search_20250305"]}
 
 
 def item(kind, **more):
@@ -158,7 +158,7 @@ def test_tools_of_a_namespace_have_their_own_names_unless_two_have_the_same():
     request = read("responses", tools=tools, input=[called("c1", namespace="agents"), called("c2")])
     assert [tool["function"]["name"] for tool in request.tools] == ["look", "spawn", "agents__look"]
     assert [call.name for call in request.entries[0].calls] == ["agents__look", "look"]
-    assert request.asked == {"tools_left_out": ["web_search"]}
+    assert request.recorded == {"tools_left_out": ["web_search"]}
 
 
 def test_a_custom_tool_takes_one_text_and_its_grammar_is_told():
@@ -323,7 +323,7 @@ def test_images_can_be_left_out_with_a_mark(wire):
     image = "[image omitted: this model reads text only]"
     file = image.replace("image", "document" if wire == "messages" else "file")
     assert [entry.text for entry in request.entries] == ["See.", image, file, f"a\n{image}"]
-    assert request.asked == {"images_omitted": 3}
+    assert request.recorded == {"images_omitted": 3}
     with pytest.raises(RefusedError, match=r"text only.*SessionOptions\(images='omit'\)"):
         read(wire, **IMAGES[wire])
 
@@ -337,7 +337,7 @@ def test_only_contents_are_searched_for_images():
     ]
     request = relaxed("messages", OMIT, messages=sent)
     assert (request.entries[0].calls[0].arguments, request.entries[1].text) == (arguments, "words")
-    assert request.asked == {}
+    assert request.recorded == {}
 
 
 @pytest.mark.parametrize("body", [{"messages": 1}, {"messages": [1]}, {"messages": [{"role": "user", "content": [1]}]}])
@@ -372,5 +372,5 @@ def test_what_is_forced_can_be_ignored(wire, body, recorded):
         with pytest.raises(RefusedError, match=r"SessionOptions\(forced='ignore'\)"):
             relaxed(wire, SessionOptions(forced="refuse"), **body)
     request = relaxed(wire, IGNORE, **body)
-    assert request.asked.get("forced_ignored", {}) == recorded
-    assert request == replace(read(wire), asked=request.asked, effort=request.effort)
+    assert request.recorded.get("forced_ignored", {}) == recorded
+    assert request == replace(read(wire), recorded=request.recorded, effort=request.effort)
