@@ -63,5 +63,5 @@ def _is_the_machines(exc: BaseException) -> bool:
 
 def _status(exc: BaseException) -> int | None:
     """The status of an HTTP answer, where urllib and requests keep it."""
-    found = getattr(exc, "code", None) or getattr(getattr(exc, "response", None), "status_code", None)
-    return found if isinstance(found, int) else None
+    status = getattr(exc, "code", None) or getattr(getattr(exc, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None

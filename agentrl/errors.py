@@ -154,7 +154,7 @@ class Failure:
         A group of only such exceptions is classified in the same way. Anything else is a bug.
         """
         outside: FailureKind = "engine" if boundary == "engine" else "environment"
-        worlds = all(isinstance(one, asyncio.CancelledError) or is_the_worlds(one) for one in leaves(exc))
+        worlds = all(isinstance(leaf, asyncio.CancelledError) or is_the_worlds(leaf) for leaf in leaves(exc))
         kind: FailureKind = outside if worlds else "bug"
         lines = _traceback.format_exception(type(exc), exc, exc.__traceback__)
         return cls(kind, boundary, _with_remedy(exc), text("".join(lines)))
@@ -163,7 +163,7 @@ class Failure:
 def _with_remedy(exc: BaseException) -> str:
     """`one_line`, with the remedy for code that depends on the thread in which it runs."""
     words = one_line(exc)
-    if any("signal only works in main thread" in str(each) for each in (exc, exc.__cause__, exc.__context__)):
+    if any("signal only works in main thread" in str(error) for error in (exc, exc.__cause__, exc.__context__)):
         return (
             f"{words.rstrip('.')}; this code does not always run in the main thread, and only there can signals end it "
             "in time: grade with agentrl.rewards.math or in_process, or call math-verify's "
@@ -175,7 +175,7 @@ def _with_remedy(exc: BaseException) -> str:
 def leaves(exc: BaseException) -> list[BaseException]:
     """The exceptions in a group and its subgroups. Any other exception is its only leaf."""
     if isinstance(exc, BaseExceptionGroup):
-        return [leaf for one in exc.exceptions for leaf in leaves(one)]
+        return [leaf for member in exc.exceptions for leaf in leaves(member)]
     return [exc]
 
 
@@ -190,18 +190,22 @@ def one_line(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {words}" if words else type(exc).__name__
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, most: int = 1, cutoff: float = 0.6) -> str:
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, most: int = 1, cutoff: float = 0.6) -> str:
     """`; did you mean group_size?`, with at most `most` names; `otherwise` if none is similar: its {} is all names."""
-    spelled = {each.lower(): each for each in known}
-    close = [spelled[each] for each in difflib.get_close_matches(name.lower(), spelled, most, cutoff)]
+    spelled = {candidate.lower(): candidate for candidate in names}
+    close = [spelled[candidate] for candidate in difflib.get_close_matches(name.lower(), spelled, most, cutoff)]
     return f"; did you mean {', '.join(close)}?" if close else otherwise.replace("{}", ", ".join(spelled.values()))
 
 
-def unknown_key(name: str, known: Iterable[str]) -> str:
+def unknown_key(name: str, keys: Iterable[str]) -> str:
     """`unknown key group_sise; did you mean group_size?`. All known keys are listed only if none is similar."""
-    names, last = list(known), name.rpartition(".")[2].lower()
-    if short := [own for own in names if "".join(word[:1] for word in own.split("_")) == last]:  # lr
+    names, last = list(keys), name.rpartition(".")[2].lower()
+    if short := [candidate for candidate in names if "".join(word[:1] for word in candidate.split("_")) == last]:  # lr
         return f"unknown key {name}; did you mean {short[0]}?"
-    begun = [own for own in names if own[: len(last)] == last[: len(own)] and len(own) > 2 < len(last)]
-    otherwise = f"; did you mean {begun[0]}?" if begun else "; the keys are {}"
+    prefixes = [
+        candidate
+        for candidate in names
+        if candidate[: len(last)] == last[: len(candidate)] and len(candidate) > 2 < len(last)
+    ]
+    otherwise = f"; did you mean {prefixes[0]}?" if prefixes else "; the keys are {}"
     return f"unknown key {name}{did_you_mean(last, names, otherwise)}"

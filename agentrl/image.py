@@ -72,9 +72,9 @@ class Image:
     @classmethod
     def from_pil(cls, image: Any) -> Self:
         """A `PIL.Image.Image` as PNG, in RGB: no model sees transparency, and palettes differ between readers."""
-        written = io.BytesIO()
-        image.convert("RGB").save(written, format="PNG")
-        return cls.of(written.getvalue())
+        buffer = io.BytesIO()
+        image.convert("RGB").save(buffer, format="PNG")
+        return cls.of(buffer.getvalue())
 
     @property
     def data(self) -> bytes:
@@ -186,13 +186,13 @@ def _address(part: Mapping[str, Any]) -> str | None:
     """The data URI or address of an image part; None for any other part."""
     kind = part.get("type")
     if kind in ("image_url", "input_image"):
-        found = part.get("image_url")
-        found = found.get("url") if isinstance(found, Mapping) else found
-        return found if isinstance(found, str) else str(part.get("file_id", ""))
+        address = part.get("image_url")
+        address = address.get("url") if isinstance(address, Mapping) else address
+        return address if isinstance(address, str) else str(part.get("file_id", ""))
     if kind != "image":
         return None
-    if isinstance(found := part.get("image"), str | Image):
-        return found.uri if isinstance(found, Image) else found
+    if isinstance(address := part.get("image"), str | Image):
+        return address.uri if isinstance(address, Image) else address
     source = part.get("source", part)
     if isinstance(source, Mapping) and isinstance(source.get("data"), str):
         guessed = "image/jpeg" if source["data"].startswith("/9j/") else "image/png"
@@ -243,18 +243,18 @@ def _png_size(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    at = 2
-    while at + 9 <= len(data):
-        if data[at] != 0xFF:
+    offset = 2
+    while offset + 9 <= len(data):
+        if data[offset] != 0xFF:
             return 0, 0
-        marker = data[at + 1]
+        marker = data[offset + 1]
         if marker == 0xFF:  # padding
-            at += 1
+            offset += 1
         elif marker in _NO_SIZE:
-            at += 2
+            offset += 2
         elif marker in _SIZES:
-            height, width = struct.unpack(">HH", data[at + 5 : at + 9])
+            height, width = struct.unpack(">HH", data[offset + 5 : offset + 9])
             return width, height
         else:
-            at += 2 + struct.unpack(">H", data[at + 2 : at + 4])[0]
+            offset += 2 + struct.unpack(">H", data[offset + 2 : offset + 4])[0]
     return 0, 0

@@ -58,7 +58,7 @@ def to_json_lossy(value: Any) -> JSON:
     return _converted(value, "", 0, _Conversion(strict=False))
 
 
-def copied(value: T, what: str) -> T:
+def copied(value: T, label: str) -> T:
     """A copy that shares no mutable part with the value. Raises TypeError if no such copy can be made."""
     if _is_flat(value):
         return copy.copy(value)
@@ -67,9 +67,9 @@ def copied(value: T, what: str) -> T:
     except RecursionError:  # no data set is nested so deeply, and records show only its upper part
         return value
     except Exception as exc:  # the boundary of a foreign __deepcopy__
-        at = f" at {found}" if (found := _uncopied(value)) else ""
+        place = f" at {path}" if (path := _uncopied(value)) else ""
         why = " ".join(str(exc).split())
-        raise TypeError(f"{what} cannot be copied for each episode ({why}{at}); put only JSON into it") from exc
+        raise TypeError(f"{label} cannot be copied for each episode ({why}{place}); put only JSON into it") from exc
 
 
 def _is_flat(value: Any) -> bool:
@@ -77,8 +77,8 @@ def _is_flat(value: Any) -> bool:
     return type(value) is dict and _SCALARS.issuperset(map(type, chain(value, value.values())))
 
 
-def _view(held: dict[Any, Any]) -> MappingProxyType[Any, Any]:
-    return MappingProxyType(held)  # a function, because pickle does not find the class by its name
+def _view(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(mapping)  # a function, because pickle does not find the class by its name
 
 
 def _reduced(view: MappingProxyType[Any, Any]) -> tuple[Any, ...]:
@@ -107,7 +107,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
     elif is_dataclass(value):
-        yield from ((f".{one.name}", getattr(value, one.name, None)) for one in fields(value))
+        yield from ((f".{field.name}", getattr(value, field.name, None)) for field in fields(value))
 
 
 def _copies(value: Any) -> bool:
@@ -120,23 +120,23 @@ def _copies(value: Any) -> bool:
     return True
 
 
-def number(value: Any, what: str) -> float:
+def number(value: Any, label: str) -> float:
     """A reward, or a part of one. Raises ValueError unless float32 can hold it as a finite number."""
     try:
-        found = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
+        result = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not abs(found) <= _LARGEST:  # nor NaN
-        said = repr(value) if isinstance(value, str | bytes) else _name(value)
-        raise ValueError(f"{what} is {said:.80}; it must be a finite number")
-    return found
+        result = math.nan
+    if not abs(result) <= _LARGEST:  # nor NaN
+        shown_value = repr(value) if isinstance(value, str | bytes) else _name(value)
+        raise ValueError(f"{label} is {shown_value:.80}; it must be a finite number")
+    return result
 
 
 def finite(text: str) -> float:
     """A number in JSON, for `parse_float`: Python reads 1e400 as infinity. Raises ValueError."""
-    if math.isinf(found := float(text)):
+    if math.isinf(number := float(text)):
         raise ValueError(f"the number {text:.20} is too large")
-    return found
+    return number
 
 
 def no_constant(name: str) -> NoReturn:
@@ -160,7 +160,7 @@ class _Conversion:
 
     strict: bool
     """Raise for a value that JSON cannot hold; else it becomes text."""
-    left: int = MAX_VALUES
+    remaining: int = MAX_VALUES
     inside: set[int] = field(default_factory=set)
     """Ids of the lists and mappings around the current value."""
 
@@ -213,16 +213,16 @@ def _held(value: Mapping[Any, Any] | Sequence[Any], where: _Place, depth: int, w
 
 def _within(items: Collection[T], where: _Place, walk: _Conversion) -> Iterable[T]:
     """The items, up to the number that may be held."""
-    if type(items) in _SIZED and len(items) <= walk.left:
-        walk.left -= len(items)
+    if type(items) in _SIZED and len(items) <= walk.remaining:
+        walk.remaining -= len(items)
         return items
     return _counted(items, where, walk)
 
 
 def _counted(items: Iterable[T], where: _Place, walk: _Conversion) -> Iterator[T]:
     for item in items:
-        walk.left -= 1
-        if walk.left < 0:
+        walk.remaining -= 1
+        if walk.remaining < 0:
             walk.refuse(ValueError, where, f"has more than {MAX_VALUES} values")
             return
         yield item

@@ -68,13 +68,13 @@ class CommandError(SandboxError, RuntimeError):
         self.cmd, self.result = cmd, result
 
     def __str__(self) -> str:
-        result, what = self.result, f"failed with exit code {self.result.exit_code}"
+        result, outcome = self.result, f"failed with exit code {self.result.exit_code}"
         if result.timed_out:
-            what = "timed out; raise timeout"
+            outcome = "timed out; raise timeout"
         elif not result.exit_code:
-            what = "wrote more than was kept; raise max_output"
-        said = " ".join(result.stderr[-400:].split())
-        return f"command {self.cmd[:120]!r} {what}" + (f": {said}" if said else "")
+            outcome = "wrote more than was kept; raise max_output"
+        stderr = " ".join(result.stderr[-400:].split())
+        return f"command {self.cmd[:120]!r} {outcome}" + (f": {stderr}" if stderr else "")
 
 
 class SandboxKilledError(SandboxError):

@@ -137,11 +137,11 @@ def single_pads(tokens: array[int], media: Sequence[RenderedImage]) -> array[int
     """Tokens as a server gets them, which expands pads itself: one for each of their images."""
     if not media:
         return tokens
-    found, at = array("i"), 0
-    for one in media:
-        found += tokens[at : one.start + 1]
-        at = one.stop
-    return found + tokens[at:]
+    single, position = array("i"), 0
+    for medium in media:
+        single += tokens[position : medium.start + 1]
+        position = medium.stop
+    return single + tokens[position:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +243,11 @@ class Generation:
 
     def versions(self) -> Iterator[tuple[str | None, int, int]]:
         """Each version with the range of the tokens that it sampled, in order; at least one, which may be empty."""
-        at, end, any_yet = 0, len(self.tokens), False
+        start, end, any_yet = 0, len(self.tokens), False
         for version, stop in (*self.earlier_versions, (self.weight_version, end)):
-            if at < (stop := min(stop, end)):
-                yield version, at, stop
-                at, any_yet = stop, True
+            if start < (stop := min(stop, end)):
+                yield version, start, stop
+                start, any_yet = stop, True
         if not any_yet:
             yield self.weight_version, 0, end
 
@@ -407,8 +407,10 @@ class Limits:
     """Seconds of `close` and of the resources that were entered. What is open then is abandoned."""
 
     def __post_init__(self) -> None:
-        for own in fields(self):
-            object.__setattr__(self, own.name, _bound(f"limits.{own.name}", getattr(self, own.name), str(own.type)))
+        for bound in fields(self):
+            object.__setattr__(
+                self, bound.name, _bound(f"limits.{bound.name}", getattr(self, bound.name), str(bound.type))
+            )
 
     def turns_or(self, usual: int | None) -> int:
         """The bound on turns; if it was not set, `usual` if that is given."""

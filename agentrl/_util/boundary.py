@@ -56,13 +56,15 @@ class _Crossing:
         if self._activity is not None:
             self._entry = self._activity.begin(self.name)
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._activity is not None:
             self._activity.end(self._entry)
         if isinstance(exc, Exception | asyncio.CancelledError) and not self._passes(exc):
             failure = Failure.of(exc, self.name)
-            own = isinstance(exc, TemplateError | asyncio.CancelledError)
-            raise FailedError(failure if own else _located(failure, self.hook)) from exc
+            as_is = isinstance(exc, TemplateError | asyncio.CancelledError)
+            raise FailedError(failure if as_is else _located(failure, self.hook)) from exc
 
     def _passes(self, exc: BaseException) -> bool:
         """Whether the exception ends the run."""

@@ -76,15 +76,15 @@ _deadline: ContextVar[Deadline | None] = ContextVar("agentrl_deadline", default=
 def uncounted() -> Iterator[None]:
     """The time inside does not count towards the deadline of the running hook, because it waits in a queue."""
     deadline = _deadline.get()
-    left = deadline.left() if deadline else None
-    if deadline is None or left is None:
+    seconds = deadline.left() if deadline else None
+    if deadline is None or seconds is None:
         yield
         return
     deadline.set(None)
     try:
         yield
     finally:
-        deadline.set(left)
+        deadline.set(seconds)
 
 
 class _Job(Generic[T]):
@@ -97,15 +97,15 @@ class _Job(Generic[T]):
         self.context = copy_context()
         self.given_up = False
         self.deadline = _deadline.get()
-        self.left = self.deadline.left() if self.deadline else None
+        self.seconds_left = self.deadline.left() if self.deadline else None
 
     def stop_clock(self) -> None:
-        if self.deadline is not None and self.left is not None:
+        if self.deadline is not None and self.seconds_left is not None:
             self.deadline.set(None)
 
     def start_clock(self) -> None:
-        if self.deadline is not None and self.left is not None:
-            self.deadline.set(self.left)
+        if self.deadline is not None and self.seconds_left is not None:
+            self.deadline.set(self.seconds_left)
 
 
 class Worker:

@@ -77,7 +77,7 @@ class _ValueReader:
             return f"object {self.seen[id(value)][0]}"
         self.seen[id(value)] = len(self.seen), value
         if is_dataclass(value):
-            return self._held({one.name: getattr(value, one.name, None) for one in fields(value)})
+            return self._held({attribute.name: getattr(value, attribute.name, None) for attribute in fields(value)})
         return self._held([type(value), *_state(value)])
 
 
@@ -86,9 +86,9 @@ def _state(value: Any) -> list[Any]:
     try:
         if hasattr(value, "dtype") and hasattr(value, "tolist"):  # pickles of tensors hold addresses
             return [str(value.dtype), value.tolist()]
-        written = value.__reduce_ex__(4)
-        if isinstance(written, str):
-            return [written]
-        return [*written[1:3], *map(list, filter(None, written[3:5]))]
+        reduced = value.__reduce_ex__(4)
+        if isinstance(reduced, str):
+            return [reduced]
+        return [*reduced[1:3], *map(list, filter(None, reduced[3:5]))]
     except Exception:  # noqa: BLE001 - the boundary of a foreign class
         return []

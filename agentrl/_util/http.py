@@ -166,9 +166,9 @@ class HttpService:
         except aiohttp.ClientError as exc:
             raise InfraError(_hidden(one_line(exc), headers)) from None
 
-    def _refuse(self, status: int, said: str, headers: Mapping[str, str]) -> None:
+    def _refuse(self, status: int, body: str, headers: Mapping[str, str]) -> None:
         """Raises the error that an HTTP error status means."""
-        words = " ".join(said.split())
+        words = " ".join(body.split())
         hopeless = status == 429 and any(mark in words.lower() for mark in _NO_MONEY)
         if status in _ASKS_TO_WAIT and not hopeless:
             raise _BusyError(f"HTTP {status}: {words[:200]}", retry_after(headers, datetime.now(UTC)))
@@ -228,10 +228,10 @@ def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
         except (KeyError, ValueError):
             continue
     try:
-        at = parsedate_to_datetime(headers["Retry-After"])
+        date = parsedate_to_datetime(headers["Retry-After"])
     except (KeyError, ValueError, TypeError):
         return None
-    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - now).total_seconds())
+    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - now).total_seconds())
 
 
 def _as_it_is(answer: JSON) -> JSON:
@@ -259,12 +259,12 @@ class Pause:
 
     async def over(self, deadline: asyncio.Timeout) -> None:
         """Wait until the pause is over, and a little longer, so that requests are spread out. Moves the deadline."""
-        left = self._until - time.monotonic()
-        if left > 0:
-            left += random.uniform(0.0, min(1.0, 0.2 * left))
+        seconds = self._until - time.monotonic()
+        if seconds > 0:
+            seconds += random.uniform(0.0, min(1.0, 0.2 * seconds))
             when = deadline.when()
-            deadline.reschedule(None if when is None else when + left)
-            await asyncio.sleep(left)
+            deadline.reschedule(None if when is None else when + seconds)
+            await asyncio.sleep(seconds)
 
 
 class Breaker:
@@ -285,9 +285,9 @@ class Breaker:
         with self._lock:
             if not self._until:
                 return
-            left = self._until - time.monotonic()
-            if left > 0:
-                raise InfraError(f"{url} is not asked for {left:.0f} s, it failed too often: {self._error}")
+            seconds = self._until - time.monotonic()
+            if seconds > 0:
+                raise InfraError(f"{url} is not asked for {seconds:.0f} s, it failed too often: {self._error}")
             self._until = time.monotonic() + open_s
 
     def failed(self, error: str, trip: int, open_s: float) -> None:

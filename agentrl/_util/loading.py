@@ -47,21 +47,21 @@ def load_object(path: str, kind: type = object) -> Any:
 
 def _instead(module: ModuleType, name: str, kind: type) -> str:
     """The remedy for a wrong name: a similar name, and the module's subclasses of `kind`."""
-    known = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
-    names = known or [n for n in vars(module) if not n.startswith("_")]
-    return did_you_mean(name, names, "; it has: {}" if known else "")
+    subclasses = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
+    names = subclasses or [n for n in vars(module) if not n.startswith("_")]
+    return did_you_mean(name, names, "; it has: {}" if subclasses else "")
 
 
 def cause(exc: BaseException) -> str:
     """`file:line: Type: text` in one line, for the innermost line of the user's code."""
     text = " ".join(str(exc).split())
-    said = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+    message = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith("<frozen")]
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
-    if not (own or frames):
-        return said
-    frame = (own or frames)[-1]
-    return f"{short(frame.filename)}:{frame.lineno}: {said}"
+    user_frames = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    if not (user_frames or frames):
+        return message
+    frame = (user_frames or frames)[-1]
+    return f"{short(frame.filename)}:{frame.lineno}: {message}"
 
 
 def not_the_users(file: str) -> bool:
@@ -85,8 +85,8 @@ def own_frames(formatted: str) -> str:
 
 def own_line(formatted: str) -> str:
     """`file:line`, the innermost line of the user's code in a formatted traceback; "" if there is none."""
-    own = re.findall(r'^  File "(.+)", line (\d+), in ', own_frames(formatted), re.MULTILINE)
-    return f"{short(own[-1][0])}:{own[-1][1]}" if own else ""
+    lines = re.findall(r'^  File "(.+)", line (\d+), in ', own_frames(formatted), re.MULTILINE)
+    return f"{short(lines[-1][0])}:{lines[-1][1]}" if lines else ""
 
 
 def _load_module(module_path: str, path: str) -> ModuleType:
@@ -142,5 +142,5 @@ def short(file: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
-def _is_subclass(found: Any, kind: type) -> bool:
-    return kind is not object and isinstance(found, type) and issubclass(found, kind) and found is not kind
+def _is_subclass(value: Any, kind: type) -> bool:
+    return kind is not object and isinstance(value, type) and issubclass(value, kind) and value is not kind

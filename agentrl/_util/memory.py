@@ -10,8 +10,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def free_ram(cgroup: Path = _CGROUP) -> int:
     """Bytes that programs may still take, here or in this container. Raises OSError if there is no /proc."""
-    found = Path("/proc/meminfo").read_text(encoding="ascii").split("MemAvailable:")[1].split()[0]
-    return min([int(found) * 1024, *_left_to_the_container(cgroup)])
+    available = Path("/proc/meminfo").read_text(encoding="ascii").split("MemAvailable:")[1].split()[0]
+    return min([int(available) * 1024, *_left_to_the_container(cgroup)])
 
 
 def _left_to_the_container(cgroup: Path) -> Iterator[int]:

@@ -54,13 +54,13 @@ def current() -> str:
 
 def is_dead(owner: str) -> bool | None:
     """Whether an owner is dead, as far as it can be seen from here. None if it cannot be seen."""
-    other, own = Owner.parse(owner), _owner(os.getpid())
+    other, here = Owner.parse(owner), _owner(os.getpid())
     if other is None:
         return None
-    if other.boot and other.namespace and (other.boot, other.namespace) == (own.boot, own.namespace):
+    if other.boot and other.namespace and (other.boot, other.namespace) == (here.boot, here.namespace):
         return not _lives(other)
-    rebooted = other.boot and own.boot and other.boot != own.boot and other.host == own.host
-    if rebooted and other.namespace == own.namespace == _INITIAL:  # containers of several machines may look alike
+    rebooted = other.boot and here.boot and other.boot != here.boot and other.host == here.host
+    if rebooted and other.namespace == here.namespace == _INITIAL:  # containers of several machines may look alike
         return True
     return None
 

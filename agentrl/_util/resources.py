@@ -78,11 +78,11 @@ class _Call(Generic[T]):
         self._coroutine, self._task = coroutine, task
         self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.future.add_done_callback(_consume_exception)
-        self._begun, self._cancels = False, 0
+        self._started, self._cancels = False, 0
 
     def cancel(self) -> None:
         self._cancels += 1
-        if self._begun:
+        if self._started:
             self._task.cancel()
 
     async def run(self) -> bool:
@@ -92,7 +92,7 @@ class _Call(Generic[T]):
                 self._coroutine.close()
             self.future.set_exception(asyncio.CancelledError())
             return False
-        self._begun = True
+        self._started = True
         try:
             result = await self._coroutine
         except BaseException as exc:
@@ -114,7 +114,7 @@ class Resources:
         """Seconds that the owner has to begin closing them once the event loop ends. Then they close themselves."""
         self._closing = asyncio.Event()
         self._opening: set[_HeldResource[Any]] = set()
-        self._held: list[_HeldResource[Any]] = []
+        self._resources: list[_HeldResource[Any]] = []
 
     async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
         """Enter it and return its value. When the caller is cancelled, so is the opening, and this waits for it."""
@@ -125,7 +125,7 @@ class Resources:
         finally:
             self._opening.discard(holding)
             if holding.is_held():
-                self._held.append(holding)
+                self._resources.append(holding)
         for variable in context:  # later hooks see the variables it has set, as if it ran here
             if holding.before.get(variable, _UNSET) is not context[variable]:
                 variable.set(context[variable])
@@ -139,8 +139,8 @@ class Resources:
         """Exit them, newest first, and return their errors. A cancellation is passed on, and waited for."""
         self.begin_close()
         errors = list[BaseException]()
-        while self._held:
-            holding = self._held.pop()
+        while self._resources:
+            holding = self._resources.pop()
             holding.leave()
             await wait_through_cancellation(holding.task, holding.task.cancel, raises=False)
             errors += holding.error()
@@ -152,17 +152,17 @@ class Resources:
         The abandoned ones get `seconds` more, then they are cancelled. Nothing waits for them. `then` is called when
         the last one has ended or was given up.
         """
-        held = [*self._opening, *reversed(self._held)]
-        self._opening, self._held = set(), []
-        for holding in held:
+        resources = [*self._opening, *reversed(self._resources)]
+        self._opening, self._resources = set(), []
+        for holding in resources:
             await holding.leave_by(until)
-        if running := [holding.task for holding in held if not holding.task.done()]:
+        if running := [holding.task for holding in resources if not holding.task.done()]:
             await asyncio.wait(running, timeout=min(seconds, _LAST_MOMENT_S))
         if pending := [task for task in running if not task.done()]:
             abandon(asyncio.create_task(_end(pending, seconds, then)), *pending)
         else:
             then()
-        return _errors_of_release(held, seconds)
+        return _errors_of_release(resources, seconds)
 
 
 class SharedResource(Generic[T]):
@@ -172,34 +172,34 @@ class SharedResource(Generic[T]):
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         self._make = make
         self._lock = asyncio.Lock()
-        self._held: _HeldResource[T] | None = None
+        self._resource: _HeldResource[T] | None = None
 
     async def get(self) -> T:
         """Raises what opening it raises; the next call tries again. A cancelled user does not end the opening."""
         async with self._lock:
-            if self._held is None or self._held.task.done():
+            if self._resource is None or self._resource.task.done():
                 # In an empty context: it outlives the episode of its first user.
-                self._held = Context().run(_HeldResource, self._make(), asyncio.Event(), 0.0)
-            held = self._held
-        await asyncio.wait([held.entered])
-        if isinstance(held.entered.exception(), asyncio.CancelledError):
-            raise InfraError(f"{held.name} was closed before it was open")
-        return held.entered.result()[0]
+                self._resource = Context().run(_HeldResource, self._make(), asyncio.Event(), 0.0)
+            resource = self._resource
+        await asyncio.wait([resource.entered])
+        if isinstance(resource.entered.exception(), asyncio.CancelledError):
+            raise InfraError(f"{resource.name} was closed before it was open")
+        return resource.entered.result()[0]
 
     async def drop(self, value: T) -> None:
         """Close it because it broke, unless another one is open already."""
-        if self._held is not None and self._held.is_held() and self._held.entered.result()[0] is value:
+        if self._resource is not None and self._resource.is_held() and self._resource.entered.result()[0] is value:
             await self.close()
 
     async def close(self) -> None:
         """Close it. A running opening is cancelled."""
         async with self._lock:
-            held, self._held = self._held, None
-            if held is not None:
-                held.leave()
-                await asyncio.wait([held.task])
-                for error in held.error():
-                    log.warning("closing %s failed: %s", held.name, one_line(error))
+            resource, self._resource = self._resource, None
+            if resource is not None:
+                resource.leave()
+                await asyncio.wait([resource.task])
+                for error in resource.error():
+                    log.warning("closing %s failed: %s", resource.name, one_line(error))
 
 
 class _HeldResource(Generic[T]):
@@ -252,10 +252,10 @@ class _HeldResource(Generic[T]):
         """Ask the resource to exit, and wait until `until`. Then cancel it, unless it was asked to exit only at that
         time.
         """
-        asked = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
         self.leave()
-        await asyncio.wait([self.task], timeout=max(0.0, until - asked))
-        if asked < until and not self.task.done():
+        await asyncio.wait([self.task], timeout=max(0.0, until - now))
+        if now < until and not self.task.done():
             self.late = True
             self.task.cancel()
 
@@ -273,10 +273,10 @@ class _HeldResource(Generic[T]):
         return [error] if error else []
 
 
-def _errors_of_release(held: Sequence[_HeldResource[Any]], seconds: float) -> list[BaseException]:
+def _errors_of_release(resources: Sequence[_HeldResource[Any]], seconds: float) -> list[BaseException]:
     """The errors of resources that exited in time, and one TimeoutError for all others."""
-    errors = [error for holding in held if holding.left_in_time for error in holding.error()]
-    if late := [holding.name for holding in held if not holding.left_in_time]:
+    errors = [error for holding in resources if holding.left_in_time for error in holding.error()]
+    if late := [holding.name for holding in resources if not holding.left_in_time]:
         errors.append(TimeoutError(f"{', '.join(late)}: not released within close_s, {seconds:g} s; still open"))
     return errors
 

@@ -32,22 +32,22 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(main)
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
-    asked: list[tuple[int, float]] = []
+    signals: list[tuple[int, float]] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        if not asked:
-            asked.append((number, time.monotonic()))
+        if not signals:
+            signals.append((number, time.monotonic()))
             if running:
                 loop, task = running[0]
                 loop.call_soon_threadsafe(task.cancel)  # wakes the loop, too
-        elif number == signal.SIGINT and time.monotonic() - asked[0][1] > _PATIENCE_S:
+        elif number == signal.SIGINT and time.monotonic() - signals[0][1] > _PATIENCE_S:
             raise KeyboardInterrupt
 
     async def supervised() -> T:
         task = asyncio.current_task()
         assert task is not None
         running.append((asyncio.get_running_loop(), task))
-        if asked:
+        if signals:
             task.cancel()
         return await main
 
@@ -56,8 +56,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         try:
             return asyncio.run(supervised())
         except asyncio.CancelledError:
-            if asked:
-                raise (KeyboardInterrupt if asked[0][0] == signal.SIGINT else Terminated) from None
+            if signals:
+                raise (KeyboardInterrupt if signals[0][0] == signal.SIGINT else Terminated) from None
             raise
         finally:
             main.close()  # of no effect, unless the loop never began

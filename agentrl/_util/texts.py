@@ -26,8 +26,8 @@ def text_of(content: Any) -> str:
 def texts_in(content: Any) -> list[str]:
     """The texts in content that may hold other things too, such as images."""
     parts = content if isinstance(content, list | tuple) else [content]
-    found = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    return [text for text in found if isinstance(text, str)]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def with_text(content: Any, text: str) -> Any:
@@ -37,16 +37,16 @@ def with_text(content: Any, text: str) -> Any:
     """
     if isinstance(content, str) or not isinstance(content, list | tuple):
         return text
-    rest, found = text, list[Any]()
+    rest, result = text, list[Any]()
     for part in content:
-        own = texts_in([part])
-        if not own:
-            found.append(part)
+        texts = texts_in([part])
+        if not texts:
+            result.append(part)
         elif rest:
-            shown = own[0] if rest.startswith(own[0]) else rest
-            rest = rest.removeprefix(shown)
-            found.append({"type": "text", "text": shown})
-    return [*found, {"type": "text", "text": rest}] if rest else found
+            prefix = texts[0] if rest.startswith(texts[0]) else rest
+            rest = rest.removeprefix(prefix)
+            result.append({"type": "text", "text": prefix})
+    return [*result, {"type": "text", "text": rest}] if rest else result
 
 
 def _part(part: Any) -> str:

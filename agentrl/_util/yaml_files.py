@@ -45,8 +45,8 @@ class _NewLoader(_Loader):
 
 
 _NewLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag not in _CHANGED]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _CHANGED]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for tag, (pattern, beginnings) in _CHANGED.items():
     _NewLoader.add_implicit_resolver(tag, re.compile(pattern), beginnings)
@@ -62,7 +62,7 @@ def read_yaml(
     """The mapping in a YAML file, which the option `named_by` names. Raises ConfigError."""
     path, where = Path(file), f"{named_by} {file}".strip()
     try:
-        found = yaml.load(path.read_bytes().decode("utf-8-sig"), _Loader if version == "1.1" else _NewLoader)
+        content = yaml.load(path.read_bytes().decode("utf-8-sig"), _Loader if version == "1.1" else _NewLoader)
     except OSError as exc:
         check_file(path, f"give its path from here, {Path.cwd()}", named_by=named_by)
         raise ConfigError(f"{where}: {exc.strerror}; name a YAML file that you may read") from exc
@@ -71,12 +71,12 @@ def read_yaml(
         raise ConfigError(f"{where}:{line}: not UTF-8 text; save it as UTF-8") from exc
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         raise ConfigError(f"{where}{_not_yaml(exc)}") from exc
-    if not isinstance(found, dict):
-        what = "the file is empty" if found is None else "not a mapping of keys to values"
-        raise ConfigError(f"{where}: {what}; write `{such_as}`")
-    if odd := [key for key in found if not isinstance(key, str)]:
+    if not isinstance(content, dict):
+        problem = "the file is empty" if content is None else "not a mapping of keys to values"
+        raise ConfigError(f"{where}: {problem}; write `{such_as}`")
+    if odd := [key for key in content if not isinstance(key, str)]:
         raise ConfigError(f"{where}: the key {odd[0]!r} is not text; put it in quotes")
-    return found
+    return content
 
 
 def _not_yaml(exc: Exception) -> str:

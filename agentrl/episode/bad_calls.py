@@ -20,14 +20,14 @@ def observed(observation: Observation, where: str) -> Observed:
     if isinstance(observation, str):
         return [{"role": "user", "content": text(observation)}]
     readable = isinstance(observation, Image | Sequence) and not isinstance(observation, bytes | bytearray)
-    found = as_messages(observation) if readable else ()
-    if not readable or not all(isinstance(m, Mapping) and "role" in m for m in found):
+    entries = as_messages(observation) if readable else ()
+    if not readable or not all(isinstance(m, Mapping) and "role" in m for m in entries):
         raise TypeError(
             f"{where} gave {observation!r:.80}; return text, an Image, a list of these, a list of messages with a role "
             "each, or Raw"
         )
-    shown = [{**m, "content": normal_content(m["content"])} if has_image(m.get("content")) else m for m in found]
-    messages: list[Message] = to_json(shown, where)
+    normalized = [{**m, "content": normal_content(m["content"])} if has_image(m.get("content")) else m for m in entries]
+    messages: list[Message] = to_json(normalized, where)
     return messages
 
 
@@ -50,13 +50,13 @@ def replies(action: Action, policy: BadCallPolicy, capabilities: Mapping[str, bo
     result without a call: some templates refuse it, others drop it silently. Then the role is user.
     """
     as_tool = capabilities.get("orphan_tool", False) or any(call.error is None for call in action.calls)
-    found: list[Message] = []
+    messages: list[Message] = []
     for call in action.calls:
         if call.error is not None:
             content = text(policy.reply(call.error))
             tool = {"role": "tool", "tool_call_id": call.id, "name": call.name or "unknown", "content": content}
-            found.append(tool if as_tool else {"role": "user", "content": content})
-    return found
+            messages.append(tool if as_tool else {"role": "user", "content": content})
+    return messages
 
 
 def joined(pending: Observed, last: Observation, capabilities: Mapping[str, bool]) -> Observed:

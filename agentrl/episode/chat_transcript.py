@@ -31,11 +31,11 @@ class ChatTranscript:
 
     def heard(self, generation: Generation, trajectory: Trajectory) -> None:
         """Record an answer, and add up its usage."""
-        self._last = said = generation.said
-        if said is None:
+        self._last = reply = generation.said
+        if reply is None:
             return
-        player = trajectory.info.setdefault("player", dict(said.by))
-        for name, value in said.counts.items():
+        player = trajectory.info.setdefault("player", dict(reply.by))
+        for name, value in reply.counts.items():
             player[name] = player.get(name, 0) + value
 
     def read(self, action: Action, trajectory: Trajectory) -> Action:
@@ -63,22 +63,22 @@ class ChatTranscript:
 
     def messages(self, trajectory: Trajectory, renderer: Renderer) -> list[Message]:
         """The conversation so far as the speaker reads it: its own messages unchanged, raw text as the user's."""
-        told, open_calls, turn = list[Message](), _OpenCalls(), 0
+        conversation, open_calls, turn = list[Message](), _OpenCalls(), 0
         if not trajectory.messages or trajectory.messages[0].get("role") == "assistant":
             prompt = trajectory.segments[0]
-            told.append({"role": "user", "content": renderer.decode(prompt.ids[: prompt.prompt_length])})
+            conversation.append({"role": "user", "content": renderer.decode(prompt.ids[: prompt.prompt_length])})
         raws = [turn.raw for turn in trajectory.turns]
         for place, message in enumerate(trajectory.messages):
             if place not in self._at:
-                told += open_calls.answered(message)
+                conversation += open_calls.answered(message)
                 continue
-            said, action = self._at[place]
-            told += [*open_calls.left(), said]
-            open_calls = _OpenCalls.of(said, action)
+            reply, action = self._at[place]
+            conversation += [*open_calls.left(), reply]
+            open_calls = _OpenCalls.of(reply, action)
             if raw := raws[turn]:
-                told += [*open_calls.left(), {"role": "user", "content": raw}]
+                conversation += [*open_calls.left(), {"role": "user", "content": raw}]
             turn += 1
-        return [*told, *open_calls.left()]
+        return [*conversation, *open_calls.left()]
 
 
 @dataclass(slots=True)
@@ -91,12 +91,12 @@ class _OpenCalls:
     """Why each unreadable call could not be read."""
 
     @classmethod
-    def of(cls, said: Message, action: Action) -> _OpenCalls:
-        own = [call["id"] for call in said.get("tool_calls", ())]
-        calls = list(action.calls[: len(own)])
-        names = [call.id for call in calls] + own[len(calls) :]
+    def of(cls, reply: Message, action: Action) -> _OpenCalls:
+        ids = [call["id"] for call in reply.get("tool_calls", ())]
+        calls = list(action.calls[: len(ids)])
+        names = [call.id for call in calls] + ids[len(calls) :]
         errors = {call.id: call.error for call in calls if call.error is not None}
-        return cls(dict(zip(names, own, strict=True)), errors)
+        return cls(dict(zip(names, ids, strict=True)), errors)
 
     def answered(self, message: Message) -> list[Message]:
         """A message of the Env as the speaker reads it, after answers to the calls that it leaves open."""
@@ -127,10 +127,10 @@ def as_said(action: Action, message: Message) -> tuple[Action, str | None]:
     content, thought = str(message.get("content") or "").strip(), message.get("reasoning_content")
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     carried = action.content.strip() == content, _written(action.calls) == _written(calls)
-    said = replace(action, reasoning=action.reasoning if thought is None else str(thought))
+    corrected = replace(action, reasoning=action.reasoning if thought is None else str(thought))
     if all(carried):
-        return said, None
-    return replace(said, content=content, calls=tuple(calls)), _departure(calls, action, texts_equal=carried[0])
+        return corrected, None
+    return replace(corrected, content=content, calls=tuple(calls)), _departure(calls, action, texts_equal=carried[0])
 
 
 def _departure(calls: Sequence[ToolCall], action: Action, *, texts_equal: bool) -> str:

@@ -51,12 +51,12 @@ class EpisodeConfig(BaseModel):
         return self
 
     @classmethod
-    def parse(cls, where: str, given: Any) -> Self:
+    def parse(cls, where: str, settings: Any) -> Self:
         """Validate the mapping found at `where`. Raises ConfigError with one line that names each wrong key."""
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{where} must be a mapping such as {{env: my_env.py:MyEnv}}, not {given!r:.200}")
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"{where} must be a mapping such as {{env: my_env.py:MyEnv}}, not {settings!r:.200}")
         try:
-            return cls.model_validate(given)
+            return cls.model_validate(settings)
         except ValidationError as exc:
             raise ConfigError(f"{where}: {problems(exc, cls)}") from exc
 

@@ -173,8 +173,8 @@ class Conversation:
         await admission()
         with at_boundary("render", data=True):
             if self.options.limits.observation_tokens is None:
-                left = self.context - (0 if self.thoughts else self.trajectory.length)
-                if await too_long(self.renderer, texts_of(observed), left) is not None:
+                room = self.context - (0 if self.thoughts else self.trajectory.length)
+                if await too_long(self.renderer, texts_of(observed), room) is not None:
                     return StopReason.CONTEXT_FULL
             rendered, anew = await aside(size_of(observed), lambda: self._next(observed))
         return self._append_next(observed, rendered, anew)
@@ -223,10 +223,10 @@ class Conversation:
                 return reason
             started = time.monotonic()
             if self.speaker is not None:
-                asked = await self._ask_speaker(self.speaker, turn_options, budget)
-                if asked is None:
+                answer = await self._ask_speaker(self.speaker, turn_options, budget)
+                if answer is None:
                     return StopReason.CONTEXT_FULL
-                generation, cut = asked
+                generation, cut = answer
                 reason = reason if cut else StopReason.TURN_MAX_TOKENS
             else:
                 generation = await self._ask_engine(turn_options, budget)
@@ -249,12 +249,12 @@ class Conversation:
             _check(generation)
         seconds = time.monotonic() - started
         await admission()  # before the turn is recorded: to be cancelled here is to be cancelled while it was sampled
-        given = len(generation.tokens)
+        sampled = len(generation.tokens)
         generation = self._cut_at_stop(generation, params)
         if generation.finish_reason == "abort" and "structural_tag" in params:  # the grammar would begin again
-            self.discarded_tokens += given
+            self.discarded_tokens += sampled
             return Generation((), (), "abort")
-        self.discarded_tokens += given - len(generation.tokens)
+        self.discarded_tokens += sampled - len(generation.tokens)
         trajectory.append_model(generation, prompt_tokens=sent, seconds=seconds)
         return generation
 
@@ -332,10 +332,10 @@ class Conversation:
         if not ends:
             return generation
         count, _, matched = min(ends, key=lambda end: end[:2])
-        known = generation.finish_reason == "stop" or (
+        complete = generation.finish_reason == "stop" or (
             generation.finish_reason == "length" and not self.trajectory.open
         )
-        if count == len(generation.tokens) and known:
+        if count == len(generation.tokens) and complete:
             return generation
         return replace(
             generation,
@@ -401,19 +401,19 @@ class Conversation:
 
     def _caps(self, turn_options: TurnOptions) -> list[int]:
         """Bounds of one turn, in tokens."""
-        given = self.options.sampling_params.get("max_new_tokens")
-        caps = (self.options.limits.max_tokens_per_turn, turn_options.max_tokens, given)
+        sampling_cap = self.options.sampling_params.get("max_new_tokens")
+        caps = (self.options.limits.max_tokens_per_turn, turn_options.max_tokens, sampling_cap)
         return [cap for cap in caps if cap is not None]
 
     def _sampling_params(self, turn_options: TurnOptions, budget: int) -> SamplingParams:
-        given = self.options.sampling_params
-        stop_token_ids = {*(given.get("stop_token_ids") or ()), *self.renderer.stop_token_ids}
-        params: SamplingParams = {**given, "max_new_tokens": budget, "stop_token_ids": sorted(stop_token_ids)}
-        if stop := [*stop_strings(given), *turn_options.stop]:
+        base = self.options.sampling_params
+        stop_token_ids = {*(base.get("stop_token_ids") or ()), *self.renderer.stop_token_ids}
+        params: SamplingParams = {**base, "max_new_tokens": budget, "stop_token_ids": sorted(stop_token_ids)}
+        if stop := [*stop_strings(base), *turn_options.stop]:
             params["stop"] = stop
         if self.renderer.vision is not None:
-            params["logit_bias"] = without_pads(given.get("logit_bias"), self.renderer.vision)
-        if least := given.get("min_new_tokens"):
+            params["logit_bias"] = without_pads(base.get("logit_bias"), self.renderer.vision)
+        if least := base.get("min_new_tokens"):
             params["min_new_tokens"] = min(least, budget)  # SGLang refuses more than max_new_tokens
         return params
 

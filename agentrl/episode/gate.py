@@ -53,9 +53,9 @@ class Gate:
         self._began = None
         if not self._waiting:
             return
-        left = max(1, int(TICK_S / max(self._cost, 1e-6)))
+        quota = max(1, int(TICK_S / max(self._cost, 1e-6)))
         admitted = 0
-        while self._waiting and admitted < left:
+        while self._waiting and admitted < quota:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_result(None)

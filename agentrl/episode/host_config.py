@@ -111,5 +111,5 @@ def from_environment() -> tuple[str, Any]:
 @cache
 def _read(path: str) -> Any:
     """Read the file once in a process: editing it during a run must not change the run."""
-    given = read_yaml(path, CONFIG_FILE_VARIABLE)
-    return given.get("agentrl", given)
+    content = read_yaml(path, CONFIG_FILE_VARIABLE)
+    return content.get("agentrl", content)

@@ -34,12 +34,12 @@ def too_many_images(trajectory: Trajectory, rendered: Rendered, limits: Limits) 
     however many segments and turns show it."""
     if not rendered.media:
         return False
-    return too_much([one for segment in trajectory.segments for one in segment.media] + [*rendered.media], limits)
+    return too_much([medium for segment in trajectory.segments for medium in segment.media] + [*rendered.media], limits)
 
 
 def too_much(media: Iterable[RenderedImage], limits: Limits) -> bool:
     """Whether the images are more than the limits allow. An equal image counts once."""
-    images = {one.image.uri: one.image for one in media}.values()
+    images = {medium.image.uri: medium.image for medium in media}.values()
     pixels = sum(image.width * image.height for image in images)
     size = sum(image.size for image in images)
     return (limits.image_pixels is not None and pixels > limits.image_pixels) or (
@@ -47,10 +47,10 @@ def too_much(media: Iterable[RenderedImage], limits: Limits) -> bool:
     )
 
 
-def without_pads(given: Mapping[str, float] | None, vision: ImageCounter) -> dict[str, float]:
+def without_pads(bias: Mapping[str, float] | None, vision: ImageCounter) -> dict[str, float]:
     """A logit_bias that forbids the tokens that stand for media. A trainer would look for the features of an image that
     is not there, and stop the whole run."""
-    return {**(given or {}), **dict.fromkeys(map(str, vision.forbidden), _NEVER)}
+    return {**(bias or {}), **dict.fromkeys(map(str, vision.forbidden), _NEVER)}
 
 
 def check_images(generation: Generation, segment: Segment, vision: ImageCounter) -> None:

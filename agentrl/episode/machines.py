@@ -28,11 +28,11 @@ class _MachineFinder(pickle.Pickler):
 
     def __init__(self) -> None:
         super().__init__(_Nowhere())
-        self.found: list[MachineSnapshot] = []
+        self.machines: list[MachineSnapshot] = []
 
     def reducer_override(self, obj: Any, /) -> Any:
         if isinstance(obj, MachineSnapshot):
-            self.found.append(obj)
+            self.machines.append(obj)
         return NotImplemented
 
 
@@ -41,12 +41,12 @@ def machines_in(saved: Any) -> tuple[MachineSnapshot, ...]:
     finder = _MachineFinder()
     with suppress(Exception):  # whoever writes the state reports it
         finder.dump(saved)
-    return tuple(dict.fromkeys(finder.found))
+    return tuple(dict.fromkeys(finder.machines))
 
 
 async def release(machines: Iterable[MachineSnapshot]) -> None:
     """Remove machines, even if this call is cancelled. Errors are logged: each has its own time, too."""
-    tasks = [asyncio.create_task(_released(one)) for one in machines]
+    tasks = [asyncio.create_task(_released(machine)) for machine in machines]
     _releasing.update(tasks)
     for task in tasks:
         task.add_done_callback(_releasing.discard)

@@ -61,8 +61,8 @@ async def hand_over(
     park: ParkFn | None, env: Env, state: EpisodeState, returning: Parked | None, *, timeout: float
 ) -> bool:
     """Give an aborted episode to `park`. Return whether the Env stays open. An error here does not fail the episode."""
-    begun = state.trajectory.length or runtime(env).before_close is not None
-    if park is None or not begun:
+    has_begun = state.trajectory.length or runtime(env).before_close is not None
+    if park is None or not has_begun:
         return False
     state.trajectory.info.update(runtime(env).told())
     try:
@@ -114,11 +114,11 @@ class Parking:
     """
 
     def __init__(self, folder: str | None = None, *, dead_s: float = 60.0) -> None:
-        self._given = None if folder is None else _saved(_own_folder(folder), dead_s)
+        self._store = None if folder is None else _saved(_own_folder(folder), dead_s)
         self._dead_s = dead_s
         self._alive: dict[str, tuple[Parked, asyncio.TimerHandle]] = {}
         self._closing: set[asyncio.Task[Any]] = set()
-        self._noted: dict[str, Mapping[str, JSON]] = {}
+        self._tickets: dict[str, Mapping[str, JSON]] = {}
         self._ended: dict[str, asyncio.TimerHandle] = {}
         self._machines: dict[str, tuple[MachineSnapshot, ...]] = {}
         """Those in the files of this object's episodes, by key."""
@@ -126,7 +126,7 @@ class Parking:
     @property
     def shared(self) -> bool:
         """Whether other processes can take the episodes that are parked here."""
-        return self._given is not None
+        return self._store is not None
 
     def key(self, session_id: str) -> str:
         """The key of an episode. On a shared folder it follows from the session, so that any process finds it.
@@ -134,7 +134,7 @@ class Parking:
         A session that this process is playing already gets another key: it is not the name of one episode.
         """
         stable = uuid5(_SESSIONS, session_id).hex
-        return stable if self._given and session_id and not self._given.plays(stable) else uuid4().hex
+        return stable if self._store and session_id and not self._store.plays(stable) else uuid4().hex
 
     async def park(self, parked: Parked, seconds: float, key: str = "") -> dict[str, JSON]:
         """Keep an episode for some seconds, and return its ticket.
@@ -214,16 +214,16 @@ class Parking:
         """Remember the ticket of `name` for some seconds, in case it does not come back with its owner."""
 
         def forget() -> None:
-            if self._noted.get(name) is ticket:
-                del self._noted[name]
+            if self._tickets.get(name) is ticket:
+                del self._tickets[name]
 
         if name:
-            self._noted[name] = ticket
+            self._tickets[name] = ticket
             asyncio.get_running_loop().call_later(seconds, forget)
 
     def noted(self, name: str) -> Mapping[str, JSON] | None:
         """The ticket of `name`, which is then forgotten."""
-        return self._noted.pop(name, None)
+        return self._tickets.pop(name, None)
 
     async def close(self) -> None:
         """Close the parked Envs, and forget the episodes that have ended. Parked files stay until they expire."""
@@ -232,8 +232,8 @@ class Parking:
             self._expire(key)
         for key in list(self._ended):
             self._forget_ended(key)
-        if self._given is not None:
-            await asyncio.to_thread(self._given.close)
+        if self._store is not None:
+            await asyncio.to_thread(self._store.close)
         if self._closing:
             await asyncio.wait(self._closing)
 
@@ -279,20 +279,20 @@ class Parking:
             if state == "parked":
                 del self._machines[key]
         finally:
-            unneeded = [one for one in (*before, *parked.machines) if one not in needed]
+            unneeded = [machine for machine in (*before, *parked.machines) if machine not in needed]
             with suppress(RuntimeError):  # the loop is closed: they are removed at their own time
                 loop.call_soon_threadsafe(self._release, unneeded)
 
     def _read(self, key: str, until: float) -> Parked:
         saved = self._saved
         try:
-            written = saved.take(key, until)
+            data = saved.take(key, until)
             if not saved.shared:
                 saved.remove(key)
         except OSError as exc:
             raise ResumeError(f"its saved state cannot be read: {exc}") from exc
         try:
-            parked = _unpickled(written)
+            parked = _unpickled(data)
         except BaseException:
             saved.remove(key)
             raise
@@ -301,18 +301,18 @@ class Parking:
 
     @property
     def _saved(self) -> SavedEpisodes:
-        if self._given is not None:
-            return self._given
+        if self._store is not None:
+            return self._store
         with _making:  # threads write files: two at once would each make a folder
             return _saved_privately()
 
 
-def _unpickled(written: bytes) -> Parked:
+def _unpickled(data: bytes) -> Parked:
     """Raises ResumeError."""
-    if not written.startswith(_HEADER):
+    if not data.startswith(_HEADER):
         raise ResumeError("its saved state was written by another version of agentrl")
     try:
-        return cast(Parked, pickle.loads(written[len(_HEADER) :]))
+        return cast(Parked, pickle.loads(data[len(_HEADER) :]))
     except Exception as exc:  # the pickle boundary: classes that changed raise anything
         raise ResumeError(f"its saved state cannot be read: {type(exc).__name__}: {exc}") from exc
 

@@ -53,9 +53,9 @@ class ReasoningStripper:
 
     def _prompt(self, messages: Sequence[Message], renderer: Renderer) -> tuple[Rendered | None, int]:
         """The template's prompt, if a thought may be dropped, and how many thoughts it drops."""
-        own = [i for i in range(self.given, len(messages)) if messages[i].get("reasoning_content")]
+        indices = [i for i in range(self.given, len(messages)) if messages[i].get("reasoning_content")]
         prompt, dropped = None, self.dropped
-        for i in own[dropped:]:
+        for i in indices[dropped:]:
             prompt = prompt or renderer.prompt(messages)
             if renderer.prompt([*messages[:i], _thoughtless(messages[i]), *messages[i + 1 :]]).tokens != prompt.tokens:
                 break

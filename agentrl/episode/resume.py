@@ -83,14 +83,14 @@ async def _return(episode: Episode, parked: Parked) -> None:
 async def _restore(episode: Episode, parked: Parked) -> bool:
     """Take the Env as it was, or restore one from its snapshot. Return True."""
     env, limits = episode.env, episode.talk.options.limits
-    kept = runtime(env)
+    env_runtime = runtime(env)
     if parked.env is None:
         begin_env(env, parked.episode.trajectory.task, limits)
-        kept.rng.setstate(parked.rng)
-        kept.tool_errors.update(parked.episode.trajectory.info.get("tool_errors", {}))
-        await kept.hook(env.restore, parked.saved, timeout=limits.reset_s)
-        kept.offered = tuple(map(tool_name, parked.episode.trajectory.tools))
-    kept.limits = limits
+        env_runtime.rng.setstate(parked.rng)
+        env_runtime.tool_errors.update(parked.episode.trajectory.info.get("tool_errors", {}))
+        await env_runtime.hook(env.restore, parked.saved, timeout=limits.reset_s)
+        env_runtime.offered = tuple(map(tool_name, parked.episode.trajectory.tools))
+    env_runtime.limits = limits
     return True
 
 
@@ -109,16 +109,16 @@ async def _replay(episode: Episode, parked: Parked) -> bool:
     again = Trajectory(parked.episode.given or recorded.task, session_id=recorded.session_id)
     state = EpisodeState(again, None if parked.episode.thoughts is None else ReasoningStripper())
     talk = episode.talk
-    played = Episode.of(episode.env, state, talk.engine, talk.renderer, talk.options, None, episode.hooks)
-    await played.begin()
-    await played.reset()
+    replay = Episode.of(episode.env, state, talk.engine, talk.renderer, talk.options, None, episode.hooks)
+    await replay.begin()
+    await replay.reset()
     for turn, action in zip(recorded.turns[:steps], recorded.actions, strict=False):
         if talk.is_aborted():
             return False
         log_probs = [0.0] * len(action.tokens)
         again.append_model(Generation(action.tokens, log_probs, turn.finish_reason, turn.matched))
         again.append_action(action)
-        stop = await played.step(action)
+        stop = await replay.step(action)
         if stop not in (None, parked.episode.stop) or not begins(recorded, again):
             raise ResumeError(f"the environment diverged: it answered turn {state.steps} differently than before")
     unanswered = sum(turn.sampled_tokens for turn in recorded.turns[steps:])

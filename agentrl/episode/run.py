@@ -105,14 +105,14 @@ class Episode:
 
     async def run(self, begin: Callable[[], Awaitable[None]]) -> Trajectory:
         """Begin, play to the end, and close the Env or leave it to `park`. Raises as run_episode and `begin` do."""
-        trajectory, kept = self.whole.trajectory, False
+        trajectory, stays_open = self.whole.trajectory, False
         trajectory.stop = None
         try:
             await begin()
             trajectory.stop = await self._stop()
             if trajectory.stop is StopReason.ABORTED:
                 timeout = self.talk.options.limits.step_s
-                kept = await hand_over(self.hooks.park, self.env, self.whole, self.returning, timeout=timeout)
+                stays_open = await hand_over(self.hooks.park, self.env, self.whole, self.returning, timeout=timeout)
         except FailedError as failed:
             trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
             log.warning(
@@ -120,7 +120,7 @@ class Episode:
             )
         finally:
             self.forget()
-            if not kept and (error := await close_env(self.env)):
+            if not stays_open and (error := await close_env(self.env)):
                 trajectory.info["close_error"] = one_line(error)
         trajectory.info.update(runtime(self.env).told())
         return trajectory
@@ -168,11 +168,11 @@ class Episode:
     async def _play(self) -> StopReason:
         """Play until there is a reason to stop. Raises FailedError."""
         limit, self._counted = self.talk.options.limits.episode_s, time.monotonic()
-        left = None if limit is None else limit - self.whole.played_s
+        seconds = None if limit is None else limit - self.whole.played_s
         try:
             if self.talk.is_aborted():
                 return StopReason.ABORTED
-            return await self.env._agentrl_play(self, left)
+            return await self.env._agentrl_play(self, seconds)
         finally:
             self._count()
             self._counted = None
@@ -188,9 +188,9 @@ class Episode:
             self._count()
             await save_state(self.hooks.save, self.env, self.whole, timeout=self.talk.options.limits.step_s)
 
-    async def take_turns(self, left: float | None) -> StopReason:
+    async def take_turns(self, seconds: float | None) -> StopReason:
         """Reset and take turns until there is a reason to stop, for at most `left` seconds. Raises FailedError."""
-        deadline = Deadline(left)
+        deadline = Deadline(seconds)
         try:
             async with deadline:
                 if not self.whole.trajectory.length:
@@ -259,8 +259,8 @@ class Episode:
         turn, started = trajectory.segment.turns[-1], time.monotonic()
         with at_boundary("step", hook=env.step):
             async with slot(self.hooks.slots, "step"):
-                result, said = await self._answer(action)
-            read, reward = self._plain(result, said, action)
+                result, corrections = await self._answer(action)
+            read, reward = self._plain(result, corrections, action)
             trajectory.info.update(to_json_lossy(dict(result.info)) if result.info else {})
         state.steps += 1
         turn.env_s, turn.reward = time.monotonic() - started, reward
@@ -273,7 +273,9 @@ class Episode:
             trajectory.append_unread(read)
         return stop
 
-    def _plain(self, result: StepResult, said: Sequence[Message], action: Action) -> tuple[Observed, float | None]:
+    def _plain(
+        self, result: StepResult, corrections: Sequence[Message], action: Action
+    ) -> tuple[Observed, float | None]:
         """The observation, with the policy's replies, and the reward of a step. Raises TypeError or ValueError for an
         invalid one."""
         where = f"{type(self.env).__name__}.step"
@@ -282,10 +284,12 @@ class Episode:
         nothing = (result.done or result.next_seat is not None) and not result.observation
         read = () if nothing else observed(result.observation, where)
         if not isinstance(read, Raw):
-            calls = [call for call in action.calls if call.error is None or not said]  # those that the Env was shown
+            calls = [
+                call for call in action.calls if call.error is None or not corrections
+            ]  # those that the Env was shown
             by_id = self.talk.renderer.certificate.results == "id"
             read = in_call_order(read, calls, by_id=by_id)
-            read = in_call_order([*said, *read], action.calls) if said and not result.done else read
+            read = in_call_order([*corrections, *read], action.calls) if corrections and not result.done else read
         return read, None if result.reward is None else number(result.reward, f"the reward of {where}")
 
     async def _observe(self, result: StepResult, read: Observed) -> StopReason | None:
@@ -303,17 +307,17 @@ class Episode:
 
     async def _answer(self, action: Action) -> tuple[StepResult, Sequence[Message]]:
         """The Env's answer, and the replies of the BadCallPolicy, if any, to calls that could not be read."""
-        env, said = self.env, list[Message]()
+        env, corrections = self.env, list[Message]()
         runtime(env).call_errors.clear()
         if self.policy and action.error:
-            said = replies(action, self.policy, self.talk.renderer.certificate.capabilities)
-            if len(said) == len(action.calls):
-                return StepResult(said), ()
-        calls = [call for call in action.calls if call.error is None or not said]
-        own = tuple(
+            corrections = replies(action, self.policy, self.talk.renderer.certificate.capabilities)
+            if len(corrections) == len(action.calls):
+                return StepResult(corrections), ()
+        calls = [call for call in action.calls if call.error is None or not corrections]
+        copies = tuple(
             ToolCall(call.id, call.name, copied(call.arguments, "arguments"), call.raw, call.error) for call in calls
         )
-        seen = with_calls(action, own)
+        seen = with_calls(action, copies)
         result: StepResult = await runtime(env).hook(env.step, seen, timeout=self.talk.options.limits.step_s)
         if not isinstance(result, StepResult):
             raise TypeError(f"{type(env).__name__}.step returned {type(result).__name__}, not a StepResult")
@@ -322,7 +326,7 @@ class Episode:
                 f"{type(env).__name__}.step gave turn_options={result.turn_options!r:.80}; "
                 "return StepResult(turn_options=TurnOptions(...))"
             )
-        return result, said
+        return result, corrections
 
     async def _before_next_turn(self, pending: Observed) -> Observed | None:
         """The observation for the next turn; None if the episode ends."""

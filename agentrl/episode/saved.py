@@ -50,7 +50,7 @@ class SavedEpisodes:
 
     def __init__(self, folder: Path, *, shared: bool = False, dead_s: float = 60.0) -> None:
         self.folder, self.shared, self.dead_s = folder, shared, dead_s
-        self._own = dict[str, SavedState]()
+        self._states = dict[str, SavedState]()
         self._heart: Heartbeat | None = None
         self._lock = Lock()
         self._swept = float("-inf")
@@ -59,7 +59,7 @@ class SavedEpisodes:
 
     def plays(self, key: str) -> bool:
         """Whether this process plays an episode."""
-        return self._own.get(key) == "taken"
+        return self._states.get(key) == "taken"
 
     def write(self, key: str, data: bytes, until: float, state: SavedState) -> None:
         """Write an episode's file, in place of an earlier one. It expires at `until`, in Unix time.
@@ -71,9 +71,9 @@ class SavedEpisodes:
         try:
             unfinished.write_bytes(data)
             self._set_expiry(unfinished, until)
-            before = self._own.get(key)
+            before = self._states.get(key)
             if before and not self._path(key, before).exists():
-                del self._own[key]
+                del self._states[key]
                 raise ResumeError(
                     f"another process has resumed it, because this one showed no sign of life for {self.dead_s:g} s"
                 )
@@ -84,9 +84,9 @@ class SavedEpisodes:
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        self._own[key] = state
+        self._states[key] = state
         if state == "parked":
-            del self._own[key]
+            del self._states[key]
 
     def take(self, key: str, until: float) -> bytes:
         """The content of an episode's file, which this process owns from then on. It then expires at `until`.
@@ -98,33 +98,33 @@ class SavedEpisodes:
             if self.plays(key):
                 raise ResumeError("it is being played in this process already")
             self.remove(key, "ended")
-            self._own[key] = "taken"
-        own = self._path(key, "taken")
+            self._states[key] = "taken"
+        target = self._path(key, "taken")
         try:
             while True:
-                found = self._found(key)
+                path = self._found(key)
                 try:
-                    expired = found.stat().st_mtime < time.time() + self._ahead_s
-                    found.rename(own)
+                    expired = path.stat().st_mtime < time.time() + self._ahead_s
+                    path.rename(target)
                 except FileNotFoundError:
                     continue  # another process was faster
                 break
             if expired:
                 raise ResumeError("it was parked for longer than parking.keep_s")
-            data = own.read_bytes()
-            self._set_expiry(own, until)
+            data = target.read_bytes()
+            self._set_expiry(target, until)
         except BaseException as exc:
             if not isinstance(exc, OwnedEpisodeError):
-                own.unlink(missing_ok=True)
-            del self._own[key]
+                target.unlink(missing_ok=True)
+            del self._states[key]
             raise
         return data
 
     def remove(self, key: str, state: SavedState = "taken") -> bool:
         """Delete the file of an episode that is in this state here. False if this process does not own it any more."""
-        if self._own.get(key) != state:
+        if self._states.get(key) != state:
             return False
-        del self._own[key]
+        del self._states[key]
         try:
             self._path(key, state).unlink()
         except FileNotFoundError:
@@ -136,11 +136,11 @@ class SavedEpisodes:
         if self.plays(key):
             with suppress(FileNotFoundError):
                 self._path(key, "taken").rename(self._path(key, "parked"))
-            del self._own[key]
+            del self._states[key]
 
     def close(self) -> None:
         """Remove what dead processes have left, and this process's heartbeat, unless it still owns files."""
-        if self._heart is not None and not self._own:
+        if self._heart is not None and not self._states:
             self._heart.stop()
             self._heart.file.unlink(missing_ok=True)
             self._heart = None
@@ -191,7 +191,9 @@ class SavedEpisodes:
         if self.shared:
             with suppress(OSError):  # a full disk
                 self._ahead_s = folder_time(self.folder) - time.time()
-        now = time.time() + self._ahead_s
+        self._remove_expired(time.time() + self._ahead_s)
+
+    def _remove_expired(self, now: float) -> None:
         owning = {current()}
         for path, age in self._files(now):
             owner = _owner(path)

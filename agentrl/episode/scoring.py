@@ -42,26 +42,26 @@ async def score(
 def give(trajectory: Trajectory, value: float | Reward) -> None:
     """Write a reward, its parts and those of branches. Raises ValueError for what is no number, and for branches that
     the session does not have, or that got no reward."""
-    given = value if isinstance(value, Reward) else Reward(value)
+    grade = value if isinstance(value, Reward) else Reward(value)
     parts = {
-        str(to_json_lossy(name)): number(part, f"part {name!r} of the reward") for name, part in given.parts.items()
+        str(to_json_lossy(name)): number(part, f"part {name!r} of the reward") for name, part in grade.parts.items()
     }
-    branches = {str(name): number(reward, f"the reward of branch {name!r}") for name, reward in given.branches.items()}
+    branches = {str(name): number(reward, f"the reward of branch {name!r}") for name, reward in grade.branches.items()}
     _check_branches(branches, trajectory)
-    trajectory.reward = number(given.value, "the reward")
+    trajectory.reward = number(grade.value, "the reward")
     trajectory.reward_parts, trajectory.branch_rewards = parts, branches
 
 
 def _check_branches(rewards: Mapping[str, float], trajectory: Trajectory) -> None:
     """A role that the agent's program has not named may be missing on either side: not every session has it."""
-    known = trajectory.branches
-    roles = {SIDE, SUB_AGENT, *map(role_of, known)}
-    if unknown := [name for name in rewards if name not in known and name not in roles]:
+    branches = trajectory.branches
+    roles = {SIDE, SUB_AGENT, *map(role_of, branches)}
+    if unknown := [name for name in rewards if name not in branches and name not in roles]:
         raise ValueError(
             f"score gave branch {unknown[0]!r} a reward, and the session has no such branch; its branches are "
-            f"{', '.join(known) or 'none: name them in the header X-Agentrl-Branch'}"
+            f"{', '.join(branches) or 'none: name them in the header X-Agentrl-Branch'}"
         )
-    missing = [name for name in known if name not in rewards and role_of(name) not in (*rewards, SIDE, SUB_AGENT)]
+    missing = [name for name in branches if name not in rewards and role_of(name) not in (*rewards, SIDE, SUB_AGENT)]
     if rewards and missing:
         raise ValueError(f"score gave branch {missing[0]!r} no reward; add it to Reward(..., branches=...)")
 

@@ -175,11 +175,11 @@ class SeatedEpisode(Episode):
             seen: Observation = await runtime(self.env).hook(
                 self.env.observe, table.seat, timeout=self.talk.options.limits.step_s
             )
-            given = observed(seen, f"{type(self.env).__name__}.observe")
+            observation = observed(seen, f"{type(self.env).__name__}.observe")
             capabilities = self.talk.renderer.certificate.capabilities
             first = not self.state.trajectory.length
             pending = table.opening if first else table.answers.get(table.seat, ())
-            read = _together(pending, given, capabilities)
+            read = _together(pending, observation, capabilities)
         stop = await (self._begin_talk(read) if first else self._go_on(read))
         if stop is None:
             table.answers.pop(table.seat, None)
@@ -245,10 +245,12 @@ class SeatedEpisode(Episode):
             else:
                 table.early[seat] = table.early.get(seat, 0.0) + value
 
-    def _plain(self, result: StepResult, said: Sequence[Message], action: Action) -> tuple[Observed, float | None]:
+    def _plain(
+        self, result: StepResult, corrections: Sequence[Message], action: Action
+    ) -> tuple[Observed, float | None]:
         for seat, value in result.rewards.items():
             number(value, f"the reward of seat {seat}")
-        return Episode._plain(self, result, said, action)
+        return Episode._plain(self, result, corrections, action)
 
     async def _score(self) -> None:
         """Score each seat. Raises FailedError."""
@@ -294,18 +296,18 @@ async def replay_seats(episode: SeatedEpisode) -> bool:
     again = _unplayed(recorded)
     engines = {seat: talk.engine for seat, talk in episode.talks.items()}
     talk = episode.talk
-    played = SeatedEpisode.around(
+    replay = SeatedEpisode.around(
         episode.env, again, talk.engine, talk.renderer, engines, talk.options, None, episode.hooks
     )
-    await played.begin()
-    await played.reset()
+    await replay.begin()
+    await replay.reset()
     for turn, seat in enumerate(recorded.moves, 1):
         if talk.is_aborted():
             return False
-        if again.seat != seat or not await played.answer_again(recorded.seats[seat].trajectory):
+        if again.seat != seat or not await replay.answer_again(recorded.seats[seat].trajectory):
             raise ResumeError(f"the environment diverged: it answered turn {turn} differently than before")
     if recorded.begun and not again.begun:
-        await played.begin_turn()
+        await replay.begin_turn()
     for seat, state in recorded.seats.items():
         same, trajectory = again.seats[seat].trajectory, state.trajectory
         unanswered = sum(turn.sampled_tokens for turn in trajectory.turns[state.steps :])
@@ -344,16 +346,16 @@ def _options_of(seat: str, options: EpisodeOptions) -> EpisodeOptions:
     return replace(options, sampling_params={**params, "sampling_seed": seed})
 
 
-def _together(pending: Observed, given: Observed, capabilities: Mapping[str, bool]) -> Observed:
+def _together(pending: Observed, latest: Observed, capabilities: Mapping[str, bool]) -> Observed:
     """Two observations as one. Texts of a user become one message, because some templates refuse two in a row."""
     if not pending:
-        return given
-    if isinstance(pending, Raw) or isinstance(given, Raw):
-        return joined(pending, given, capabilities)
-    last, first = pending[-1], given[0]
+        return latest
+    if isinstance(pending, Raw) or isinstance(latest, Raw):
+        return joined(pending, latest, capabilities)
+    last, first = pending[-1], latest[0]
     plain = isinstance(last.get("content"), str) and isinstance(first.get("content"), str)
-    if plain and first["role"] == "user" and len(given) == 1 and last["role"] == "tool":
+    if plain and first["role"] == "user" and len(latest) == 1 and last["role"] == "tool":
         return joined(pending, first["content"], capabilities)
     if plain and last["role"] == first["role"] == "user":
-        return [*pending[:-1], {**first, "content": f"{last['content']}\n\n{first['content']}"}, *given[1:]]
-    return [*pending, *given]
+        return [*pending[:-1], {**first, "content": f"{last['content']}\n\n{first['content']}"}, *latest[1:]]
+    return [*pending, *latest]

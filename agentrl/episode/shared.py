@@ -43,7 +43,7 @@ class LoopResources:
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
-        self._made: dict[Hashable, asyncio.Task[object]] = {}
+        self._tasks: dict[Hashable, asyncio.Task[object]] = {}
         self._parkings: dict[tuple[str | None, float], Parking] = {}
         self._keeper = asyncio.create_task(self._keep())
         self._keeper.add_done_callback(lambda keeper: self._leave(keeper.get_loop()))
@@ -117,16 +117,16 @@ class LoopResources:
     async def _once(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         """The value that the first caller makes, for all callers. All waiting callers see a failure; the next one
         retries."""
-        if key not in self._made:
+        if key not in self._tasks:
             task = asyncio.create_task(_run(make))
             task.add_done_callback(lambda done: self._forget_failure(key, done))
-            self._made[key] = task
+            self._tasks[key] = task
         # Shielded, because the first caller may be cancelled alone.
-        return cast(T, await asyncio.shield(self._made[key]))
+        return cast(T, await asyncio.shield(self._tasks[key]))
 
     def _forget_failure(self, key: Hashable, task: asyncio.Task[object]) -> None:
         if task.cancelled() or task.exception() is not None:
-            del self._made[key]
+            del self._tasks[key]
 
     async def close(self) -> None:
         self._keeper.cancel()

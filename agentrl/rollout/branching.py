@@ -46,10 +46,10 @@ class Budget:
     tokens: int | None = None
     """Sampled tokens. None: no bound."""
 
-    def allows(self, wanted: int) -> int:
+    def allows(self, count: int) -> int:
         """How many of the wanted continuations may begin."""
         spent = self.tokens is not None and self.tokens <= 0
-        return 0 if spent else min(wanted, self.episodes)
+        return 0 if spent else min(count, self.episodes)
 
     def spend(self, leaves: Sequence[Trajectory]) -> None:
         self.episodes -= len(leaves)
@@ -77,7 +77,7 @@ class EpisodeTree:
 
     rollout: Rollout
     root: Trajectory
-    given: Task
+    task: Task
     """The task as it was given."""
     budget: Budget
     params: SamplingParams
@@ -105,12 +105,14 @@ class EpisodeTree:
         forks: dict[int, _Fork] = {}
 
         async def keep(parked: Parked) -> None:
-            state, played = parked.episode, parked.episode.trajectory
+            state, trajectory = parked.episode, parked.episode.trajectory
             if state.stop is not None:  # no turn follows
                 await release(parked.machines)
                 return
             saved = copy.deepcopy(parked.saved)
-            forks[len(played.turns)] = _Fork(saved, parked.rng, state.turn_options, played.thinking, parked.machines)
+            forks[len(trajectory.turns)] = _Fork(
+                saved, parked.rng, state.turn_options, trajectory.thinking, parked.machines
+            )
 
         forked_by_snapshot = resume_method(rollout.envs.cls) == "snapshot"
         try:
@@ -143,7 +145,7 @@ class EpisodeTree:
     def ledger(self) -> Ledger:
         """The count of all tokens of the tree; those that branches share are counted once."""
         leaves = [leaf for group in self.groups for leaf in group]
-        return total_ledger([segment for each in (self.root, *leaves) for segment in each.segments])
+        return total_ledger([segment for episode in (self.root, *leaves) for segment in episode.segments])
 
     async def branch(self, turn: int, n: int) -> list[Trajectory]:
         """Continue the root `n` times from before its turn number `turn`, counted from 0. Return the leaves.
@@ -167,7 +169,7 @@ class EpisodeTree:
         return leaves
 
     async def _leaf(self, turn: int, name: str) -> Trajectory:
-        rollout, leaf = self.rollout, Trajectory(self.given, session_id=name)
+        rollout, leaf = self.rollout, Trajectory(self.task, session_id=name)
         params: SamplingParams = {**self.params, "sampling_seed": sampling_seed(name)}
         options = _left(replace(rollout.options, sampling_params=params), self.root, turn)
         state = EpisodeState(leaf)
@@ -191,27 +193,27 @@ class EpisodeTree:
         leaf, before = episode.state.trajectory, _tokens_before(root, turn)
         leaf.info["branch"] = {"of": root.session_id, "turn": turn}
         leaf.tools, episode.talk.turns_before = root.tools, turn
-        media = tuple(one for one in root.segment.media if one.stop <= len(before))
+        media = tuple(medium for medium in root.segment.media if medium.stop <= len(before))
         leaf.append_prompt(Rendered(before, (), thinking, media=media), _messages_before(root, turn))
         await episode.reopen()
 
     async def _play_again(self, episode: Episode, turn: int) -> bool:
         """Reset the Env and play the root's actions to it, in a conversation that is thrown away. Return `thinking`."""
         root, leaf = self.root, episode.state.trajectory
-        again = EpisodeState(Trajectory(self.given, session_id=root.session_id))
-        played = Episode.of(
+        again = EpisodeState(Trajectory(self.task, session_id=root.session_id))
+        replay = Episode.of(
             episode.env, again, episode.talk.engine, self.rollout.renderer, self.rollout.options, None, None
         )
-        await played.begin()
-        await played.reset()
+        await replay.begin()
+        await replay.reset()
         for old, action in zip(root.turns[:turn], root.actions[:turn], strict=True):
             log_probs = [0.0] * len(action.tokens)
             again.trajectory.append_model(Generation(action.tokens, log_probs, old.finish_reason, old.matched))
             again.trajectory.append_action(action)
-            await played.step(action)
+            await replay.step(action)
         if again.trajectory.tokens != _tokens_before(root, turn):
             raise ResumeError(f"the environment diverged before turn {turn}: it answered differently than before")
-        leaf.task, episode.state.given = again.trajectory.task, self.given
+        leaf.task, episode.state.given = again.trajectory.task, self.task
         episode.state.turn_options = again.turn_options
         return again.trajectory.thinking
 
@@ -262,5 +264,5 @@ def _tokens_before(root: Trajectory, turn: int) -> list[int]:
 def _messages_before(root: Trajectory, turn: int) -> list[Any]:
     """The messages that precede the model's message number `turn`."""
     replies = [place for place, message in enumerate(root.messages) if message.get("role") == "assistant"]
-    own = replies[len(replies) - len(root.actions) :]  # the prompt may hold earlier ones
-    return list(root.messages[: own[turn]])
+    sampled = replies[len(replies) - len(root.actions) :]  # the prompt may hold earlier ones
+    return list(root.messages[: sampled[turn]])

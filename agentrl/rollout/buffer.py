@@ -147,8 +147,8 @@ def buffer_filter(name: str) -> BufferFilter:
         return BUFFER_FILTERS[name]
     if not {":", "."} & set(name):
         raise ConfigError(f"buffer_filter: {name!r} is none of {', '.join(BUFFER_FILTERS)}, nor the path of a function")
-    found: BufferFilter = load_object(name)
-    return found
+    function: BufferFilter = load_object(name)
+    return function
 
 
 class GroupBuffer:
@@ -178,7 +178,7 @@ class GroupBuffer:
         """Groups that were trained so far."""
         self._policy, self._args, self.journal = policy, args, journal
         self._keeps_episodes = keeps_episodes
-        self._found: dict[Place, dict[int, Trajectory | Parked]] = {}
+        self._saved_episodes: dict[Place, dict[int, Trajectory | Parked]] = {}
         """Episodes in the journal of groups that may be drawn again, by group and member."""
         self._next, self._step = 0, 0
         self.waiting: list[PendingGroup] = []
@@ -310,12 +310,12 @@ class GroupBuffer:
             log.warning("%s is not the checkpoint's: what it holds of the run is not used", self.journal.path)
         usable = journal == self.journal.id
         places = [(_place(group), group.attempts) for group in self.waiting]
-        self._found = self.journal.rewind(self._next, self._step if usable else -1, places)
+        self._saved_episodes = self.journal.rewind(self._next, self._step if usable else -1, places)
         for group in self.waiting:
             self._give_found(group)
 
     def _give_found(self, group: PendingGroup) -> None:
-        if members := self._found.pop(_place(group), None):
+        if members := self._saved_episodes.pop(_place(group), None):
             group.members = [members.get(index) for index in range(max(self.group_size, max(members, default=-1) + 1))]
             group.born = oldest_weights(group.members, self._step)
 
@@ -337,9 +337,9 @@ class GroupBuffer:
             return None
         before = list(self.waiting)
         taken = list(self._policy(self._args, self._step, self.waiting, 1))
-        left = {group.number for group in (*self.waiting, *taken)}
+        remaining = {group.number for group in (*self.waiting, *taken)}
         for group in before:
-            if group.number not in left:
+            if group.number not in remaining:
                 self.drop(group, "buffer_filter")
         self.waiting[:0] = taken[1:]
         return taken[0] if taken else None

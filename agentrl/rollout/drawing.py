@@ -59,26 +59,26 @@ class GroupDrawer:
 
     async def draw(self, step: int) -> Drawn:
         """The groups of a step. Raises as `run_groups` does."""
-        pending, kept = await self._play(step, self.groups, first=0)
+        pending, groups = await self._play(step, self.groups, first=0)
         replaced, dropped = list[Group](), self.buffer.dropped.copy()
-        idle = before = self._idle(kept)
+        idle = before = self._idle(groups)
         for _ in range(self.refill):
             if not idle:
                 break
             taken, fresh = await self._play(step, len(idle), first=self.groups + len(replaced))
-            for place, group, played in zip(idle, taken, fresh, strict=True):
-                for trajectory in kept[place]:
+            for place, group, episodes in zip(idle, taken, fresh, strict=True):
+                for trajectory in groups[place]:
                     trajectory.mask("replaced")
-                replaced.append(kept[place])
-                self.buffer.drop(pending[place], self.why(kept[place]))
-                pending[place], kept[place] = group, played
-            idle = self._idle(kept)
+                replaced.append(groups[place])
+                self.buffer.drop(pending[place], self.why(groups[place]))
+                pending[place], groups[place] = group, episodes
+            idle = self._idle(groups)
         if self.refill:
             self._watch(step, idle, len(replaced))
         shares = [1 - len(places) / self.groups for places in (before, idle)]
         metrics = {"teaching_share_drawn": shares[0], "teaching_share": shares[1], "replaced_groups": len(replaced)}
         metrics |= {f"dropped_{why}": count for why, count in (self.buffer.dropped - dropped).items()}
-        return Drawn(kept, pending, replaced, {**metrics, **_by_seat(kept), **self.buffer.source.metrics()})
+        return Drawn(groups, pending, replaced, {**metrics, **_by_seat(groups), **self.buffer.source.metrics()})
 
     async def stop(self) -> None:
         """Does nothing: no episode outlives its step."""
@@ -100,7 +100,7 @@ class GroupDrawer:
 
     async def _play(self, step: int, count: int, *, first: int) -> tuple[list[PendingGroup], list[Group]]:
         pending = self._take(step, count)
-        known = {
+        finished = {
             (place, index): member
             for place, group in enumerate(pending)
             for index, member in enumerate(group.members)
@@ -115,7 +115,7 @@ class GroupDrawer:
             step=step,
             first=first,
             keep_unscored=self.keep_unscored,
-            known=known,
+            finished=finished,
             keep=lambda trajectory, seat: self.buffer.keep(pending[seat[0]], seat[1], trajectory),
         )
         for group, trajectories in zip(pending, groups, strict=True):
@@ -135,7 +135,7 @@ class GroupDrawer:
 def _by_seat(groups: Sequence[Group]) -> dict[str, JSON]:
     """The mean reward of each seat; nothing for an Env without seats."""
     seated = [trajectory for group in groups for trajectory in group if trajectory.seat and trajectory.is_valid]
-    found: dict[str, list[float]] = {}
+    by_seat: dict[str, list[float]] = {}
     for trajectory in seated:
-        found.setdefault(trajectory.seat, []).append(trajectory.reward or 0.0)
-    return {f"reward_{seat}": fmean(rewards) for seat, rewards in found.items()}
+        by_seat.setdefault(trajectory.seat, []).append(trajectory.reward or 0.0)
+    return {f"reward_{seat}": fmean(rewards) for seat, rewards in by_seat.items()}

@@ -45,9 +45,9 @@ async def with_retries(
     attempt's has the errors of the earlier ones. Raises InfraError if the policy ends the run.
     """
     wait = policy.wait_s
-    played, errors = await play(0), list[JSON]()
+    trajectories, errors = await play(0), list[JSON]()
     for attempt in range(1, policy.again + 1):
-        first = _failed(played)
+        first = _failed(trajectories)
         if first is None or first.failure is None:
             break
         errors.append(first.failure.error)
@@ -55,17 +55,17 @@ async def with_retries(
         if wait:
             await asyncio.sleep(wait)
             wait *= 2
-        played = await play(attempt)
-        for trajectory in played:
+        trajectories = await play(attempt)
+        for trajectory in trajectories:
             trajectory.info["restarted"] = [*errors]
-    failed = _failed(played)
+    failed = _failed(trajectories)
     if policy.ends_run and failed is not None and (failure := failed.failure) is not None:
         raise InfraError(f"episode {failed.session_id} failed in {failure.boundary}: {failure.error}")
-    return played
+    return trajectories
 
 
-def _failed(played: Sequence[Trajectory]) -> Trajectory | None:
-    return next((trajectory for trajectory in played if trajectory.failure is not None), None)
+def _failed(trajectories: Sequence[Trajectory]) -> Trajectory | None:
+    return next((trajectory for trajectory in trajectories if trajectory.failure is not None), None)
 
 
 def too_few(policy: FailurePolicy, group: Sequence[Trajectory]) -> bool:

@@ -80,4 +80,4 @@ class OwnFilter:
 
 def drop_reason(filters: Sequence[GroupFilter], group: Sequence[Trajectory]) -> str | None:
     """The reason of the first filter that drops the group. None: all keep it."""
-    return next((reason for each in filters if (reason := each(group)) is not None), None)
+    return next((reason for group_filter in filters if (reason := group_filter(group)) is not None), None)

@@ -57,7 +57,7 @@ class Flow:
         self._usual = median(ended) if ended else self._usual
         turns = [turn for group in groups for trajectory in group for turn in trajectory.turns]
         prompted = sum(turn.prompt_tokens for turn in turns)
-        found: dict[str, JSON] = {
+        metrics: dict[str, JSON] = {
             "episodes_per_second": len(ended) / max(now - self._since, 1e-9),
             "episode_s_median": self._usual,
             "episode_s_max": max(ended, default=0.0),
@@ -71,4 +71,4 @@ class Flow:
             "queues": dict(queues),
         }
         self._since, self._ended, self.resumed = now, [], 0
-        return found
+        return metrics

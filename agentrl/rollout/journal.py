@@ -80,7 +80,7 @@ class Journal:
         self.unsaved = 0
         """Episodes that cannot be pickled, such as those parked with an open Env. After a crash they are played
         again."""
-        self._kept: dict[tuple[int, int], tuple[object, float | None]] = {}
+        self._marks: dict[tuple[int, int], tuple[object, float | None]] = {}
         """What was saved of the groups that are not gone, so that it is not saved twice."""
         self._saved_step = -1
         self._open()
@@ -100,16 +100,16 @@ class Journal:
         number = group[0]
         self._put(_GONE, (state, reason, step, time.time(), number))
         self._put(_LEAVE, (number, self._saved_step))
-        for key in [key for key in self._kept if key[0] == number]:
-            del self._kept[key]
+        for key in [key for key in self._marks if key[0] == number]:
+            del self._marks[key]
 
     def keep(self, group: Place, index: int, member: Trajectory | Parked, version: int) -> None:
         """Save an episode of a group. `version`: that of the newest weights that may have sampled it."""
         key, mark = (group[0], index), (member, member.reward if isinstance(member, Trajectory) else None)
-        before = self._kept.get(key)
+        before = self._marks.get(key)
         if before is not None and before[0] is mark[0] and before[1] == mark[1]:
             return
-        self._kept[key] = mark
+        self._marks[key] = mark
         try:
             data = pickle.dumps(member, pickle.HIGHEST_PROTOCOL)
         except Exception:  # noqa: BLE001 - the pickle boundary: objects of an Env raise anything
@@ -119,7 +119,7 @@ class Journal:
 
     def forget(self, group: Place, index: int) -> None:
         """An episode of a group is to be played again, whatever was saved of it."""
-        self._kept.pop((group[0], index), None)
+        self._marks.pop((group[0], index), None)
         self._put(_FORGET, (group[0], index))
 
     def saved(self, step: int) -> None:
@@ -137,7 +137,7 @@ class Journal:
         Those of groups from `number` on are good if the same tasks are drawn again.
         """
         self._saved_step = step
-        self._kept.clear()
+        self._marks.clear()
         self._put("DELETE FROM groups WHERE number >= ?", (number,))
         for place, attempts in groups:
             self._put(_REVIVE, (*place, attempts, time.time()))
@@ -240,14 +240,14 @@ class Journal:
             self._failed = exc
 
     def _episodes(self) -> dict[Place, dict[int, Trajectory | Parked]]:
-        found: dict[Place, dict[int, Trajectory | Parked]] = {}
+        episodes: dict[Place, dict[int, Trajectory | Parked]] = {}
         query = "SELECT number, row, epoch, member, data FROM episodes"
         for number, row, epoch, member, data in self._database.execute(query):
             try:
-                found.setdefault((number, row, epoch), {})[member] = pickle.loads(data)
+                episodes.setdefault((number, row, epoch), {})[member] = pickle.loads(data)
             except Exception:  # noqa: BLE001 - the pickle boundary: classes that changed raise anything
                 self.unsaved += 1
-        return found
+        return episodes
 
 
 def _has_locks(folder: Path) -> bool:

@@ -68,12 +68,12 @@ class _RefusedError(Exception):
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise _RefusedError(f"key {json.dumps(twice)} appears twice in one object; remove one of them")
-    return found
+    return mapping
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -85,14 +85,14 @@ class GroupLoop(Generic[G]):
         stale: Stale = "drop",
         hungry: Callable[[], bool] = lambda: True,
         late: Callable[[Sequence[G]], Set[int]] = lambda groups: frozenset(),
-        wanted: Callable[[G], str | None] = lambda group: None,
+        drop_reason: Callable[[G], str | None] = lambda group: None,
         steps: int | None = None,
     ) -> None:
         """`groups` is what the trainer takes in a step. `late` returns the numbers of groups that may never end: while
         the trainer waits, others may begin in their place. `wanted` returns the reason to drop a group that has ended.
         No group is begun for a step after `steps`."""
         self.source, self.groups, self.staleness, self.stale = source, groups, staleness, stale
-        self._play, self._hungry, self._wanted, self.steps = play, hungry, wanted, steps
+        self._play, self._hungry, self._drop_reason, self.steps = play, hungry, drop_reason, steps
         self._late = late
         self.version = 0
         """That of the weights which sample."""
@@ -101,7 +101,7 @@ class GroupLoop(Generic[G]):
         self.stopping = False
         """The abort flag of the episodes."""
         self._tasks: dict[int, tuple[G, asyncio.Task[str | None]]] = {}
-        self._left: set[asyncio.Task[str | None]] = set()
+        self._abandoned: set[asyncio.Task[str | None]] = set()
         """Groups that were dropped while they were played, until they have ended."""
         self._ready: dict[int, G] = {}
         self._replaced: set[int] = set()
@@ -193,10 +193,10 @@ class GroupLoop(Generic[G]):
                         self._replace_late()
         finally:
             self._running, self._most = False, 0
-        kept = sorted(self._ready.values(), key=lambda group: group.number)[: self.groups]
-        for group in kept:
+        collected = sorted(self._ready.values(), key=lambda group: group.number)[: self.groups]
+        for group in collected:
             del self._ready[group.number]
-        return kept
+        return collected
 
     async def abort(self, cut: Callable[[], Awaitable[None]], *, partial_groups: bool = True) -> None:
         """Have the episodes in flight stop where they are, and wait for that; `cut` ends the engine's requests.
@@ -232,7 +232,7 @@ class GroupLoop(Generic[G]):
 
     async def _until_empty(self) -> None:
         with waiting_for("the end of the rollout"):
-            while tasks := [*(task for _, task in self._tasks.values()), *self._left]:
+            while tasks := [*(task for _, task in self._tasks.values()), *self._abandoned]:
                 await asyncio.wait(tasks)
                 await asyncio.sleep(0)  # their callbacks run now
 
@@ -280,7 +280,7 @@ class GroupLoop(Generic[G]):
         self._changed.set()
 
     def _settle(self, group: G, reason: str | None) -> None:
-        reason = self._wanted(group) if reason is None else reason
+        reason = self._drop_reason(group) if reason is None else reason
         if reason is None:
             self._ready[group.number] = group
             return
@@ -316,8 +316,8 @@ class GroupLoop(Generic[G]):
     def _leave(self, task: asyncio.Task[str | None]) -> None:
         """Cancel a group that is dropped, and keep hold of it until it has ended."""
         task.cancel()
-        self._left.add(task)
-        task.add_done_callback(self._left.discard)
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
 
     def _check(self) -> None:
         if self._failed is not None:

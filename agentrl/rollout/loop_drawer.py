@@ -67,7 +67,7 @@ class LoopDrawer:
             stale=settings.stale,
             hungry=self.player.hungry,
             late=self.player.late,
-            wanted=self._unwanted,
+            drop_reason=self._unwanted,
             steps=settings.steps,
         )
         self.slots.on_free = self.loop.fill

@@ -70,15 +70,15 @@ class FixedPlayer:
         from agentrl.chat.client import ScriptedSpeaker
         from agentrl.chat.engine import ChatEngine
 
-        given = (Random(seed),) if len(inspect.signature(self.play).parameters) > 2 else ()
+        extra = (Random(seed),) if len(inspect.signature(self.play).parameters) > 2 else ()
 
         async def say(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str | Message:
             try:
-                answer = self.play(messages, tools, *given)
-                found: str | Message = await answer if inspect.isawaitable(answer) else answer
+                answer = self.play(messages, tools, *extra)
+                reply: str | Message = await answer if inspect.isawaitable(answer) else answer
             except Exception as exc:  # the player's boundary
                 raise ConfigError(f"opponent {self.name} failed: {cause(exc)}") from exc
-            return found
+            return reply
 
         return ChatEngine(ScriptedSpeaker(say), renderer, by={"model": self.name})
 
@@ -105,8 +105,10 @@ class Seating:
 
     def players(self, renderer: Renderer, seed: int) -> dict[str, Engine]:
         """The engine of each seat that the policy does not have, for one episode."""
-        made = {seat: self.opponent.engine(renderer, nth_seed(seed, place)) for place, seat in enumerate(self.others)}
-        return {seat: engine for seat, engine in made.items() if engine is not None}
+        engines = {
+            seat: self.opponent.engine(renderer, nth_seed(seed, place)) for place, seat in enumerate(self.others)
+        }
+        return {seat: engine for seat, engine in engines.items() if engine is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +123,8 @@ class Opponents:
         opponent = self.opponents[place]
         if isinstance(opponent, Policy):
             return Seating(opponent, tuple(seats), ())
-        own = seats[round_ % len(seats)]
-        return Seating(opponent, (own,), tuple(seat for seat in seats if seat != own))
+        policy_seat = seats[round_ % len(seats)]
+        return Seating(opponent, (policy_seat,), tuple(seat for seat in seats if seat != policy_seat))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,15 +144,15 @@ def open_opponents(
 
     Raises ConfigError for what is none of these, and for a model with another vocabulary than the policy's.
     """
-    found: list[Opponent] = []
+    opponents: list[Opponent] = []
     for name in names:
         if name == POLICY:
-            found.append(Policy())
+            opponents.append(Policy())
         elif Path(name).is_dir():
-            found.append(OlderWeights(name, _engine_of(name, stack, vocabulary, device, dtype)))
+            opponents.append(OlderWeights(name, _engine_of(name, stack, vocabulary, device, dtype)))
         else:
-            found.append(_fixed(name))
-    return Opponents(tuple(found))
+            opponents.append(_fixed(name))
+    return Opponents(tuple(opponents))
 
 
 def open_fixed(names: Sequence[str]) -> Opponents:

@@ -27,9 +27,9 @@ def read_parquet(path: Path, remedy: str, columns: Sequence[str] | None = None) 
     """
     with _opened(path, remedy) as file:
         names = file.schema_arrow.names
-        wanted = [name for name in names if columns is None or name in columns]
+        selected = [name for name in names if columns is None or name in columns]
         number = 0
-        for batch in file.iter_batches(columns=wanted):
+        for batch in file.iter_batches(columns=selected):
             for row in batch.to_pylist(maps_as_pydicts="lossy"):
                 number += 1
                 yield number, _plain(row, f"{path}:{number}")

@@ -76,8 +76,8 @@ class PassRateWindow:
         return {key: list(rest) for key, rest in self._resting.items()}
 
     def load_state_dict(self, state: Any) -> None:
-        known = set(self._keys) if isinstance(self._keys, list) else self._keys
-        self._resting = {key: (times, until) for key, (times, until) in state.items() if key in known}
+        keys = set(self._keys) if isinstance(self._keys, list) else self._keys
+        self._resting = {key: (times, until) for key, (times, until) in state.items() if key in keys}
 
 
 class Curriculum:
@@ -128,9 +128,9 @@ class Curriculum:
 def _difficulty(task: Task) -> float:
     value = task.metadata.get("difficulty")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        what = f"has difficulty {value!r:.40}" if "difficulty" in task.metadata else "has no difficulty"
+        problem = f"has difficulty {value!r:.40}" if "difficulty" in task.metadata else "has no difficulty"
         raise ConfigError(
-            f"curriculum: task {task.id or task.prompt!s:.60} {what} in its metadata; give every task a "
+            f"curriculum: task {task.id or task.prompt!s:.60} {problem} in its metadata; give every task a "
             'number, such as {"difficulty": 2}, or leave out curriculum'
         )
     return float(value)

@@ -167,8 +167,8 @@ class GroupPlayer:
 
 def group_ages(groups: Sequence[PendingGroup], step: int) -> Mapping[int, int]:
     """How many groups have which age: the updates between the weights that began them and this step."""
-    found: dict[int, int] = {}
+    ages: dict[int, int] = {}
     for group in groups:
         age = max(step - 1 - group.born, 0)
-        found[age] = found.get(age, 0) + 1
-    return dict(sorted(found.items()))
+        ages[age] = ages.get(age, 0) + 1
+    return dict(sorted(ages.items()))

@@ -155,10 +155,10 @@ class EpisodeJob:
             take_started(request.session_id)
 
     async def _play(self, request: _EpisodeRequest, aborted: Callable[[], bool]) -> _PlayedEpisode:
-        session_id, kept = request.session_id, list[bytes]()
+        session_id, saved = request.session_id, list[bytes]()
 
         async def park(episode: Parked) -> None:
-            kept.append(encoded(replace(episode, env=None), "a parked episode"))
+            saved.append(encoded(replace(episode, env=None), "a parked episode"))
             if episode.env is not None:
                 await self._close(session_id)
                 self._open[session_id] = episode.env
@@ -171,7 +171,7 @@ class EpisodeJob:
             parked = replace(parked, env=self._open.pop(session_id, None))
         rollout, params = self.rollout, request.params
         trajectory = await play_episode(rollout, request.task, params, session_id, hooks=hooks, parked=parked)
-        return _PlayedEpisode(trajectory, kept[-1] if kept and trajectory.stop is StopReason.ABORTED else b"")
+        return _PlayedEpisode(trajectory, saved[-1] if saved and trajectory.stop is StopReason.ABORTED else b"")
 
     async def _close(self, session_id: str) -> None:
         if (env := self._open.pop(session_id, None)) is not None:
@@ -251,21 +251,21 @@ class EpisodeWorkers:
         return await self._settled(answer, session_id, hooks)
 
     async def _settled(self, answer: WorkerAnswer, session_id: str, hooks: EpisodeHooks | None) -> Trajectory:
-        found = answer.result
-        if isinstance(found, _Bug):
-            raise BugError(found.failure, found.session_id)
-        assert isinstance(found, _PlayedEpisode)
-        share_images(found.trajectory.messages)
-        share_images(found.trajectory.task.prompt)
+        result = answer.result
+        if isinstance(result, _Bug):
+            raise BugError(result.failure, result.session_id)
+        assert isinstance(result, _PlayedEpisode)
+        share_images(result.trajectory.messages)
+        share_images(result.trajectory.task.prompt)
         if answer.lost:
-            found.trajectory.info["workers_lost"] = list(answer.lost)
-        if found.parked and hooks is not None and hooks.park is not None:
-            parked: Parked = pickle.loads(found.parked)
+            result.trajectory.info["workers_lost"] = list(answer.lost)
+        if result.parked and hooks is not None and hooks.park is not None:
+            parked: Parked = pickle.loads(result.parked)
             share_images(parked.episode.trajectory.messages)
             if parked.how == "alive":
                 parked = replace(parked, env=_KeptEnv.of(self.pool, session_id, answer.worker))
             await hooks.park(parked)
-        return found.trajectory
+        return result.trajectory
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -130,10 +130,10 @@ class TaskStream:
 
     def metrics(self) -> dict[str, JSON]:
         """What the pass rates have decided so far; empty if nothing depends on them."""
-        found: dict[str, JSON] = {}
+        totals: dict[str, JSON] = {}
         for choice in self._choices.values():
-            found |= choice.metrics(self._epoch)
-        return found if self._limit is None else {**found, **self._limit.metrics()}
+            totals |= choice.metrics(self._epoch)
+        return totals if self._limit is None else {**totals, **self._limit.metrics()}
 
     def state_dict(self) -> dict[str, JSON]:
         """Position and pass rates, as a copy."""
@@ -201,12 +201,12 @@ class Mixture:
 
     def draw(self) -> DrawnTask | None:
         while not all(self._ended):
-            left = [i for i, ended in enumerate(self._ended) if not ended]
-            chosen = min(left, key=lambda i: ((self._drawn[i] + 1) / self._weights[i], i))
-            found = self._sources[chosen].draw()
-            if found is not None:
+            open_sources = [i for i, ended in enumerate(self._ended) if not ended]
+            chosen = min(open_sources, key=lambda i: ((self._drawn[i] + 1) / self._weights[i], i))
+            drawn = self._sources[chosen].draw()
+            if drawn is not None:
                 self._drawn[chosen] += 1
-                return DrawnTask(found.task, self._first[chosen] + found.row, found.epoch)
+                return DrawnTask(drawn.task, self._first[chosen] + drawn.row, drawn.epoch)
             self._ended[chosen] = True
         return None
 
@@ -214,16 +214,16 @@ class Mixture:
         return self._of(row)[0].task(self._of(row)[1])
 
     def record(self, row: int, rate: float) -> None:
-        source, own = self._of(row)
-        source.record(own, rate)
+        source, source_row = self._of(row)
+        source.record(source_row, rate)
 
     def metrics(self) -> dict[str, JSON]:
         """The sums of those of the sources."""
-        found: dict[str, JSON] = {}
+        totals: dict[str, JSON] = {}
         for source in self._sources:
             for key, value in source.metrics().items():
-                found[key] = found.get(key, 0) + value
-        return found if self._limit is None else {**found, **self._limit.metrics()}
+                totals[key] = totals.get(key, 0) + value
+        return totals if self._limit is None else {**totals, **self._limit.metrics()}
 
     def limit_prompts(self, limit: PromptFilter) -> None:
         self._limit = limit
@@ -234,8 +234,8 @@ class Mixture:
         return {"drawn": list(self._drawn), "sources": [dict(source.state_dict()) for source in self._sources]}
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
-        for source, own in zip(self._sources, state["sources"], strict=True):
-            source.load_state_dict(own, accept_changes=accept_changes)
+        for source, source_state in zip(self._sources, state["sources"], strict=True):
+            source.load_state_dict(source_state, accept_changes=accept_changes)
         self._drawn, self._ended = list(state["drawn"]), [False] * len(self._sources)
 
     def _of(self, row: int) -> tuple[TaskSource, int]:

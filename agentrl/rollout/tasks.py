@@ -35,7 +35,7 @@ class Columns:
     tool_key: str | None = None
     """A list of tools, or JSON text of one."""
 
-    def row(self, given: Mapping[str, JSON]) -> dict[str, JSON]:
+    def row(self, columns: Mapping[str, JSON]) -> dict[str, JSON]:
         """A row under our own keys; a column without a value is left out."""
         names = {
             "prompt": self.input_key,
@@ -44,7 +44,7 @@ class Columns:
             "tools": self.tool_key,
         }
         names |= {"id": "id", "seed": "seed"}
-        return {key: given[name] for key, name in names.items() if name is not None and given.get(name) is not None}
+        return {key: columns[name] for key, name in names.items() if name is not None and columns.get(name) is not None}
 
     def names(self) -> list[str]:
         """The columns to read."""
@@ -105,21 +105,21 @@ def held_out_tasks(
     data: Path | None,
     most: int,
     *,
-    own: bool,
+    from_env: bool,
     check: Check | None = None,
     columns: Columns | None = None,
 ) -> list[Task]:
     """The first tasks of a file, else the Env's own if `own`. Empty if there are none. Raises ConfigError."""
     if data is not None:
         return load_tasks(data, split="eval", check=_both(envs.check, check), columns=columns)[:most]
-    return own_tasks(envs, "eval", most=most, check=check) if own and makes_tasks(envs.cls) else []
+    return own_tasks(envs, "eval", most=most, check=check) if from_env and makes_tasks(envs.cls) else []
 
 
-def _both(one: Check, other: Check | None) -> Check:
+def _both(first: Check, second: Check | None) -> Check:
     def check(task: Task) -> None:
-        one(task)
-        if other is not None:
-            other(task)
+        first(task)
+        if second is not None:
+            second(task)
 
     return check
 
@@ -201,7 +201,7 @@ class TaskFile(Sequence[Task]):
 
     def __getitem__(self, row: int | slice) -> Task | Sequence[Task]:
         if isinstance(row, slice):
-            return [self[at] for at in range(*row.indices(len(self)))]
+            return [self[index] for index in range(*row.indices(len(self)))]
         where = self._rows.where(row)
         path, values = self._rows.path, self._rows[row]
         values = _of_cells(values) if is_text_table(path) else values
@@ -275,21 +275,21 @@ def _task(
 
 def _parsed(row: Mapping[str, JSON]) -> dict[str, JSON]:
     """The row with `metadata` and `tools` read where they are JSON text. Other text is refused later, as it is."""
-    found = dict(row)
+    parsed = dict(row)
     for key in ("metadata", "tools"):
-        if isinstance(text := found.get(key), str):
+        if isinstance(text := parsed.get(key), str):
             with suppress(ValueError, RecursionError):
-                found[key] = json.loads(text)
-    return found
+                parsed[key] = json.loads(text)
+    return parsed
 
 
 def _as_published(row: Mapping[str, JSON]) -> dict[str, JSON]:
     """A row in verl's format under our keys. A null column counts as missing: Parquet cannot express it otherwise."""
-    given = {key: value for key, value in row.items() if value is not None}
-    own: dict[str, JSON] = {key: given.pop(key) for key in ("prompt", "tools", "id", "seed") if key in given}
-    metadata = given.pop("metadata", {})
+    columns = {key: value for key, value in row.items() if value is not None}
+    standard: dict[str, JSON] = {key: columns.pop(key) for key in ("prompt", "tools", "id", "seed") if key in columns}
+    metadata = columns.pop("metadata", {})
     more = metadata if isinstance(metadata, dict) else {"metadata": metadata}
-    return {**own, "label": given.pop(_PUBLISHED), "metadata": {**more, **given}}
+    return {**standard, "label": columns.pop(_PUBLISHED), "metadata": {**more, **columns}}
 
 
 @contextmanager
@@ -319,8 +319,8 @@ def _check_value(key: str, value: JSON, where: str) -> None:
         raise ConfigError(f'{where}: unknown key "{key}"; put your own into metadata{meant}')
     types = _KEYS[key]
     if not isinstance(value, types) or (isinstance(value, bool) and types is not object):
-        wanted = " or ".join(_NAMES[t] for t in (types if isinstance(types, tuple) else (types,)))
-        raise ConfigError(f'{where}: "{key}" is {_kind(value)}; it must be {wanted}')
+        expected = " or ".join(_NAMES[t] for t in (types if isinstance(types, tuple) else (types,)))
+        raise ConfigError(f'{where}: "{key}" is {_kind(value)}; it must be {expected}')
 
 
 def _kind(value: JSON) -> str:

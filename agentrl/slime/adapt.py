@@ -49,8 +49,8 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
         )
         call.check_flags()
         with in_play(args, sample):
-            played = await call.play()
-        return played if evaluation else _for_group_model(flags, played)
+            result = await call.play()
+        return result if evaluation else _for_group_model(flags, result)
     except Exception as exc:
         log_once(exc)
         if not evaluation:
@@ -105,36 +105,38 @@ class _AdaptCall:
         if request.has_seats:
             return await self._play_seats(request)
         play = sample_workers(config.workers).play if config.workers else play_sample
-        played = await play(request, self.aborted)
+        episode = await play(request, self.aborted)
         if evaluation:
-            return ship_evaluation(flags, played.trajectory, sample, decode=played.decode, extra=played.about)
+            return ship_evaluation(flags, episode.trajectory, sample, decode=episode.decode, extra=episode.about)
         segments = config.thinking == "strip" or (request.plays_agent and self._agent_fans_out())
-        return await self._ship(sample, played, segments=segments)
+        return await self._ship(sample, episode, segments=segments)
 
     async def _play_seats(self, request: SampleRequest) -> Any:
         """Return a sample for each seat that the policy has."""
         if self.config.workers:
             raise ConfigError(f"{seats.NOT_IN_WORKERS.format(request.env.__name__)}; write workers: 0")
-        played = await play_seats(request, self.aborted)
+        episodes = await play_seats(request, self.aborted)
         if self.evaluation:
-            first = next(iter(played.values()))
+            first = next(iter(episodes.values()))
             return ship_evaluation(self.flags, first.trajectory, self.sample, decode=first.decode, extra=first.about)
-        written, stripped = list[Any](), self.config.thinking == "strip"
-        for one, trajectory in seats.samples_of(self.sample, {seat: each.trajectory for seat, each in played.items()}):
-            shipped = await self._ship(one, played[trajectory.seat], segments=stripped)
-            written += shipped if isinstance(shipped, list) else [shipped]
-        return written if len(written) > 1 else written[0]
+        samples, stripped = list[Any](), self.config.thinking == "strip"
+        for sample, trajectory in seats.samples_of(
+            self.sample, {seat: episode.trajectory for seat, episode in episodes.items()}
+        ):
+            shipped = await self._ship(sample, episodes[trajectory.seat], segments=stripped)
+            samples += shipped if isinstance(shipped, list) else [shipped]
+        return samples if len(samples) > 1 else samples[0]
 
-    async def _ship(self, sample: Any, played: PlayedSample, *, segments: bool) -> Any:
+    async def _ship(self, sample: Any, episode: PlayedSample, *, segments: bool) -> Any:
         return ship_training(
             self.flags,
-            played.trajectory,
+            episode.trajectory,
             sample,
-            pixels=await pixels_of(played.trajectory, played.vision),
-            teacher_log_probs=played.teacher_log_probs,
+            pixels=await pixels_of(episode.trajectory, episode.vision),
+            teacher_log_probs=episode.teacher_log_probs,
             segments=segments,
-            decode=played.decode,
-            extra=played.about,
+            decode=episode.decode,
+            extra=episode.about,
         )
 
     def _agent_fans_out(self) -> bool:

@@ -46,13 +46,15 @@ class SlimeConfig(HostedConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_credit(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and (key := next((key for key in ("credit", "discount") if key in given), None)):
+    def _refuse_credit(cls, settings: Any) -> Any:
+        if isinstance(settings, Mapping) and (
+            key := next((key for key in ("credit", "discount") if key in settings), None)
+        ):
             raise ValueError(
                 f"{key}: slime takes one number for each sample, so turns cannot have their own; remove it, or train "
                 "with agentrl train"
             )
-        return given
+        return settings
 
     @classmethod
     def from_args(cls, args: Any) -> Self:
@@ -60,14 +62,14 @@ class SlimeConfig(HostedConfig):
 
         slime's hooks ask for it at every sample, so the parsed configuration is kept.
         """
-        where, given = "the key 'agentrl' of --custom-config-path", HostArgs.of(args).agentrl
-        if given is None:
-            where, given = from_environment()
-        key = (cls, where, repr(given))
+        where, settings = "the key 'agentrl' of --custom-config-path", HostArgs.of(args).agentrl
+        if settings is None:
+            where, settings = from_environment()
+        key = (cls, where, repr(settings))
         if key not in _parsed:
             while len(_parsed) >= _KEPT:
                 _parsed.pop(next(iter(_parsed)), None)
-            _parsed[key] = cls.parse(where, given)
+            _parsed[key] = cls.parse(where, settings)
         return cast(Self, _parsed[key])
 
     def env_path(self, metadata: Mapping[str, JSON]) -> str:
@@ -103,8 +105,8 @@ class SlimeConfig(HostedConfig):
 
     def template_kwargs(self, args: Any) -> dict[str, Any]:
         """The template arguments for training. `task.template_kwargs` adds those of a data set or a sample."""
-        given = self.chat_template_kwargs
-        return dict(HostArgs.of(args).apply_chat_template_kwargs or {}) if given is None else dict(given)
+        arguments = self.chat_template_kwargs
+        return dict(HostArgs.of(args).apply_chat_template_kwargs or {}) if arguments is None else dict(arguments)
 
     def reward_function(self) -> RewardFn | None:
         """The function that replaces `Env.score`. Raises ConfigError, also for one of groups: slime has the groups."""

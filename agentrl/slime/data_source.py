@@ -84,7 +84,7 @@ class DataSource:
         """Numbers of groups that are handed out again although the rollout function did not give them back."""
         self._rollouts = 0
         self._plays_ahead = self.flags.plays_ahead
-        self._told = False
+        self._notified = False
         self.metadata: dict[str, Any] = {}
         _LIVING.add(self)
 
@@ -126,7 +126,7 @@ class DataSource:
         it is dropped as filtered. Raises ConfigError for a group that is shipped twice: it would be trained twice.
         """
         with self._lock:
-            self._told = True
+            self._notified = True
             numbers = self._new_numbers(rollout_id, list(flat_samples(samples)))
             entries = [self._out.pop(number) for number in numbers if number in self._out]
             remembered = [group for number in numbers if (group := self._waiting_again(number)) is not None]
@@ -207,7 +207,7 @@ class DataSource:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:
-            self._out, self._shipped, self._told = {}, {}, state["told"]
+            self._out, self._shipped, self._notified = {}, {}, state["told"]
             self._shipped_in, self._forgotten = {}, set()
             self.metadata = state["metadata"]
             self._buffer.restore(state["buffer"])
@@ -239,9 +239,11 @@ class DataSource:
             return {**self._buffer.depths(), **{f"dropped_{why}": n for why, n in self._buffer.dropped.items()}}
 
     def _state_after(self, rollout_id: int | None) -> dict[str, Any]:
-        for rollout in sorted(known for known in self._shipped if rollout_id is None or known <= rollout_id):
+        for rollout in sorted(
+            rollout_number for rollout_number in self._shipped if rollout_id is None or rollout_number <= rollout_id
+        ):
             self._buffer.trained(rollout, self._shipped.pop(rollout))
-        if not self._told:
+        if not self._notified:
             for number in list(self._out):
                 group = self._out.pop(number).group
                 self._buffer.finished(group, ())
@@ -250,7 +252,7 @@ class DataSource:
 
     def _state(self) -> dict[str, Any]:
         samples = {g.number: list(g.members) for g in self._buffer.waiting if any(m is not None for m in g.members)}
-        return {"buffer": self._buffer.state(), "samples": samples, "metadata": self.metadata, "told": self._told}
+        return {"buffer": self._buffer.state(), "samples": samples, "metadata": self.metadata, "told": self._notified}
 
     def _settle_rest(self) -> None:
         """Hand out again what the rollout function has forgotten."""
@@ -261,8 +263,8 @@ class DataSource:
             if not is_synchronous and (entry.playing or entry.since == self._rollouts):
                 continue
             del self._out[number]
-            played = not any(_status(member) in _UNPLAYED for member in entry.group.members)
-            if played and self.flags.dynamic_sampling_filter_path:
+            was_played = not any(_status(member) in _UNPLAYED for member in entry.group.members)
+            if was_played and self.flags.dynamic_sampling_filter_path:
                 self._buffer.drop(entry.group, "filtered")
             else:
                 self._forgotten.add(number)
@@ -355,9 +357,9 @@ def _tasks(flags: HostArgs) -> TaskFile:
     if not flags.prompt_data:
         raise ConfigError("agentrl.slime.DataSource needs --prompt-data")
     path, part = flags.prompt_data, slice(None)
-    if found := PART.fullmatch(path):
-        path = found["path"]
-        part = slice(*(int(found[end]) if found[end] else None for end in ("start", "end")))
+    if match := PART.fullmatch(path):
+        path = match["path"]
+        part = slice(*(int(match[end]) if match[end] else None for end in ("start", "end")))
     columns = Columns(
         input_key=flags.input_key,
         label_key=flags.label_key,

@@ -21,11 +21,11 @@ def check_flags(flags: HostArgs, sample: Any) -> None:
     """Raises ConfigError for flags that conflict with --opd-type sglang."""
     if not flags.asks_teacher:
         return
-    given = {
+    hooks = {
         "--custom-rm-path": flags.custom_rm_path,
         "--custom-reward-post-process-path": flags.custom_reward_post_process_path,
     }
-    if pair := [name for name, path in given.items() if "on_policy_distillation" in (path or "")]:
+    if pair := [name for name, path in hooks.items() if "on_policy_distillation" in (path or "")]:
         raise ConfigError(
             f"--opd-type sglang: remove {' and '.join(pair)}, which would replace the Env's reward; agentrl "
             "asks the teacher at --rm-url itself"
@@ -76,5 +76,5 @@ def write_log_probs(sample: Any, log_probs: Sequence[float]) -> None:
     """Write the log-probs into a sample. slime's trainer needs a number for each token, so missing ones are zeros."""
     import torch  # there is no slime without it
 
-    known = log_probs if len(log_probs) == sample.response_length else [0.0] * sample.response_length
-    sample.teacher_log_probs = torch.tensor(known, dtype=torch.float32)
+    values = log_probs if len(log_probs) == sample.response_length else [0.0] * sample.response_length
+    sample.teacher_log_probs = torch.tensor(values, dtype=torch.float32)

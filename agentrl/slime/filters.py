@@ -56,7 +56,7 @@ def _drop_reason(args: Any, rollouts: Sequence[Sequence[Any]]) -> str | None:
         broken = Counter(_cause(siblings[0]) for siblings in rollouts if not is_valid(siblings[0]))
         return broken.most_common(1)[0][0]
     compared = rewards_by_role(args, [sample for siblings in rollouts for sample in siblings]).values()
-    spread = max(statistics.stdev(own) if len(own) > 1 else 0.0 for own in compared)
+    spread = max(statistics.stdev(values) if len(values) > 1 else 0.0 for values in compared)
     return None if spread > _EPSILON else f"zero_std_{round(rewards[0], 1)}"
 
 

@@ -32,19 +32,19 @@ class GradesGroups(Protocol):
     async def grade_group(self, group: Sequence[ModelOutput]) -> Sequence[float | Reward]: ...
 
 
-async def graded(grader: Any, args: Any, given: Any) -> JSON:
+async def graded(grader: Any, args: Any, samples: Any) -> JSON:
     """The reward of a Sample, or the rewards of a list of them.
 
     A failure is recorded on the sample, which is masked and has the reward 0: slime would end the run, or drop the
     group. Raises ConfigError only.
     """
-    if not isinstance(given, list):
-        return (await _each(grader, args, [given]))[0]
-    if any(isinstance(one, list) for one in given):
-        return [await graded(grader, args, one if isinstance(one, list) else [one]) for one in given]
+    if not isinstance(samples, list):
+        return (await _each(grader, args, [samples]))[0]
+    if any(isinstance(sample, list) for sample in samples):
+        return [await graded(grader, args, sample if isinstance(sample, list) else [sample]) for sample in samples]
     if hasattr(grader, "grade_group"):
-        return await _group(grader, args, given)
-    return await _each(grader, args, given)
+        return await _group(grader, args, samples)
+    return await _each(grader, args, samples)
 
 
 async def _each(grader: Grades, args: Any, samples: Sequence[Any]) -> list[JSON]:
@@ -82,8 +82,8 @@ async def read(args: Any, sample: Any) -> ModelOutput:
     """What the model wrote: as `adapt` noted it, else the tokens that were sampled."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     task = {"prompt": sample.prompt, "label": without_arrays(sample.label), "metadata": metadata}
-    if noted := episode_metadata(sample).get(WRITTEN_KEY):
-        return ModelOutput.from_json(noted, **task)
+    if record := episode_metadata(sample).get(WRITTEN_KEY):
+        return ModelOutput.from_json(record, **task)
     opened = isinstance(sample.prompt, str) and sample.prompt.rstrip().endswith("<think>")
     if not sample.loss_mask or all(sample.loss_mask):
         return ModelOutput.of_turns([sample.response or ""], thinking=opened, **task)
@@ -114,10 +114,10 @@ def _decoder(checkpoint: str) -> Any:
 
 def _shown(args: Any, sample: Any, grade: float | Reward) -> JSON:
     """A number, or a mapping with the number and the parts, if the flags name a key."""
-    given = grade if isinstance(grade, Reward) else Reward(grade)
-    value = number(given.value, "the reward")
+    reward = grade if isinstance(grade, Reward) else Reward(grade)
+    value = number(reward.value, "the reward")
     key = HostArgs.of(args).reward_name(evaluation=sample.group_index is None)
-    return {**to_json_lossy(given.parts), key: value} if key else value
+    return {**to_json_lossy(reward.parts), key: value} if key else value
 
 
 def _failed(args: Any, sample: Any, exc: Exception) -> JSON:

@@ -124,8 +124,8 @@ class HostArgs:
     def of(cls, args: Any) -> Self:
         if isinstance(args, cls):
             return args
-        given = {name: getattr(args, name, None) for name in _NAMES}
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        values = {name: getattr(args, name, None) for name in _NAMES}
+        return cls(**{name: value for name, value in values.items() if value is not None})
 
     @property
     def plays_ahead(self) -> bool | None:
@@ -245,7 +245,10 @@ def _may_hold(dataset: Any, sample: Any) -> bool:
     In slime: rollout/sglang_rollout.py, eval_rollout_single_dataset, and EvalDatasetConfig.inject_metadata.
     """
     paths = {"custom_generate_function_path": "generate_function_path", "custom_rm_path": "custom_rm_path"}
-    if any(getattr(dataset, its, None) != getattr(sample, own, None) for its, own in paths.items()):
+    if any(
+        getattr(dataset, dataset_field, None) != getattr(sample, sample_field, None)
+        for dataset_field, sample_field in paths.items()
+    ):
         return False
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     injected = dict(getattr(dataset, "metadata_overrides", None) or {})
@@ -263,8 +266,8 @@ def plays_ahead(rollout_function_path: str | None) -> bool | None:
 def sample_class() -> Any:
     """The host's class of samples. Raises ConfigError outside of a host."""
     for package in PACKAGES:
-        if (found := getattr(sys.modules.get(f"{package}.utils.types"), "Sample", None)) is not None:
-            return found
+        if (cls := getattr(sys.modules.get(f"{package}.utils.types"), "Sample", None)) is not None:
+            return cls
     raise ConfigError("agentrl.slime.DataSource makes slime's samples: name it in slime's --data-source-path")
 
 
@@ -277,9 +280,9 @@ def host_attribute(sample: Any, name: str, *modules: str) -> Any:
     """`name` from the first of these modules that has it, in the package of the Sample's class. None if none has it."""
     for package in {cls.__module__.partition(".")[0] for cls in type(sample).__mro__}:
         for module in modules:
-            found = getattr(sys.modules.get(f"{package}.{module}"), name, None)
-            if found is not None:
-                return found
+            value = getattr(sys.modules.get(f"{package}.{module}"), name, None)
+            if value is not None:
+                return value
     return None
 
 
@@ -342,8 +345,8 @@ def epoch_of(data_source: Any) -> int:
 
 def rollout_output(groups: list[list[Any]], metrics: Mapping[str, Any]) -> Any:
     """What a rollout function returns: groups of samples, with metrics where the host has a class for both."""
-    made = host_attribute(groups[0][0], "RolloutFnTrainOutput", "rollout.base_types")
-    return groups if made is None else made(samples=groups, metrics=dict(metrics))
+    output_class = host_attribute(groups[0][0], "RolloutFnTrainOutput", "rollout.base_types")
+    return groups if output_class is None else output_class(samples=groups, metrics=dict(metrics))
 
 
 def filter_output(sample: Any) -> Any:
@@ -361,10 +364,10 @@ def tracing(sample: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any] 
 
 def tracker(sample: Any) -> Callable[..., Any] | None:
     """slime's function for tracking metrics: `log(args, metrics, step_key=)`."""
-    found: Callable[..., Any] | None = host_attribute(
+    function: Callable[..., Any] | None = host_attribute(
         sample, "log", "observability.logging_utils", "utils.logging_utils", "utils.tracking_utils"
     )
-    return found
+    return function
 
 
 def tracked_step(args: Any, sample: Any, rollout_id: int) -> int:

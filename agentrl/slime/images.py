@@ -30,8 +30,8 @@ NOT_KNOWN = (
 
 def check_media(sample: Any, renderer: Renderer) -> None:
     """Raises ConfigError for a sample with media that cannot be shown."""
-    given = getattr(sample, "multimodal_inputs", None) or {}
-    kinds = sorted(name for name, value in given.items() if value is not None)
+    inputs = getattr(sample, "multimodal_inputs", None) or {}
+    kinds = sorted(name for name, value in inputs.items() if value is not None)
     if other := [kind for kind in kinds if kind != "images"]:
         raise ConfigError(f"remove {', '.join(other)} from --multimodal-keys: agentrl shows text and images only")
     if kinds and renderer.vision is None:
@@ -90,27 +90,27 @@ def _is_image(part: Any) -> bool:
 
 
 def _read(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = part.get("image", part)
+    image = part.get("image", part)
     try:
-        return _image(given).part
+        return _image(image).part
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"a row's image {given!r:.100} cannot be read: {exc}") from exc
+        raise ConfigError(f"a row's image {image!r:.100} cannot be read: {exc}") from exc
 
 
-def _image(given: Any) -> Image:
+def _image(source: Any) -> Image:
     """The image in the forms that data sets have: a path, a data URI, a picture of PIL, bytes, or a mapping of them."""
-    if isinstance(given, Mapping) and (given.get("bytes") or given.get("path")):  # as Hugging Face's data sets
-        given = given.get("bytes") or given["path"]
-    if isinstance(given, Image):
-        return given
-    if isinstance(given, bytes):
-        return Image.of(given)
-    if hasattr(given, "convert"):
-        return Image.from_pil(given)
-    if isinstance(given, str) and given.startswith("data:"):
-        return Image(given)
-    if isinstance(given, str) and "://" in given and not given.startswith("file://"):
+    if isinstance(source, Mapping) and (source.get("bytes") or source.get("path")):  # as Hugging Face's data sets
+        source = source.get("bytes") or source["path"]
+    if isinstance(source, Image):
+        return source
+    if isinstance(source, bytes):
+        return Image.of(source)
+    if hasattr(source, "convert"):
+        return Image.from_pil(source)
+    if isinstance(source, str) and source.startswith("data:"):
+        return Image(source)
+    if isinstance(source, str) and "://" in source and not source.startswith("file://"):
         raise ValueError("nothing is fetched while episodes are played; download it first")
-    if isinstance(given, str):
-        return Image.load(Path(given.removeprefix("file://")))
+    if isinstance(source, str):
+        return Image.load(Path(source.removeprefix("file://")))
     raise ValueError("give a path, a data URI, bytes or a PIL image")

@@ -49,14 +49,14 @@ def model_file(model: str, slime: Path) -> str:
     Raises ConfigError if slime has no such file.
     """
     name = Path(model).name
-    known = {file.stem.lower(): file.stem for file in sorted((slime / "scripts/models").glob("*.sh"))}
-    if not known:
+    files = {file.stem.lower(): file.stem for file in sorted((slime / "scripts/models").glob("*.sh"))}
+    if not files:
         raise ConfigError(f"--slime {slime}: it has no scripts/models/*.sh; give the root of slime's source")
-    for wanted in (name.lower(), _KIND.sub("", name.lower())):
+    for candidate in (name.lower(), _KIND.sub("", name.lower())):
         for kind in ("", "-instruct"):
-            if found := known.get(wanted + kind):
-                return found
-    meant = did_you_mean(name, known.values(), "; write --model with one of {}", most=3, cutoff=0.5)
+            if match := files.get(candidate + kind):
+                return match
+    meant = did_you_mean(name, files.values(), "; write --model with one of {}", most=3, cutoff=0.5)
     raise ConfigError(f"--model {model}: slime has no scripts/models/{name}.sh{meant}")
 
 
@@ -75,13 +75,13 @@ def script(env: str, model: str, slime: Path) -> str:
 
 def _copied(source: Path, text: str) -> Iterator[str]:
     """The flags of slime's script that `text` lacks. Lines with variables of that script are left out."""
-    given = set(re.findall(r"^ +(--[\w-]+)", text, re.MULTILINE))
+    flags = set(re.findall(r"^ +(--[\w-]+)", text, re.MULTILINE))
     for name in _COPIED:
         for block in re.findall(rf"^{name}=\(\n(.*?)^\)", source.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
             for line in map(str.strip, block.splitlines()):
                 flag = line.partition(" ")[0]
-                if flag.startswith("--") and flag not in given and not re.search(r"\$\{|\$[A-Za-z]", line):
-                    given.add(flag)
+                if flag.startswith("--") and flag not in flags and not re.search(r"\$\{|\$[A-Za-z]", line):
+                    flags.add(flag)
                     yield line
 
 

@@ -55,8 +55,8 @@ def log_eval(
 
     Returns False, so slime logs as usual.
     """
-    for name, found in data.items():
-        samples = found.get("samples") or ()
+    for name, results in data.items():
+        samples = results.get("samples") or ()
         if metrics := rollout_metrics(args, samples, evaluation=True):
             _track(rollout_id, args, samples, "eval", _flat(f"eval/{name}/agentrl", metrics.to_json()))
     return False
@@ -68,16 +68,16 @@ def rollout_metrics(args: Any, samples: Sequence[Any], *, evaluation: bool = Fal
     Tokens are counted as slime trains them. Tokens that slime or one of its filters masked in addition count as
     `host`, so sampled_tokens == trained_tokens + sum(masked_tokens.values()).
     """
-    played = [sample for sample in flat_samples(list(samples)) if is_played(sample)]
-    if not played:
+    played_samples = [sample for sample in flat_samples(list(samples)) if is_played(sample)]
+    if not played_samples:
         return None
-    prompts = list(by_prompt(played).values())
+    prompts = list(by_prompt(played_samples).values())
     groups = [[_episode(siblings) for siblings in by_rollout(group)] for group in prompts]
     return RolloutMetrics.of(
         [episode for group in groups for episode in group],
         [rollout_rewards(args, group, evaluation=evaluation) for group in prompts],
-        _tokens(played),
-        samples=len(played),
+        _tokens(played_samples),
+        samples=len(played_samples),
         failed_groups=sum(all(episode.failure for episode in group) for group in groups),
     )
 
@@ -115,7 +115,7 @@ def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:
         role_rewards=note.get("role_rewards", {}),
         resumes=note.get("resumes", 0),
         restarts=note.get("restarts", 0),
-        **{one.name: note.get(one.name, 0) for one in fields(CheckCounts)},
+        **{counter.name: note.get(counter.name, 0) for counter in fields(CheckCounts)},
         **EpisodeMetrics.said_in(note.get("info", {})),
     )
 

@@ -123,11 +123,11 @@ class _LateFlagEngine(EngineWrapper):
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
-        said = await ask(self.engine, input_ids, sampling_params, request)
+        generation = await ask(self.engine, input_ids, sampling_params, request)
         give_up = time.monotonic() + _FLAG_S
-        while said.finish_reason == "abort" and not self.aborted() and time.monotonic() < give_up:  # noqa: ASYNC110 - a flag
+        while generation.finish_reason == "abort" and not self.aborted() and time.monotonic() < give_up:  # noqa: ASYNC110 - a flag
             await asyncio.sleep(_LOOK_S)
-        return said
+        return generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class _SamplePlayer:
         if not request.evaluation and len(seating.trained) > 1:
             seats.check_seats(request.flags, request.env, sample, takes_lists=takes_lists(request.flags, sample))
         async with self._opened(here, EpisodeHooks(aborted=self.aborted)) as setup:
-            played = await seats.play_seats(
+            trajectories = await seats.play_seats(
                 here.envs(config.env_path(task.metadata), config),
                 task,
                 seating,
@@ -183,7 +183,9 @@ class _SamplePlayer:
                 session_id=session_of(sample) or uuid4().hex,
                 hooks=setup.hooks,
             )
-        return {seat: await self._played(here, trajectory, setup.renderer, {}) for seat, trajectory in played.items()}
+        return {
+            seat: await self._played(here, trajectory, setup.renderer, {}) for seat, trajectory in trajectories.items()
+        }
 
     @property
     def _replays_experts(self) -> bool:

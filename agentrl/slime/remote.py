@@ -52,13 +52,13 @@ class SentSample:
 
     @classmethod
     def of(cls, sample: Any) -> SentSample:
-        own = {METADATA_KEY: sample.metadata[METADATA_KEY]} if METADATA_KEY in sample.metadata else {}
+        metadata = {METADATA_KEY: sample.metadata[METADATA_KEY]} if METADATA_KEY in sample.metadata else {}
         media = getattr(sample, "multimodal_inputs", None) or {}
         return cls(
             session_of(sample) or None,
             getattr(sample, "index", None),
-            own,
-            {kind: True for kind, given in media.items() if given is not None},
+            metadata,
+            {kind: True for kind, value in media.items() if value is not None},
             list(sample.tokens),
             sample.response_length,
             None if sample.loss_mask is None else list(sample.loss_mask),
@@ -97,9 +97,9 @@ class SampleJob:
         self._latest = aborted
         share_images(request.task.prompt)
         flag = aborted if request.in_slime else None
-        played = await play_sample(request, flag, self._stopped if request.in_slime else None)
-        responses = [played.decode(segment.response) for segment in played.trajectory.segments]
-        return _SentEpisode(played.trajectory, played.about, played.teacher_log_probs, responses)
+        episode = await play_sample(request, flag, self._stopped if request.in_slime else None)
+        responses = [episode.decode(segment.response) for segment in episode.trajectory.segments]
+        return _SentEpisode(episode.trajectory, episode.about, episode.teacher_log_probs, responses)
 
     def _stopped(self) -> bool:
         return self._latest()
@@ -130,27 +130,27 @@ class SampleWorkers:
         refuse_loopback(request.config.engine_url(request.flags), 0 if self._pool is None else self._pool.started)
         sent = replace(request, sample=SentSample.of(request.sample), flags=replace(request.flags, eval_datasets=()))
         session_id = session_of(request.sample) or uuid4().hex
-        written = encoded(sent, f"sample {sample_name(request.sample) or session_id}")
+        message = encoded(sent, f"sample {sample_name(request.sample) or session_id}")
         name = "" if request.evaluation else sample_name(request.sample)
         try:
-            answer = await self.thread.run(self._play(written, name, aborted))
+            answer = await self.thread.run(self._play(message, name, aborted))
         except WorkerLostError as exc:
             failed = failed_episode(request.task, session_id, exc, "run")
             return PlayedSample(failed, {}, (), lambda ids: "", None)
-        found: _SentEpisode = answer.result
-        share_images(found.trajectory.messages)
-        share_images(found.trajectory.task.prompt)
+        episode: _SentEpisode = answer.result
+        share_images(episode.trajectory.messages)
+        share_images(episode.trajectory.task.prompt)
         if answer.lost:
-            found.trajectory.info["workers_lost"] = list(answer.lost)
+            episode.trajectory.info["workers_lost"] = list(answer.lost)
         texts = {
             tuple(segment.response): text
-            for segment, text in zip(found.trajectory.segments, found.responses, strict=True)
+            for segment, text in zip(episode.trajectory.segments, episode.responses, strict=True)
         }
         vision = None
-        if any(segment.media for segment in found.trajectory.segments):
+        if any(segment.media for segment in episode.trajectory.segments):
             vision = await asyncio.to_thread(_vision, request.config.model_path(request.flags))
         return PlayedSample(
-            found.trajectory, found.about, found.teacher_log_probs, lambda ids: texts[tuple(ids)], vision
+            episode.trajectory, episode.about, episode.teacher_log_probs, lambda ids: texts[tuple(ids)], vision
         )
 
     async def _play(self, request: bytes, name: str, aborted: Callable[[], bool] | None) -> WorkerAnswer:

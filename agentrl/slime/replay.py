@@ -74,18 +74,18 @@ class IncrementalExperts(EngineWrapper):
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
-        known = len(self._known)
-        start = known - 1 if known and list(input_ids[:known]) == self._known else 0
+        length = len(self._known)
+        start = length - 1 if length and list(input_ids[:length]) == self._known else 0
         extra = {_START: start} if start else None
-        found = await self.engine.generate(input_ids, sampling_params, extra=extra, **request)
-        experts = _ints(found.meta, _EXPERTS)
+        generation = await self.engine.generate(input_ids, sampling_params, extra=extra, **request)
+        experts = _ints(generation.meta, _EXPERTS)
         if experts is None or not self.width:
-            return found
-        self._known[:] = *input_ids, *found.tokens
+            return generation
+        self._known[:] = *input_ids, *generation.tokens
         rows = len(self._known) - 1 - start
         if start and experts.size == rows * self.width:
-            return replace(found, meta={**found.meta, _START: start})
-        return found
+            return replace(generation, meta={**generation.meta, _START: start})
+        return generation
 
 
 def write_replay_data(args: Any, sample: Any, segment: Segment) -> None:
@@ -96,16 +96,16 @@ def write_replay_data(args: Any, sample: Any, segment: Segment) -> None:
     flags = HostArgs.of(args)
     # A sample that is not shipped is not replayed, and an aborted request may lack the data.
     shipped = not sample.remove_sample and sample.status is not type(sample).Status.ABORTED
-    played = _generations(segment) if shipped else []
+    generations = _generations(segment) if shipped else []
     if flags.replays_top_p and hasattr(sample, "rollout_top_p_token_ids"):
-        ids, offsets = _top_p(flags, sample.response_length, played)
+        ids, offsets = _top_p(flags, sample.response_length, generations)
         sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = _tensor(ids), _tensor(offsets)
     if flags.use_rollout_routing_replay and hasattr(sample, "rollout_routed_experts"):
-        experts = _routed_experts(flags, len(sample.tokens) - 1, segment.prompt_length, played)
+        experts = _routed_experts(flags, len(sample.tokens) - 1, segment.prompt_length, generations)
         # slime's older commits and its relatives read an array here.
         sample.rollout_routed_experts = _tensor(experts) if hasattr(sample, "append_response_tokens") else experts
     if flags.use_score_centering and hasattr(sample, "rollout_topk_token_ids"):
-        heads = _top_k(flags, sample.response_length, played)
+        heads = _top_k(flags, sample.response_length, generations)
         sample.rollout_topk_token_ids, sample.rollout_topk_log_probs = heads
 
 
@@ -121,16 +121,16 @@ class _Generation:
 
 def _generations(segment: Segment) -> list[_Generation]:
     """The requests that sampled tokens, in order. Requests of one turn are adjacent. Only its last may be cut."""
-    found: list[_Generation] = []
+    generations: list[_Generation] = []
     sampled = [span for span in segment.spans if span.kind == "sampled"]
     for turn in sorted({span.turn for span in sampled}):
         spans = [span for span in sampled if span.turn == turn]
-        at, end = spans[0].start, spans[-1].stop
+        start, end = spans[0].start, spans[-1].stop
         for meta in segment.turns[turn].meta:
             if count := meta.get("completion_tokens", 0):
-                found.append(_Generation(at, min(at + count, end), count, meta))
-                at += count
-    return found
+                generations.append(_Generation(start, min(start + count, end), count, meta))
+                start += count
+    return generations
 
 
 def _top_p(flags: HostArgs, response_length: int, generations: Sequence[_Generation]) -> tuple[Ints, Ints]:
@@ -138,7 +138,7 @@ def _top_p(flags: HostArgs, response_length: int, generations: Sequence[_Generat
     import numpy as np
 
     sizes = np.zeros(response_length + 1, np.int32)
-    kept = [np.zeros(0, np.int32)]
+    nuclei = [np.zeros(0, np.int32)]
     for generation in generations:
         ids, offsets = _ints(generation.meta, _TOP_P_IDS), _ints(generation.meta, _TOP_P_OFFSETS)
         if ids is None or offsets is None:
@@ -153,8 +153,8 @@ def _top_p(flags: HostArgs, response_length: int, generations: Sequence[_Generat
             )
         offsets = offsets[: generation.stop - generation.start + 1]
         sizes[generation.start + 1 : generation.stop + 1] = np.diff(offsets)
-        kept.append(ids[: offsets[-1]])
-    return np.concatenate(kept), np.cumsum(sizes, dtype=np.int32)
+        nuclei.append(ids[: offsets[-1]])
+    return np.concatenate(nuclei), np.cumsum(sizes, dtype=np.int32)
 
 
 def _top_k(
@@ -176,8 +176,8 @@ def _top_k(
                 f"{generation.count} tokens x {k}; run SGLang with slime's patch, or remove the flag"
             )
         place = slice(generation.start, generation.stop)
-        kept = generation.stop - generation.start
-        ids[place], log_probs[place] = near.reshape(-1, k)[:kept], near_log_probs.reshape(-1, k)[:kept]
+        count = generation.stop - generation.start
+        ids[place], log_probs[place] = near.reshape(-1, k)[:count], near_log_probs.reshape(-1, k)[:count]
     return ids, log_probs
 
 
@@ -190,7 +190,7 @@ def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations:
     import numpy as np
 
     layers, topk = flags.num_layers, flags.moe_router_topk
-    known = np.zeros((0, layers, topk), np.int32)
+    routes = np.zeros((0, layers, topk), np.int32)
     for generation in _from_last_complete(generations):
         experts, start = _ints(generation.meta, _EXPERTS), _start(generation)
         if experts is None:
@@ -199,16 +199,16 @@ def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations:
                 "--enable-return-routed-experts, or remove the flag"
             )
         seen = prompt_length + generation.start + generation.count - 1
-        if start > len(known) or experts.size != (seen - start) * layers * topk:
+        if start > len(routes) or experts.size != (seen - start) * layers * topk:
             raise ConfigError(
                 f"--use-rollout-routing-replay: the engine returned {experts.size} routed_experts from token {start} "
                 f"on, where slime needs {seen - start} x {layers} layers x {topk}; does --hf-checkpoint fit the engine?"
             )
         new = experts.reshape(-1, layers, topk)[: prompt_length + generation.stop - 1 - start]
-        known = np.concatenate([known[:start], new])
-    missing = (rows - len(known), layers, topk)
+        routes = np.concatenate([routes[:start], new])
+    missing = (rows - len(routes), layers, topk)
     padding = np.arange(missing[0] * layers * topk, dtype=np.int32) % (flags.num_experts or topk)
-    return np.concatenate([known, padding.reshape(missing)])
+    return np.concatenate([routes, padding.reshape(missing)])
 
 
 def _from_last_complete(generations: Sequence[_Generation]) -> Sequence[_Generation]:

@@ -47,13 +47,13 @@ class Resumption:
         On a shared folder a sample without a ticket is looked up by its session: the process that played it may have
         died. The caller owns `parked.env` and must close it, so the caller may not await before it does so.
         """
-        earlier, noted = _earlier(sample), self.parking.noted(self.sample)
+        earlier, remembered = _earlier(sample), self.parking.noted(self.sample)
         self.resumes, self.restarts = earlier.get("resumes", 0), earlier.get("restarts", 0)
         self.restart_reason = earlier.get("restart_reason", "")
         ticket = earlier.get("resume")
-        if not isinstance(ticket, Mapping) and noted is not None:
+        if not isinstance(ticket, Mapping) and remembered is not None:
             _warn_of_lost_ticket()
-            ticket = noted
+            ticket = remembered
         self.key = self.parking.key(self.session_id)
         try:
             parked = await self._found(ticket, stopped)
@@ -144,13 +144,13 @@ class Resumption:
 
     def metadata(self) -> dict[str, JSON]:
         """Its entries for metadata["agentrl"]. Empty for an episode that was played without an abort."""
-        said = {
+        entries = {
             "resume": self.ticket,
             "resumes": self.resumes,
             "restarts": self.restarts,
             "restart_reason": self.restart_reason,
         }
-        return {name: value for name, value in said.items() if value}
+        return {name: value for name, value in entries.items() if value}
 
 
 def sample_name(sample: Any) -> str:
@@ -165,8 +165,8 @@ def _end_of(trajectory: Trajectory) -> Parked:
 
 def _earlier(sample: Any) -> Mapping[str, JSON]:
     """What was written about the sample before. Empty for a row that an earlier run has written."""
-    found, session = episode_metadata(sample), session_of(sample)
-    return {} if session and found.get("session_id", session) != session else found
+    account, session = episode_metadata(sample), session_of(sample)
+    return {} if session and account.get("session_id", session) != session else account
 
 
 @cache

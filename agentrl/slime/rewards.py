@@ -31,7 +31,7 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> JSON:
     rewards only steps, if an episode has no such step. Raises ConfigError for a sample that no Env played.
     """
     if isinstance(sample, list):
-        return [await reward(args, one, **kwargs) for one in sample]
+        return [await reward(args, member, **kwargs) for member in sample]
     if (value := reward_aside(sample) if sample.reward is None else sample.reward) is not None:
         return value
     if not episode_metadata(sample):
@@ -91,7 +91,9 @@ def _baselines(flags: HostArgs, samples: Sequence[Any]) -> dict[tuple[int | None
     for sample in samples:
         compared.setdefault(_compared(sample), []).append(sample)
     return {
-        (index, *key): baseline for key, own in compared.items() for index, baseline in _of_one_role(flags, own).items()
+        (index, *key): baseline
+        for key, members in compared.items()
+        for index, baseline in _of_one_role(flags, members).items()
     }
 
 
@@ -138,7 +140,10 @@ def rollout_rewards(args: Any, samples: Sequence[Any], *, evaluation: bool = Fal
     valid = [sample for sample in samples if is_valid(sample)]
     of_episodes = [episode_metadata(siblings[-1]).get(EPISODE_REWARD_KEY) for siblings in by_rollout(valid)]
     means = _means(HostArgs.of(args), by_rollout(valid), evaluation=evaluation)
-    return [mean if told is None else float(told) for told, mean in zip(of_episodes, means, strict=True)]
+    return [
+        mean if episode_reward is None else float(episode_reward)
+        for episode_reward, mean in zip(of_episodes, means, strict=True)
+    ]
 
 
 def rewards_by_role(args: Any, samples: Sequence[Any]) -> dict[str, list[float]]:
@@ -147,7 +152,7 @@ def rewards_by_role(args: Any, samples: Sequence[Any]) -> dict[str, list[float]]
     for sample in filter(is_valid, samples):
         roles.setdefault(role_of(branch_of(sample)), []).append(sample)
     flags = HostArgs.of(args)
-    return {role: _branch_rewards(flags, own) for role, own in roles.items()}
+    return {role: _branch_rewards(flags, members) for role, members in roles.items()}
 
 
 def _branch_rewards(flags: HostArgs, samples: Sequence[Any]) -> list[float]:

@@ -79,13 +79,13 @@ class SampleSource:
     taken: int = 0
 
     def take(self, version: int) -> SampleGroup | None:
-        found = self.data_source.get_samples(1)
-        if not found:
+        groups = self.data_source.get_samples(1)
+        if not groups:
             return None
         self.taken += 1
-        began = [s.metadata.get("start_rollout_id") for s in flat_samples(found[0]) if isinstance(s.metadata, dict)]
+        began = [s.metadata.get("start_rollout_id") for s in flat_samples(groups[0]) if isinstance(s.metadata, dict)]
         born = min([version, *(number for number in began if number is not None)])
-        return SampleGroup(self.taken, born, found[0], None if self.partial else copy.deepcopy(found[0]))
+        return SampleGroup(self.taken, born, groups[0], None if self.partial else copy.deepcopy(groups[0]))
 
     def put_back(self, group: SampleGroup, *, anew: bool) -> None:
         if not anew:
@@ -150,10 +150,10 @@ class _Host:
         """The verdict of --dynamic-sampling-filter-path on a group: the reason to drop it."""
         if not self.flags.dynamic_sampling_filter_path:
             return lambda group: None
-        wanted = self.load(self.flags.dynamic_sampling_filter_path)
+        filter_group = self.load(self.flags.dynamic_sampling_filter_path)
 
         def reason(group: SampleGroup) -> str | None:
-            output = wanted(self.args, group.samples)
+            output = filter_group(self.args, group.samples)
             if getattr(output, "keep", output):
                 return None
             return getattr(output, "reason", None) or "dynamic_filter"
@@ -161,7 +161,7 @@ class _Host:
         return reason
 
     def loop(self, source: SampleSource, **values: Any) -> GroupLoop[SampleGroup]:
-        return GroupLoop(source, self.play, groups=self.groups, wanted=self.unwanted(), **values)
+        return GroupLoop(source, self.play, groups=self.groups, drop_reason=self.unwanted(), **values)
 
     async def cut(self, rollout_id: int) -> None:
         """Have all of slime's servers abort. slime sets its flag, which stops the episodes; `state.reset` clears it."""

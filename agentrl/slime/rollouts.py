@@ -31,10 +31,10 @@ def flat_samples(samples: Any) -> Iterator[Any]:
 
 def by_prompt(samples: Iterable[Any]) -> dict[int | None, list[Any]]:
     """The samples of each prompt, by `group_index`."""
-    found: dict[int | None, list[Any]] = {}
+    prompts: dict[int | None, list[Any]] = {}
     for sample in samples:
-        found.setdefault(sample.group_index, []).append(sample)
-    return found
+        prompts.setdefault(sample.group_index, []).append(sample)
+    return prompts
 
 
 def by_rollout(samples: Iterable[Any], *, branches: bool = False) -> list[list[Any]]:
@@ -44,14 +44,14 @@ def by_rollout(samples: Iterable[Any], *, branches: bool = False) -> list[list[A
     (slime/utils/types.py:98). A sample without either counts as one rollout. Each seat of an episode counts as one;
     with `branches`, so does each branch of an agent's session that has a reward.
     """
-    found: dict[Any, list[Any]] = {}
+    rollouts: dict[Any, list[Any]] = {}
     for sample in samples:
         name = getattr(sample, "rollout_id", None)
         name = sample.index if name is None else name
         name = ("unnamed", id(sample)) if name is None else (name, seat_of(sample))
         name = (name, branch_of(sample)) if branches else name
-        found.setdefault(name, []).append(sample)
-    return list(found.values())
+        rollouts.setdefault(name, []).append(sample)
+    return list(rollouts.values())
 
 
 def seat_of(sample: Any) -> str:

@@ -54,8 +54,8 @@ _STOPS = frozenset(map(str, _STATUS))
 
 def episode_metadata(sample: Any) -> Mapping[str, JSON]:
     """What `adapt` wrote about the sample's episode. Empty if it has played none: a row may use the key for itself."""
-    found = sample.metadata.get(METADATA_KEY) if isinstance(sample.metadata, Mapping) else None
-    return found if isinstance(found, Mapping) and found.get("stop") in _STOPS else {}
+    account = sample.metadata.get(METADATA_KEY) if isinstance(sample.metadata, Mapping) else None
+    return account if isinstance(account, Mapping) and account.get("stop") in _STOPS else {}
 
 
 def is_played(sample: Any) -> bool:
@@ -65,9 +65,9 @@ def is_played(sample: Any) -> bool:
 
 def write_account(sample: Any, account: Mapping[str, JSON]) -> None:
     """Write into a new mapping, since samples may share theirs. Only JSON types: slime pickles it."""
-    own = sample.metadata if isinstance(sample.metadata, Mapping) else {}
-    row = {_ROW_KEY: own_metadata(own)[METADATA_KEY]} if METADATA_KEY in own_metadata(own) else {}
-    _write(sample, metadata={**own, METADATA_KEY: {**to_json_lossy(account), **row}})
+    metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
+    row = {_ROW_KEY: own_metadata(metadata)[METADATA_KEY]} if METADATA_KEY in own_metadata(metadata) else {}
+    _write(sample, metadata={**metadata, METADATA_KEY: {**to_json_lossy(account), **row}})
 
 
 def set_reward_aside(sample: Any) -> None:
@@ -83,12 +83,12 @@ def reward_aside(sample: Any) -> Any:
 
 def own_metadata(metadata: Mapping[str, JSON]) -> dict[str, JSON]:
     """The row's metadata, without what agentrl has written."""
-    own, found = dict(metadata), metadata.get(METADATA_KEY)
-    if isinstance(found, Mapping) and found.get("stop") in _STOPS:
-        del own[METADATA_KEY]
-        if _ROW_KEY in found:
-            own[METADATA_KEY] = found[_ROW_KEY]
-    return own
+    row, account = dict(metadata), metadata.get(METADATA_KEY)
+    if isinstance(account, Mapping) and account.get("stop") in _STOPS:
+        del row[METADATA_KEY]
+        if _ROW_KEY in account:
+            row[METADATA_KEY] = account[_ROW_KEY]
+    return row
 
 
 def clear(sample: Any) -> None:
@@ -172,14 +172,14 @@ def to_samples(
         _write_tokens(segment, trajectory, sibling, decode)
         _write_counts(segment.turns, sibling)
         about = {**_metadata(trajectory), **(extra or {})} if whole else _outcome(trajectory)
-        own = {
+        of_segment = {
             "segment": i,
             "segments": len(segments),
             "ledger": asdict(segment.ledger),
             SPANS_KEY: _spans(segment),
             **_branch(trajectory, segment),
         }
-        write_account(sibling, {**about, **own})
+        write_account(sibling, {**about, **of_segment})
     return siblings
 
 
@@ -190,8 +190,8 @@ def siblings_of(sample: Any, count: int) -> list[Any]:
     """
     _number_rollout(sample)
     copies = [copy.deepcopy(sample) for _ in range(count - 1)]
-    for one in copies:
-        vars(one).pop("trace", None)  # slime counts each request that it finds there
+    for sibling in copies:
+        vars(sibling).pop("trace", None)  # slime counts each request that it finds there
     return [*copies, sample]
 
 
@@ -251,8 +251,8 @@ def _outcome(trajectory: Trajectory) -> dict[str, JSON]:
     if trajectory.reward is None and trajectory.is_valid:
         outcome[WRITTEN_KEY] = ModelOutput.of(trajectory).to_json()
     if failure := trajectory.failure:
-        told = {"kind": failure.kind, "boundary": failure.boundary, "error": failure.error, "at": failed_at(failure)}
-        outcome["failure"] = told
+        cause = {"kind": failure.kind, "boundary": failure.boundary, "error": failure.error, "at": failed_at(failure)}
+        outcome["failure"] = cause
     return outcome
 
 

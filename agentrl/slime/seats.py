@@ -41,7 +41,7 @@ def check_seats(flags: HostArgs, env: type[Env], sample: Any, *, takes_lists: bo
 
 
 async def play_seats(
-    opening: Awaitable[EnvFactory], task: Task, seating: Seating, seed: int, **given: Any
+    opening: Awaitable[EnvFactory], task: Task, seating: Seating, seed: int, **arguments: Any
 ) -> dict[str, Trajectory]:
     """The trajectories of the policy's seats, in the Env's order. `opening` gives the Envs, once their `share` has
     returned. `given` is that of `run_seats`."""
@@ -51,26 +51,26 @@ async def play_seats(
         boundary = "reset"
         env = envs.make()
         boundary = "engine"
-        played = await run_seats(env, task, players=seating.players(given["renderer"], seed), **given)
+        trajectories = await run_seats(env, task, players=seating.players(arguments["renderer"], seed), **arguments)
     except ConfigError:
         raise
     except (Exception, asyncio.CancelledError) as exc:  # slime's boundary: an error would end its whole rollout
         if isinstance(exc, asyncio.CancelledError) and is_cancelled():
             raise
-        played = {
-            seat: failed_episode(task, f"{given['session_id']}-{seat}", exc, boundary) for seat in seating.trained
+        trajectories = {
+            seat: failed_episode(task, f"{arguments['session_id']}-{seat}", exc, boundary) for seat in seating.trained
         }
-        for seat, trajectory in played.items():
+        for seat, trajectory in trajectories.items():
             trajectory.seat = seat
-    for trajectory in played.values():
+    for trajectory in trajectories.values():
         trajectory.info["opponent"] = seating.opponent.name
-    return {seat: played[seat] for seat in seating.trained}
+    return {seat: trajectories[seat] for seat in seating.trained}
 
 
-def samples_of(sample: Any, played: Mapping[str, Trajectory]) -> list[tuple[Any, Trajectory]]:
+def samples_of(sample: Any, seated: Mapping[str, Trajectory]) -> list[tuple[Any, Trajectory]]:
     """A sample for each seat; they share a rollout_id. The last one is `sample`. An aborted episode is one sample,
     since slime sends no lists again."""
-    trajectories = [*played.values()]
+    trajectories = [*seated.values()]
     if len(trajectories) == 1 or trajectories[0].stop is StopReason.ABORTED:
         return [(sample, trajectories[0])]
     return list(zip(siblings_of(sample, len(trajectories)), trajectories, strict=True))

@@ -71,11 +71,11 @@ def _samples(flags: HostArgs, data_buffer: Any) -> Iterator[Any]:
         raise ConfigError("agentrl.slime.sft: a row is learned once: leave out --n-samples-per-prompt")
     if flags.apply_chat_template:
         raise ConfigError("agentrl.slime.sft: remove --apply-chat-template: the messages are needed as they are")
-    wanted = flags.rollout_batch_size
+    count = flags.rollout_batch_size
     while True:
-        for (sample,) in data_buffer.get_samples(wanted):
+        for (sample,) in data_buffer.get_samples(count):
             yield sample
-        wanted = 1  # to replace skipped rows
+        count = 1  # to replace skipped rows
 
 
 def _read(reader: ChatReader, sample: Any) -> ChatRow:
@@ -101,8 +101,8 @@ def _write(sample: Any, chat: ChatRow, renderer: Renderer) -> None:
 
 def _shown(sample: Any) -> str:
     """The beginning of a row, to find it: slime gives no line number."""
-    said = [m.get("content") for m in without_arrays(sample.prompt) if isinstance(m, dict) and m.get("role") == "user"]
-    return f"sample {sample.index}, the user says {said[0]!r:.60}" if said else f"sample {sample.index}"
+    texts = [m.get("content") for m in without_arrays(sample.prompt) if isinstance(m, dict) and m.get("role") == "user"]
+    return f"sample {sample.index}, the user says {texts[0]!r:.60}" if texts else f"sample {sample.index}"
 
 
 def _reader(flags: HostArgs) -> ChatReader:

@@ -56,21 +56,21 @@ def ship_training(
             segment.mask("host")
     fans_out = segments and trajectory.stop is not StopReason.ABORTED
     write = to_samples if fans_out else to_sample
-    written = write(trajectory, sample, decode=decode, extra=extra)
-    samples = written if fans_out else [sample]
-    played = trajectory.segments[-len(samples) :]
-    shown = pixels[-len(samples) :]
-    for one, segment, own_pixels in zip(samples, played, shown, strict=True):
-        _write_reward(flags, one, trajectory.reward_parts, evaluation=False, siblings=len(samples))
-        write_replay_data(flags, one, segment)
-        write_pixels(one, own_pixels)
+    result = write(trajectory, sample, decode=decode, extra=extra)
+    samples = result if fans_out else [sample]
+    shipped = trajectory.segments[-len(samples) :]
+    images = pixels[-len(samples) :]
+    for sibling, segment, own_pixels in zip(samples, shipped, images, strict=True):
+        _write_reward(flags, sibling, trajectory.reward_parts, evaluation=False, siblings=len(samples))
+        write_replay_data(flags, sibling, segment)
+        write_pixels(sibling, own_pixels)
         if flags.log_multi_turn:
-            one.metadata[ROUNDS_KEY] = len({span.turn for span in segment.spans if span.kind == "sampled"})
+            sibling.metadata[ROUNDS_KEY] = len({span.turn for span in segment.spans if span.kind == "sampled"})
     if flags.asks_teacher:
         taught = teacher_log_probs[-len(samples) :] or [()] * len(samples)
-        for one, log_probs in zip(samples, taught, strict=True):
-            distill.write_log_probs(one, log_probs)
-    return written
+        for sibling, log_probs in zip(samples, taught, strict=True):
+            distill.write_log_probs(sibling, log_probs)
+    return result
 
 
 def _write_reward(flags: HostArgs, sample: Any, parts: Mapping[str, JSON], *, evaluation: bool, siblings: int) -> None:

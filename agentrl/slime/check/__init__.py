@@ -29,34 +29,36 @@ def check(command: TrainCommand) -> list[LaunchFinding]:
     """All findings, errors first. Imports the Env, validates its configuration, calls no hook but `needs`."""
     if is_supervised(words := Words(command.words)):
         return sorted(supervised(words), key=lambda finding: list(Level).index(finding.level))
-    found: list[LaunchFinding] = []
-    config, keys = _configuration(command, found)
+    findings: list[LaunchFinding] = []
+    config, keys = _configuration(command, findings)
     reading = arguments.read(command, keys)
-    found += reading.findings
-    env = _env(config, command, found)
+    findings += reading.findings
+    env = _env(config, command, findings)
     setup = Setup(reading.args, command, config, env, reading.exact)
     rules = (
         (engine_url, turns, paths, template) if command.yaml_only else (*RULES, paths, data, template, memory, needs)
     )
     for rule in rules:
-        found += _guarded(rule, setup)
+        findings += _guarded(rule, setup)
     if command.yaml_only:
-        found.append(unchecked("slime's flags", "only the YAML file was given; check the command that starts slime"))
-    return sorted(dict.fromkeys(found), key=lambda finding: list(Level).index(finding.level))
+        findings.append(unchecked("slime's flags", "only the YAML file was given; check the command that starts slime"))
+    return sorted(dict.fromkeys(findings), key=lambda finding: list(Level).index(finding.level))
 
 
-def _configuration(command: TrainCommand, found: list[LaunchFinding]) -> tuple[SlimeConfig | None, Mapping[str, Any]]:
+def _configuration(
+    command: TrainCommand, findings: list[LaunchFinding]
+) -> tuple[SlimeConfig | None, Mapping[str, Any]]:
     """agentrl's configuration and the file's other keys. Problems with them are appended to `found`."""
     keys: dict[str, Any] = {}
     try:
         keys = read_keys(next(iter(Words(command.words).values.get(_FLAG, ())), None))
         return read_config(keys), keys
     except ConfigError as exc:
-        found.append(error(str(exc)))
+        findings.append(error(str(exc)))
         return None, keys
 
 
-def _env(config: SlimeConfig | None, command: TrainCommand, found: list[LaunchFinding]) -> type[Env] | None:
+def _env(config: SlimeConfig | None, command: TrainCommand, findings: list[LaunchFinding]) -> type[Env] | None:
     if config is None:
         return None
     try:
@@ -65,7 +67,7 @@ def _env(config: SlimeConfig | None, command: TrainCommand, found: list[LaunchFi
         if command.yaml_only or "--prompt-data" not in command.words:
             config.env_path({})  # its error names the remedy; with --prompt-data, rows may name an Env
     except ConfigError as exc:
-        found.append(error(str(exc)))
+        findings.append(error(str(exc)))
     return None
 
 

@@ -55,26 +55,26 @@ class ParsedArguments:
 def read(command: TrainCommand, keys: Mapping[str, Any]) -> ParsedArguments:
     """Read the arguments. `keys` come from the file of --custom-config-path; slime turns them into arguments."""
     words = Words(command.words)
-    values, found = plain(words)
+    values, findings = plain(words)
     override(values, keys)
     if command.yaml_only:
         return ParsedArguments(Args(values))
     report = _ask(command)
     if "args" in report:
-        found = [*misspelt(words, frozenset(report["flags"])), *_strays(found)]
+        findings = [*misspelt(words, frozenset(report["flags"])), *_strays(findings)]
         if "unfinished" in report:
-            found.append(unchecked("Megatron's own checks", f"they need a GPU ({report['unfinished']})"))
-        return ParsedArguments(Args(report["args"]), True, found)
+            findings.append(unchecked("Megatron's own checks", f"they need a GPU ({report['unfinished']})"))
+        return ParsedArguments(Args(report["args"]), True, findings)
     if "refused" in report:
-        found.append(error(f"slime refuses the command: {report['refused']}"))
+        findings.append(error(f"slime refuses the command: {report['refused']}"))
     else:
-        found.append(unchecked(_PARSER, f"{report['absent']}; so Megatron's and SGLang's flags were not read"))
-    return ParsedArguments(Args(values), "refused" in report, [*found, *misspelt(words, None)])
+        findings.append(unchecked(_PARSER, f"{report['absent']}; so Megatron's and SGLang's flags were not read"))
+    return ParsedArguments(Args(values), "refused" in report, [*findings, *misspelt(words, None)])
 
 
-def _strays(found: list[LaunchFinding]) -> list[LaunchFinding]:
+def _strays(findings: list[LaunchFinding]) -> list[LaunchFinding]:
     """The findings of the simple reader that slime's parser does not report."""
-    return [finding for finding in found if finding.level == "warning"]
+    return [finding for finding in findings if finding.level == "warning"]
 
 
 def _ask(command: TrainCommand) -> dict[str, Any]:

@@ -52,9 +52,9 @@ def _record(flags: set[str]) -> None:
     """Make every parser of this process add its flags to `flags`."""
     parse = argparse.ArgumentParser.parse_known_args
 
-    def recording(self: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
+    def recording(self: argparse.ArgumentParser, *words: Any, **named: Any) -> Any:
         flags.update(option for action in self._actions for option in action.option_strings)
-        return parse(self, *given, **named)
+        return parse(self, *words, **named)
 
     vars(argparse)["ArgumentParser"].parse_known_args = recording
 
@@ -62,9 +62,9 @@ def _record(flags: set[str]) -> None:
 def _parsed(exc: Exception) -> argparse.Namespace | None:
     """The namespace that the host's `parse_args` had built when Megatron's check at its end asked for a GPU."""
     for frame, _ in traceback.walk_tb(exc.__traceback__):
-        found = frame.f_locals.get("args")
-        if frame.f_globals.get("__name__", "").endswith(".utils.arguments") and isinstance(found, argparse.Namespace):
-            return found
+        args = frame.f_locals.get("args")
+        if frame.f_globals.get("__name__", "").endswith(".utils.arguments") and isinstance(args, argparse.Namespace):
+            return args
     return None
 
 

@@ -34,14 +34,14 @@ def read_command(words: Sequence[str]) -> TrainCommand:
 
     Raises ConfigError where Ray's environment is not JSON.
     """
-    at = next((i for i, word in enumerate(words) if Path(word).name in TRAIN_PROGRAMS), None)
-    if at is None:
+    index = next((i for i, word in enumerate(words) if Path(word).name in TRAIN_PROGRAMS), None)
+    if index is None:
         return TrainCommand(tuple(words))
-    program, before = Path(words[at]), words[:at]
+    program, before = Path(words[index]), words[:index]
     job_path = _python_path(before)
     folders = (str(program.parent.resolve()), *job_path)
     return TrainCommand(
-        tuple(words[at + 1 :]),
+        tuple(words[index + 1 :]),
         program.name,
         tuple(dict.fromkeys(filter(None, folders))),
         submitted="job" in before and "submit" in before,

@@ -72,7 +72,7 @@ def _file(
 
 def _rows(path: str) -> Iterator[Any]:
     """Raises ConfigError if slime could not read the file, ModuleNotFoundError if Parquet needs pyarrow."""
-    file = Path(found[1] if (found := _SLICE.fullmatch(path)) else path)
+    file = Path(match[1] if (match := _SLICE.fullmatch(path)) else path)
     if not file.is_file():
         raise ConfigError(f"{file}: no such data file; give its path from {Path.cwd()}, or make it first")
     if file.suffix == ".parquet":

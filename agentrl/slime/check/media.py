@@ -26,8 +26,8 @@ def media(setup: Setup, keys: str | Mapping[str, Any], where: str = "") -> Itera
     if other:
         yield error(f"{begin}remove {', '.join(other)} from {flag}: agentrl shows text and images only")
     try:
-        known = setup.args.hf_checkpoint is not None and load_vision(setup.args.hf_checkpoint) is not None
+        readable = setup.args.hf_checkpoint is not None and load_vision(setup.args.hf_checkpoint) is not None
     except ConfigError:
         return  # that the checkpoint cannot be found is reported elsewhere
-    if not known:
+    if not readable:
         yield error(f"{begin}{NOT_KNOWN.replace('--multimodal-keys', flag)}")

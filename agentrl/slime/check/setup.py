@@ -70,8 +70,8 @@ class Setup:
 
     @property
     def has_tools(self) -> bool:
-        own = self.env is not None and (bool(tools_of(self.env)) or self.env.tools is not Env.tools)
-        return own or self.agent is not None
+        env_has_tools = self.env is not None and (bool(tools_of(self.env)) or self.env.tools is not Env.tools)
+        return env_has_tools or self.agent is not None
 
     @property
     def model_path(self) -> str | None:
@@ -104,10 +104,10 @@ class Setup:
     @property
     def has_train_async(self) -> bool | None:
         """Whether slime has a second program for asynchronous training, as before 0.4. None if slime is not here."""
-        one, other = (any(Path(folder, name).is_file() for folder in self.command.path) for name in TRAIN_PROGRAMS)
-        if self.command.program == TRAIN_PROGRAMS[1] or other:
+        first, second = (any(Path(folder, name).is_file() for folder in self.command.path) for name in TRAIN_PROGRAMS)
+        if self.command.program == TRAIN_PROGRAMS[1] or second:
             return True
-        return False if one else None
+        return False if first else None
 
     @property
     def context(self) -> int | None:
@@ -117,8 +117,8 @@ class Setup:
 
     @property
     def trainer_gpus(self) -> int | None:
-        nodes, each = self.args.actor_num_nodes, self.args.actor_num_gpus_per_node
-        return int(nodes * each) if nodes and each else None
+        nodes, per_node = self.args.actor_num_nodes, self.args.actor_num_gpus_per_node
+        return int(nodes * per_node) if nodes and per_node else None
 
     @property
     def gpus(self) -> int | None:
