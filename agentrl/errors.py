@@ -37,7 +37,7 @@ from agentrl.plain import text
 
 
 class AgentRLError(Exception):
-    """Base of all errors raised by agentrl."""
+    """The user's input cannot work. The message gives the cause and the remedy, in one line."""
 
 
 class ConfigError(AgentRLError, ValueError):
@@ -49,19 +49,19 @@ class TemplateError(ConfigError):
 
 
 class ToolError(AgentRLError):
-    """Raise it in a tool: the model reads its text, and the episode continues. It is not a failure."""
+    """Raise it in a tool: the model reads the text, and the episode continues. It is not a failure."""
 
 
 class CallError(ToolError):
     """A ToolError that blames the call: a BadCall of kind "content".
 
-    The default `exec_tool` raises it. Raise it in your own `exec_tool` for a tool that does not exist, or for arguments
-    that do not fit.
+    The default `exec_tool` raises a CallError. Raise it in your own `exec_tool` for an unknown tool or wrong arguments.
     """
 
 
 class InfraError(AgentRLError):
-    """The world broke: a container died, a retriever is down. The policy is not to blame, so nothing is trained."""
+    """The world broke: a container died, a retriever is down. The policy is not to blame, so the episode is not
+    trained."""
 
 
 class EngineError(InfraError):
@@ -69,21 +69,21 @@ class EngineError(InfraError):
 
 
 class RequestError(EngineError):
-    """The engine will always refuse this request: it is too long, or has an unknown parameter or token id.
+    """The engine will always refuse this request: too long, an unknown parameter or an unknown token id.
 
-    A server answers it with HTTP 400. Any other EngineError may blame the engine itself.
+    A server answers such a request with HTTP 400. Any other EngineError may blame the engine itself.
     """
 
 
 class ContextFullError(RequestError):
-    """The conversation is longer than the model can read. After the first turn it ends the episode with
+    """The conversation is longer than the model can read. After the first turn the episode ends with
     StopReason.CONTEXT_FULL."""
 
 
 class EngineLostError(EngineError):
-    """The engine of a training run is gone, or has other weights than the run gave it. It ends the run.
+    """The engine of a training run is gone, or has other weights than the run sent. The run ends.
 
-    No episode can continue, so this is not an episode's failure.
+    No episode can continue, so an EngineLostError is not an episode's failure.
     """
 
 
@@ -96,11 +96,11 @@ class ResumeError(AgentRLError):
 
 
 class CanaryError(AgentRLError):
-    """A run cannot be learning. The message gives what was seen, at which step, and where to look."""
+    """A run cannot be learning. The message gives the observation, the step and a hint."""
 
 
 class LedgerError(AgentRLError, AssertionError):
-    """A token is unaccounted for. This is a bug in agentrl: please report it with the message."""
+    """A token is unaccounted for: a bug in agentrl. Please report the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class BadCall:
     """Why a tool call was not executed."""
 
     kind: Literal["structural", "content"]
-    """structural: it cannot be read, because it is unclosed, not JSON, or has no name. content: it was read, but names
-    no tool, or its arguments do not fit."""
+    """structural: the call cannot be read, because it is unclosed, not JSON, or has no name. content: the call names no
+    tool, or has wrong arguments."""
     detail: str
 
 
@@ -161,7 +161,7 @@ class Failure:
 
 
 def _with_remedy(exc: BaseException) -> str:
-    """`one_line`, with the remedy for code that depends on the thread in which it runs."""
+    """`one_line`, with the remedy for code that works only in the main thread."""
     words = one_line(exc)
     if any("signal only works in main thread" in str(error) for error in (exc, exc.__cause__, exc.__context__)):
         return (
@@ -180,7 +180,7 @@ def leaves(exc: BaseException) -> list[BaseException]:
 
 
 def one_line(exc: BaseException) -> str:
-    """Type and text of an exception in one line. A group lists its exceptions too. Never raises."""
+    """Type and text of an exception in one line. A group lists its exceptions. Never raises."""
     try:
         words = text(" ".join(str(exc).split()))
     except Exception:  # noqa: BLE001 - the boundary of a foreign __str__: the exception itself is reported
@@ -191,7 +191,8 @@ def one_line(exc: BaseException) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, most: int = 1, cutoff: float = 0.6) -> str:
-    """`; did you mean group_size?`, with at most `most` names; `otherwise` if none is similar: its {} is all names."""
+    """`; did you mean group_size?`, with at most `most` names. Without a similar name: `otherwise`, where {} is
+    replaced by all names."""
     spelled = {candidate.lower(): candidate for candidate in names}
     close = [spelled[candidate] for candidate in difflib.get_close_matches(name.lower(), spelled, most, cutoff)]
     return f"; did you mean {', '.join(close)}?" if close else otherwise.replace("{}", ", ".join(spelled.values()))

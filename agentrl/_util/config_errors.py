@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in one line: the key, its value or the file, and the remedy."""
+"""Errors of a configuration in one line: the key, the value or the file, and the remedy."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _KINDS = {
     **dict.fromkeys(("dict_type", "mapping_type", "model_type", "dataclass_type"), "a mapping of keys to values"),
     "path_type": "a path",
 }
-"""By pydantic's name of an error: what was not given."""
+"""The expected kind of value, by the name of pydantic's error."""
 
 
 def problems(exc: ValidationError, kind: Any, whole: str = "it") -> str:
-    """Each wrong key of a configuration of the type `kind`, and what is wrong with it. `whole` names all of it."""
+    """Each wrong key of a configuration of the type `kind`, with the problem. `whole` names the configuration."""
     return "; ".join(dict.fromkeys(_problem(error, kind, whole) for error in exc.errors()))
 
 
@@ -65,16 +65,16 @@ def unknown(place: Sequence[int | str], kind: Any) -> str:
 
 
 def _at(kind: Any, place: Sequence[int | str]) -> Any:
-    """The type at a place in a configuration of the type `kind`, as far as it has keys."""
+    """The type at a place in a configuration of the type `kind`. The last known type if a part has no keys."""
     for name in place:
         kind = keys_of(kind).get(str(name), kind)
     return kind
 
 
 def keys_of(kind: Any) -> Mapping[str, Any]:
-    """The keys that a model, a dataclass or a TypedDict takes, each with its type. Of any other type, none.
+    """The keys of a model, a dataclass or a TypedDict, each with its type. Empty for any other type.
 
-    A mapping of keys to types is such a kind, too.
+    `kind` may also be a mapping of keys to types.
     """
     if isinstance(kind, Mapping):
         return kind
@@ -94,7 +94,8 @@ def _written(key: str, field: FieldInfo) -> str:
 
 
 def check_file(path: Path, remedy: str, kind: str = "file", named_by: str = "") -> None:
-    """Raises ConfigError if there is no file at the path. The line gives a similar name beside it, or the remedy."""
+    """Raises ConfigError if no file is at the path. The message gives the similar name of a neighbouring file, or the
+    remedy."""
     if path.is_file():
         return
     where = f"{named_by} {path}".strip()

@@ -1,4 +1,4 @@
-"""The content of a value as text that is the same in every process. Its hash shows whether data changed."""
+"""The content of a value as text that is the same in every process. A hash of the text shows whether data changed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from agentrl.plain import JSON, MAX_DEPTH
 _TEXTS = (bytes, date, Decimal, Enum, PurePath, UUID)
 """Types whose text is their content."""
 _SETS = 3
-"""How deep sets within sets are read. Members have no order, so an object that two of them share gets no number."""
+"""The limit of sets within sets. Members have no order, so an object in two members gets no number."""
 
 
 def content(value: Any) -> str:
     """The content of a value as text, without addresses and without the order of sets. Plain JSON is written as `json`
     does.
 
-    An object is read as pickle would write it. If it cannot be pickled, the name of its class takes its place.
+    An object is read by pickle's protocol. For an object that cannot be pickled, the text is the name of the class.
     """
     return json.dumps(_ValueReader().of(value), sort_keys=True)
 
@@ -35,7 +35,7 @@ class _ValueReader:
     inside: set[int] = field(default_factory=set)
     """Ids of the lists, mappings and sets around the current value."""
     seen: dict[int, tuple[int, object]] = field(default_factory=dict)
-    """The number of each object met so far, by its id. The objects are kept alive, so that no id is used twice."""
+    """The number of each object so far, by `id`. The objects are kept alive, so that no id is used twice."""
 
     def of(self, value: Any) -> JSON:
         if isinstance(value, _TEXTS) and not isinstance(value, str | int):
@@ -82,7 +82,7 @@ class _ValueReader:
 
 
 def _state(value: Any) -> list[Any]:
-    """What pickle would write of an object."""
+    """The state of an object for pickle. Empty if the object cannot be pickled."""
     try:
         if hasattr(value, "dtype") and hasattr(value, "tolist"):  # pickles of tensors hold addresses
             return [str(value.dtype), value.tolist()]

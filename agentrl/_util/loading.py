@@ -29,8 +29,8 @@ _importing = threading.RLock()
 def load_object(path: str, kind: type = object) -> Any:
     """The object at `file.py:name`, `package.module:name` or `package.module.name`.
 
-    Raises ConfigError for any error of the import. If the module has no such name, the message lists its subclasses of
-    `kind`.
+    Raises ConfigError for any error of the import. If the module lacks the name, the message lists the module's
+    subclasses of `kind`.
     """
     if "::" in path:
         raise ConfigError(f"{path!r} does not name an object; write {path.replace('::', ':')}")
@@ -70,7 +70,7 @@ def not_the_users(file: str) -> bool:
 
 
 def definition(function: Callable[..., Any]) -> str | None:
-    """`file:line` of a function of the user's; None for one of a package, of Python or of agentrl."""
+    """`file:line` of a function of the user. None for a function of a package, of Python or of agentrl."""
     code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
     if code is None or not_the_users(code.co_filename):
         return None
@@ -78,7 +78,7 @@ def definition(function: Callable[..., Any]) -> str | None:
 
 
 def own_frames(formatted: str) -> str:
-    """The frames of a formatted traceback that are in the user's code."""
+    """The frames of a formatted traceback in the user's code."""
     frames = re.finditer(r'^  File "(?P<file>.+)", line \d+, in .*\n(?:    .*\n)*', formatted, re.MULTILINE)
     return "".join(frame.group() for frame in frames if not frame["file"].startswith(_NOT_THE_USERS))
 
@@ -103,7 +103,7 @@ def _load_module(module_path: str, path: str) -> ModuleType:
 
 
 def _load_file(file: Path) -> ModuleType:
-    """Import a file under a name made of its path, so that two files called env.py do not clash, and pickling works."""
+    """Import a file under a name made of the path, so that two files called env.py do not clash, and pickling works."""
     check_file(file, f"give its path from here, {Path.cwd()}")
     name = f"agentrl_user_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
     with _importing:  # no thread may see a module that another has read only in part
@@ -137,7 +137,7 @@ def _import_cause(exc: BaseException) -> str:
 
 
 def short(file: str) -> str:
-    """The path relative to the current folder if it is inside it, as the user wrote it."""
+    """The path relative to the current folder if the file is inside."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 

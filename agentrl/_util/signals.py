@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run: it closes its resources first."""
+"""Ctrl-C and SIGTERM end a run after its resources are closed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Terminated(KeyboardInterrupt):
 
 
 _PATIENCE_S = 10.0
-"""A second Ctrl-C is ignored for this many seconds: it would leave the cleanup incomplete."""
+"""Seconds during which a second Ctrl-C is ignored, so that the cleanup completes."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run`, where Ctrl-C and SIGTERM cancel `main`. Raises KeyboardInterrupt or Terminated after the cleanup.
 
     A second SIGTERM is ignored: schedulers often send two, and the second must not interrupt the cleanup. A second
-    Ctrl-C is ignored for ten seconds; after that it ends the cleanup. Outside the main thread, where Python takes no
-    signals, this is `asyncio.run`. If SIGINT has a handler, or is ignored, that is kept.
+    Ctrl-C is ignored for ten seconds; later it ends the cleanup. Outside the main thread, where Python takes no
+    signals, this is `asyncio.run`. An existing handler of SIGINT stays.
     """
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(main)
@@ -76,9 +76,10 @@ def _handled_by(handler: Callable[[int, FrameType | None], None], taken: Sequenc
 
 @contextmanager
 def raising_at_once() -> Iterator[None]:
-    """In here, Ctrl-C and SIGTERM raise KeyboardInterrupt and Terminated at once, also within `run`.
+    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt and Terminated at once in the block, also within `run`.
 
-    For blocking work that may break off anywhere, such as a download: a cancelled task would end only after it.
+    For blocking work that may break off anywhere, such as a download: a cancelled task would end only after the
+    download.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -94,7 +95,7 @@ def raising_at_once() -> Iterator[None]:
 
 @contextmanager
 def stopping() -> Iterator[asyncio.Event]:
-    """In here, Ctrl-C and SIGTERM set an event, for a server that shuts down normally. Needs the main thread."""
+    """Let Ctrl-C and SIGTERM set an event in the block, for a server with a normal shutdown. Needs the main thread."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)

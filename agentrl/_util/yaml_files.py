@@ -1,4 +1,4 @@
-"""Read a configuration from a YAML file. Each mistake in it is one line, with the file, the line and the remedy."""
+"""Read a configuration from a YAML file. An error message is one line with the file, the line and the remedy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _CHANGED = {
     "tag:yaml.org,2002:float": (r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$", list("-+.0123456789")),
     "tag:yaml.org,2002:timestamp": (r"^$", []),
 }
-"""What YAML 1.2 takes for other than text, without numbers of other bases."""
+"""Patterns of YAML 1.2 for values that are not text. Numbers of other bases are left out."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is written twice. YAML would take the last one in silence."""
+    """Refuses a repeated key. YAML would silently take the last value."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -41,7 +41,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _NewLoader(_Loader):
-    """YAML 1.2, as programs of today write it: `yes` and `on` are texts, and so is 22:10."""
+    """YAML 1.2, the format of present programs: `yes`, `on` and 22:10 are texts."""
 
 
 _NewLoader.yaml_implicit_resolvers = {
@@ -59,7 +59,7 @@ def read_yaml(
     *,
     version: Literal["1.1", "1.2"] = "1.1",
 ) -> dict[str, Any]:
-    """The mapping in a YAML file, which the option `named_by` names. Raises ConfigError."""
+    """The mapping in a YAML file. `named_by` is the option with the path. Raises ConfigError."""
     path, where = Path(file), f"{named_by} {file}".strip()
     try:
         content = yaml.load(path.read_bytes().decode("utf-8-sig"), _Loader if version == "1.1" else _NewLoader)

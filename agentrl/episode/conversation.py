@@ -61,7 +61,7 @@ class Sampled(NamedTuple):
 
 @dataclass(slots=True)
 class Conversation:
-    """One model's turns and observations, under the limits of `options`. Everything is recorded in `trajectory`.
+    """Turns and observations of a model, under the limits of `options`. All are recorded in `trajectory`.
 
     Methods raise FailedError if the engine or the template breaks.
     """
@@ -73,28 +73,28 @@ class Conversation:
     aborted: Callable[[], bool] | None = None
     """See `EpisodeHooks.aborted`."""
     thoughts: ReasoningStripper | None = None
-    """How far thoughts have been stripped; None if they are kept."""
+    """The progress of stripping thoughts. None if thoughts are kept."""
     context: int = 0
     """Tokens of the longest sequence; known from `open` on."""
     turns_before: int = 0
-    """Turns of the same conversation that are not in `trajectory`."""
+    """Earlier turns of the same conversation outside of `trajectory`."""
     rid: str = ""
-    """The request that the engine is answering now."""
+    """The id of the running request to the engine."""
     discarded_tokens: int = 0
-    """Tokens that were discarded: after a stop string that the engine missed, or of a speaker after the limit."""
+    """Discarded tokens: after a stop string that the engine missed, or after a speaker's limit."""
     speaker: MessageEngine | None = field(init=False)
-    """The engine, if it is asked with messages. Checked once, because checking a protocol is slow."""
+    """The engine, if it takes messages. Checked once, because checking a protocol is slow."""
     spoken: ChatTranscript = field(default_factory=ChatTranscript)
-    """The messages of a MessageEngine, in its own form."""
+    """The messages of a MessageEngine, in the engine's own form."""
     _unanswered: Action | None = None
-    """The last action, from when it is read until its answer is rendered: its tokens are a tuple, which is large."""
+    """The last action, until its answer is rendered. The tokens are a large tuple."""
 
     def __post_init__(self) -> None:
         self.renderer = self.options.renderer(self.renderer)
         self.speaker = self.engine if isinstance(self.engine, MessageEngine) else None
 
     async def open(self) -> None:
-        """Ask the engine for its longest sequence."""
+        """Ask the engine for the length of its longest sequence."""
         with at_boundary("engine"):
             self.context = self.options.limits.context or await self.engine.context_length()
 
@@ -127,7 +127,7 @@ class Conversation:
             self.thoughts.begin(observed)
 
     async def sample(self, turn_options: TurnOptions = TurnOptions()) -> Sampled:  # noqa: B008 - immutable
-        """Sample a turn, or the rest of a turn that an abort left open, and parse it."""
+        """Sample a turn, or the rest of an aborted turn, and parse it."""
         trajectory = self.trajectory
         stop = await self._generate(turn_options)
         if stop is StopReason.ABORTED or not trajectory.open:
@@ -135,7 +135,7 @@ class Conversation:
         return Sampled(self._read_turn(), stop)
 
     def say(self, generation: Generation) -> Action:
-        """Append a whole turn that is known already, such as an assistant's message of recorded chat, and parse it."""
+        """Append a complete turn, such as an assistant's message of recorded chat, and parse it."""
         with at_boundary("engine"):
             _check(generation)
         self.trajectory.append_model(generation)
@@ -160,7 +160,8 @@ class Conversation:
         return action
 
     def observe(self, observed: Observed) -> StopReason | None:
-        """Append the next observation. If no turn would fit after it, append nothing and return the reason to stop."""
+        """Append the next observation. If no turn would fit afterwards, append nothing and return the reason to
+        stop."""
         with at_boundary("render", data=True):
             rendered, anew = self._next(observed)
         return self._append_next(observed, rendered, anew)
@@ -168,7 +169,7 @@ class Conversation:
     async def observe_aside(self, observed: Observed) -> StopReason | None:
         """As `observe`. A long observation is rendered in a thread, so that other episodes continue.
 
-        An observation that certainly does not fit is not rendered at all.
+        An observation that certainly does not fit is not rendered.
         """
         await admission()
         with at_boundary("render", data=True):
@@ -213,7 +214,8 @@ class Conversation:
         return self.aborted is not None and self.aborted()
 
     async def _generate(self, turn_options: TurnOptions) -> StopReason | None:
-        """Sample until the turn is complete. Aborts by the engine are followed by another generation."""
+        """Sample until the turn is complete. After an abort by the engine the turn continues with another
+        generation."""
         aborts = EngineAborts(self.options.engine_retry_s)
         while True:
             if self.is_aborted():
@@ -259,7 +261,8 @@ class Conversation:
         return generation
 
     async def _asked(self, params: SamplingParams) -> Generation:
-        """The engine's answer. Raises EngineError if it read the images as other tokens than the trainer will."""
+        """The engine's answer. Raises EngineError if the engine and the trainer read different tokens for the
+        images."""
         segment, session_id = self.trajectory.segment, self.trajectory.session_id
         request: RequestFields = {"session_id": session_id, "rid": self.rid}
         if segment.media:
@@ -288,7 +291,7 @@ class Conversation:
     async def _ask_speaker(
         self, engine: MessageEngine, turn_options: TurnOptions, budget: int
     ) -> tuple[Generation, bool] | None:
-        """A turn, and whether it was cut to `budget`. None if the conversation is too long for the speaker."""
+        """A turn, and whether the turn was cut to `budget`. None if the conversation is too long for the speaker."""
         trajectory, started = self.trajectory, time.monotonic()
         sent, cap = trajectory.length, min(self._caps(turn_options), default=None)
         params = self._sampling_params(turn_options, cap or 0)
@@ -318,11 +321,11 @@ class Conversation:
         return generation, cut
 
     def _cut_at_stop(self, generation: Generation, params: SamplingParams) -> Generation:
-        """End a turn at its first stop token, or where its text first has a stop string.
+        """End a turn at its first stop token, or at the first stop string in its text.
 
-        An engine answers with later tokens too if it samples several in a step (speculative decoding), and it misses a
-        stop string that an abort has split: it searches only the tokens of the present request. Tokens behind the stop
-        are no part of the turn. They are counted as discarded, are not in any prompt, and are never trained.
+        With speculative decoding an engine also returns later tokens. The engine misses a stop string that an abort has
+        split, because the search covers only the tokens of the present request. Tokens after the stop are no part of
+        the turn. They are counted as discarded, are not in any prompt, and are never trained.
         """
         ends: list[tuple[int, int, int | str]] = []
         if (count := self._end_of_stop_token(generation, params)) is not None:
@@ -347,14 +350,14 @@ class Conversation:
         )
 
     def _end_of_stop_token(self, generation: Generation, params: SamplingParams) -> int | None:
-        """The number of tokens up to the first one that ends the turn."""
+        """The number of tokens up to the first stop token."""
         if params.get("ignore_eos"):
             return None
         least, stops = params.get("min_new_tokens") or 0, params["stop_token_ids"]
         return next((i for i, token in enumerate(generation.tokens, 1) if i > least and token in stops), None)
 
     def _end_of_stop_string(self, generation: Generation, stop: str) -> int | None:
-        """The number of tokens with which the turn's text first has the stop string."""
+        """The number of tokens up to the end of the first stop string."""
         tokens, longest = generation.tokens, len(stop.encode())  # a token is at least a byte
         before = self.trajectory.turn_tokens[-longest:] if self.trajectory.open else []
 
@@ -389,7 +392,7 @@ class Conversation:
         return self.renderer.decode(rendered.tokens[rendered.spans[-1].start :])
 
     def _budget(self, turn_options: TurnOptions) -> tuple[int, StopReason]:
-        """Tokens that may be sampled now, and the reason to stop when they are used up."""
+        """Tokens that may be sampled now, and the reason to stop at the end of the budget."""
         trajectory, limits = self.trajectory, self.options.limits
         spent = len(trajectory.turn_tokens) if trajectory.open else 0
         budgets = [(self.context - trajectory.length, StopReason.CONTEXT_FULL)]

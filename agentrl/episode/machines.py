@@ -1,4 +1,4 @@
-"""Running machines in the state of an Env: found in it, and removed once nothing needs them."""
+"""Find running machines in the state of an Env, and remove unneeded machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.sandbox import MachineSnapshot
 log = logging.getLogger("agentrl")
 
 _releasing: set[asyncio.Task[None]] = set()
-"""So that none is forgotten."""
+"""Strong references to the running tasks."""
 
 
 class _Nowhere:
@@ -24,7 +24,7 @@ class _Nowhere:
 
 
 class _MachineFinder(pickle.Pickler):
-    """Looks at every object that pickle would write."""
+    """Visits every object of a pickle."""
 
     def __init__(self) -> None:
         super().__init__(_Nowhere())
@@ -37,7 +37,7 @@ class _MachineFinder(pickle.Pickler):
 
 
 def machines_in(saved: Any) -> tuple[MachineSnapshot, ...]:
-    """The machines in the result of `Env.snapshot`, wherever they are in it."""
+    """The machines in the result of `Env.snapshot`, at any depth."""
     finder = _MachineFinder()
     with suppress(Exception):  # whoever writes the state reports it
         finder.dump(saved)
@@ -45,7 +45,7 @@ def machines_in(saved: Any) -> tuple[MachineSnapshot, ...]:
 
 
 async def release(machines: Iterable[MachineSnapshot]) -> None:
-    """Remove machines, even if this call is cancelled. Errors are logged: each has its own time, too."""
+    """Remove machines, even if this call is cancelled. Errors are logged: every machine also expires."""
     tasks = [asyncio.create_task(_released(machine)) for machine in machines]
     _releasing.update(tasks)
     for task in tasks:

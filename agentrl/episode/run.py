@@ -1,4 +1,4 @@
-"""One episode: reset, turns of model and Env until there is a reason to stop, score, close."""
+"""The course of an episode: reset, turns of model and Env until there is a reason to stop, score, close."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ async def run_episode(
     session_id: str | None = None,
     hooks: EpisodeHooks | None = None,
 ) -> Trajectory:
-    """Play one episode and return its trajectory, even if something broke.
+    """Play an episode and return its trajectory, even after a failure.
 
-    The trajectory's `stop` is why the episode ended. If it is StopReason.FAILED, `failure` is what broke. `reward`
-    replaces `Env.score`. `session_id` names the episode to the engine; the default is a random one. `hooks` is for
-    programs that abort and resume episodes.
+    `stop` of the trajectory is the reason of the end. With StopReason.FAILED, `failure` has the cause. `reward`
+    replaces `Env.score`. `session_id` names the episode to the engine; the default is random. `hooks` is for programs
+    that abort and resume episodes.
 
     Raises ConfigError, TemplateError, LedgerError and cancellation. Any other error is recorded.
     """
@@ -74,7 +74,7 @@ async def run_episode(
 
 @dataclass(slots=True)
 class Episode:
-    """One Env and one model that take turns."""
+    """An Env and a model that take turns."""
 
     env: Env
     state: EpisodeState
@@ -82,9 +82,9 @@ class Episode:
     reward: RewardFn | None
     hooks: EpisodeHooks
     returning: Parked | None = None
-    """The parked episode, until its Env is restored. If it is aborted before that, it is parked again unchanged."""
+    """The parked episode, until its Env is restored. After an earlier abort the episode is parked again unchanged."""
     _counted: float | None = None
-    """When `EpisodeState.played_s` was last brought up to date; None while it does not run."""
+    """The time of the last update of `EpisodeState.played_s`. None while the clock stands."""
 
     @classmethod
     def of(
@@ -131,11 +131,11 @@ class Episode:
 
     @property
     def whole(self) -> EpisodeState:
-        """The state that stands for the episode."""
+        """The state that represents the whole episode."""
         return self.state
 
     async def begin(self) -> None:
-        """Bind the Env to its own copy of the task. Only this episode sees its changes to it."""
+        """Bind the Env to its own copy of the task. Only this episode sees the Env's changes to the copy."""
         trajectory = self.whole.trajectory
         self.whole.given = trajectory.task
         trajectory.task = own_task(trajectory.task)
@@ -157,7 +157,7 @@ class Episode:
         return self.whole.stop
 
     async def _score(self) -> None:
-        """Write the reward: 0 without a turn, after a prompt that is too long, for example. Raises FailedError."""
+        """Write the reward. The reward is 0 without a turn, for example after a too long prompt. Raises FailedError."""
         if self.state.trajectory.last_action is None:
             nothing_earned(self.state.trajectory, None)
             return
@@ -183,7 +183,7 @@ class Episode:
             self.whole.played_s, self._counted = self.whole.played_s + now - self._counted, now
 
     async def _save(self) -> None:
-        """Give the state to `hooks.save`, if there is one. Raises FailedError."""
+        """Give the state to `hooks.save`, if set. Raises FailedError."""
         if self.hooks.save is not None:
             self._count()
             await save_state(self.hooks.save, self.env, self.whole, timeout=self.talk.options.limits.step_s)
@@ -206,12 +206,12 @@ class Episode:
             raise
 
     async def reopen(self) -> None:
-        """Make the conversation ready to continue a recorded one."""
+        """Prepare the conversation to continue a recorded conversation."""
         await self.talk.open()
         self.talk.use_tools(self.state.trajectory.tools)
 
     def _note_deadline(self) -> None:
-        """Name the phase in which the episode was when its time was up."""
+        """Name the phase of the episode at its deadline."""
         trajectory = self.state.trajectory
         phase = trajectory.info["deadline_in"] = self.state.next if trajectory.length else "reset"
         turns, limit = len(trajectory.turns), self.talk.options.limits.episode_s
@@ -233,7 +233,7 @@ class Episode:
         self.state.turn_options = env.turn_options
 
     async def _turn(self) -> StopReason | None:
-        """Play one turn of the model and the Env's answer, or the rest of it. Return the reason to stop, if any."""
+        """Play a turn of the model and the Env's answer, or the rest of both. Return the reason to stop, if any."""
         state, stop, action = self.state, None, None
         if state.next == "generate":
             action, stop = await self.talk.sample(state.turn_options)
@@ -277,7 +277,7 @@ class Episode:
         self, result: StepResult, corrections: Sequence[Message], action: Action
     ) -> tuple[Observed, float | None]:
         """The observation, with the policy's replies, and the reward of a step. Raises TypeError or ValueError for an
-        invalid one."""
+        invalid observation or reward."""
         where = f"{type(self.env).__name__}.step"
         if unknown := {*result.rewards, result.next_seat or next(iter(self.env.seats), None)} - {*self.env.seats, None}:
             raise ValueError(f"{where} names the seat {unknown.pop()!r}, and the Env's seats are {self.env.seats!r}")
@@ -306,7 +306,7 @@ class Episode:
         return await self.talk.observe_aside(before_next)
 
     async def _answer(self, action: Action) -> tuple[StepResult, Sequence[Message]]:
-        """The Env's answer, and the replies of the BadCallPolicy, if any, to calls that could not be read."""
+        """The Env's answer, and the BadCallPolicy's replies to unreadable calls, if any."""
         env, corrections = self.env, list[Message]()
         runtime(env).call_errors.clear()
         if self.policy and action.error:
@@ -341,5 +341,5 @@ class Episode:
 
     @property
     def policy(self) -> BadCallPolicy | None:
-        """The Env's BadCallPolicy; None without tools, because then nothing is a tool call."""
+        """The Env's BadCallPolicy. None without tools, because then no text is a tool call."""
         return self.env.bad_calls if self.state.trajectory.tools else None

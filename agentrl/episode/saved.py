@@ -38,14 +38,14 @@ _BEATS = 4
 
 
 class OwnedEpisodeError(ResumeError):
-    """Another process that seems to live plays the episode."""
+    """Another process, which seems to live, plays the episode."""
 
 
 class SavedEpisodes:
-    """The files in one folder, as this process sees them. All methods block, and may be called from any thread.
+    """The files in a folder, seen from this process. All methods block, and may be called from any thread.
 
-    `shared`: other processes use the folder, too. They count as dead after `dead_s` seconds without a heartbeat; a
-    process of the same machine and pid namespace is seen to be dead at once. Methods raise OSError.
+    `shared`: other processes use the folder, too. They count as dead after `dead_s` seconds without a heartbeat. The
+    death of a process of the same machine and pid namespace is seen at once. Methods raise OSError.
     """
 
     def __init__(self, folder: Path, *, shared: bool = False, dead_s: float = 60.0) -> None:
@@ -55,16 +55,16 @@ class SavedEpisodes:
         self._lock = Lock()
         self._swept = float("-inf")
         self._ahead_s = 0.0
-        """The seconds by which the clock of the folder is ahead of this machine's."""
+        """Seconds by which the clock of the folder is ahead of this machine's."""
 
     def plays(self, key: str) -> bool:
         """Whether this process plays an episode."""
         return self._states.get(key) == "taken"
 
     def write(self, key: str, data: bytes, until: float, state: SavedState) -> None:
-        """Write an episode's file, in place of an earlier one. It expires at `until`, in Unix time.
+        """Write an episode's file, in place of an earlier file. The file expires at `until`, in Unix time.
 
-        Raises ResumeError, and writes nothing, if another process has taken the episode meanwhile.
+        Raises ResumeError, and writes no file, if another process has taken the episode meanwhile.
         """
         self._prepare()
         unfinished = self.folder / f"{key}.{uuid4().hex}.{_UNFINISHED}"
@@ -89,9 +89,9 @@ class SavedEpisodes:
             del self._states[key]
 
     def take(self, key: str, until: float) -> bytes:
-        """The content of an episode's file, which this process owns from then on. It then expires at `until`.
+        """The content of an episode's file. This process then owns the file, which expires at `until`.
 
-        Raises ResumeError if there is none, and OwnedEpisodeError if a process that seems to live plays it.
+        Raises ResumeError for a missing file, and OwnedEpisodeError if a process that seems to live plays the episode.
         """
         self._prepare()
         with self._lock:  # of two coroutines of this process, one gets it
@@ -121,7 +121,7 @@ class SavedEpisodes:
         return data
 
     def remove(self, key: str, state: SavedState = "taken") -> bool:
-        """Delete the file of an episode that is in this state here. False if this process does not own it any more."""
+        """Delete the file of an episode in this state. False if this process no longer owns the file."""
         if self._states.get(key) != state:
             return False
         del self._states[key]
@@ -132,14 +132,14 @@ class SavedEpisodes:
         return True
 
     def give_back(self, key: str) -> None:
-        """Let any process take the file of an episode that this process plays, if it still does."""
+        """Let any process take the file of an episode of this process, if this process still owns the file."""
         if self.plays(key):
             with suppress(FileNotFoundError):
                 self._path(key, "taken").rename(self._path(key, "parked"))
             del self._states[key]
 
     def close(self) -> None:
-        """Remove what dead processes have left, and this process's heartbeat, unless it still owns files."""
+        """Remove the files of dead processes, and this process's heartbeat, unless the process still owns files."""
         if self._heart is not None and not self._states:
             self._heart.stop()
             self._heart.file.unlink(missing_ok=True)
@@ -148,7 +148,7 @@ class SavedEpisodes:
         self._sweep()
 
     def _prepare(self) -> None:
-        """Show that this process lives before it owns anything, and remove what others have left."""
+        """Write a heartbeat before this process owns a file, and remove the files of dead processes."""
         with self._lock:
             if self.shared and (self._heart is None or self._heart.file.name != current()):  # a forked child is another
                 self._heart = Heartbeat(self.folder, self.dead_s / _BEATS, self._warn)
@@ -184,7 +184,7 @@ class SavedEpisodes:
         os.utime(file, (until + self._ahead_s, until + self._ahead_s))
 
     def _sweep(self) -> None:
-        """Remove expired files, unless a process that lives owns them, and what processes that died have left."""
+        """Remove expired files, unless a living process owns the file, and the files of dead processes."""
         if time.monotonic() - self._swept < _SWEEP_S:
             return
         self._swept = time.monotonic()
@@ -216,7 +216,7 @@ class SavedEpisodes:
 
 
 def _owner(path: Path) -> str:
-    """The owner in a file's name. "" if it has none."""
+    """The owner in a file's name. "" without an owner."""
     return path.stem.partition(".")[2] if path.suffix in (".taken", ".ended") else ""
 
 

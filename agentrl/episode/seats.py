@@ -31,7 +31,7 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Generation, Message, Observation, Observed, Raw, StepResult, StopReason, Task
 
 _SHARED = (StopReason.DONE, StopReason.ABORTED, StopReason.FAILED, StopReason.DEADLINE)
-"""Reasons that end an episode for every seat. Any other reason is that of one seat."""
+"""Reasons that end an episode for every seat. Any other reason concerns a single seat."""
 
 
 async def run_seats(
@@ -46,15 +46,16 @@ async def run_seats(
     session_id: str | None = None,
     hooks: EpisodeHooks | None = None,
 ) -> dict[str, Trajectory]:
-    """Play one episode of an Env with seats. Return the trajectory of each seat, in the order of `Env.seats`.
+    """Play an episode of an Env with seats. Return the trajectory of each seat, in the order of `Env.seats`.
 
-    `engine` plays every seat that is not in `players`, an engine by seat: older weights, or a `ChatEngine` around a
-    function, an API or a person. `Limits` and the budgets count for each seat; `Limits.episode_s` for the episode. Each
-    trajectory has its `seat`, its reward and its reason to stop. A limit of one seat, or its bad calls, end the episode
-    for all: the others stop with DONE, and info["ended_by"] names the seat. A broken environment, an abort and the
-    deadline stop all seats for the same reason.
+    `engine` plays every seat without an entry in `players`. The values of `players` are engines: older weights, or a
+    `ChatEngine` around a function, an API or a person. `Limits` and the budgets count for each seat; `Limits.episode_s`
+    for the episode. Each trajectory has its `seat`, its reward and its reason to stop. A limit or the bad calls of a
+    single seat end the episode for all seats: the others stop with DONE, and info["ended_by"] names the seat. A broken
+    environment, an abort and the deadline stop all seats for the same reason.
 
-    The rest, errors included, is as in `run_episode`. Raises ConfigError if the Env has no seats, or no such seat.
+    Other details and errors are as in `run_episode`. Raises ConfigError for an Env without seats, and for an unknown
+    seat.
     """
     seats, options = tuple(env.seats), options or EpisodeOptions()
     if not seats:
@@ -67,7 +68,7 @@ async def run_seats(
 
 
 def new_table(seats: Sequence[str], task: Task, name: str, options: EpisodeOptions) -> Table:
-    """The states of the seats of an episode that is to begin. `name` begins their session ids."""
+    """The states of the seats before an episode begins. `name` begins their session ids."""
     table = Table({}, seats[0], seats[0])
     for seat in seats:
         trajectory = Trajectory(task, session_id=f"{name}-{seat}")
@@ -79,7 +80,7 @@ def new_table(seats: Sequence[str], task: Task, name: str, options: EpisodeOptio
 
 @dataclass(slots=True)
 class SeatedEpisode(Episode):
-    """One Env and the conversations of its seats. `state` and `talk` are those of the seat whose turn it is."""
+    """An Env and the conversations of its seats. `state` and `talk` belong to the seat whose turn it is."""
 
     talks: dict[str, Conversation] = field(default_factory=dict)
 
@@ -95,7 +96,7 @@ class SeatedEpisode(Episode):
         reward: RewardFn | None,
         hooks: EpisodeHooks | None,
     ) -> SeatedEpisode:
-        """Raises ConfigError for a player of a seat that the Env does not have."""
+        """The episode at a table. Raises ConfigError for a player of an unknown seat."""
         players, hooks, options = players or {}, hooks or EpisodeHooks(), options or EpisodeOptions()
         if unknown := [seat for seat in players if seat not in table.seats]:
             raise ConfigError(
@@ -138,7 +139,7 @@ class SeatedEpisode(Episode):
         self._sit(self.table.seat)
 
     def _sit(self, seat: str) -> None:
-        """Let a seat act: the hooks of the Env see it, and the episode's next turn is in its conversation."""
+        """Let a seat act: the hooks of the Env see the seat, and the next turn is in the seat's conversation."""
         self.state, self.talk = self.table.seats[seat], self.talks[seat]
         self.env.seat = seat
 
@@ -166,7 +167,8 @@ class SeatedEpisode(Episode):
         await self.begin_turn()
 
     async def begin_turn(self) -> StopReason | None:
-        """Let the seat read what it has not read, and mark its turn as begun. If it cannot go on, return the reason."""
+        """Let the seat read the unread observation, and mark its turn as begun. If the seat cannot go on, return the
+        reason."""
         table = self.table
         self._sit(table.seat)
         if self.talk.is_aborted():
@@ -203,7 +205,7 @@ class SeatedEpisode(Episode):
         return stop or await Episode._turn(self)
 
     async def answer_again(self, recorded: Trajectory) -> bool:
-        """Append the seat's next recorded turn, and let the Env answer it. Return whether its tokens are the same."""
+        """Append the seat's next recorded turn, and let the Env answer. Return whether the tokens are the same."""
         if not self.table.begun and await self.begin_turn() is not None:
             return False
         again = self.state.trajectory
@@ -274,7 +276,7 @@ class SeatedEpisode(Episode):
         return self.reward is None and type(self.env).score is Env.score
 
     async def run(self, begin: Callable[[], Awaitable[None]]) -> Trajectory:
-        """Play the episode, and write its end into every trajectory. Returns that of the first seat."""
+        """Play the episode, and write its end into every trajectory. Return the trajectory of the first seat."""
         first = self.whole.trajectory
         await Episode.run(self, begin)
         stop, ended_by = first.stop, self.table.seat
@@ -288,7 +290,7 @@ class SeatedEpisode(Episode):
 
 
 async def replay_seats(episode: SeatedEpisode) -> bool:
-    """Play the recorded actions to the fresh Env of an episode, in copies of its conversations that are thrown away.
+    """Play the recorded actions to the fresh Env of an episode, in discarded copies of its conversations.
 
     Return False if the host aborts meanwhile. Raises ResumeError if any token differs from the record.
     """
@@ -331,14 +333,13 @@ def _unplayed(recorded: Table) -> Table:
 
 def begins(recorded: Trajectory, again: Trajectory) -> bool:
     """Whether the last segment of `again` is the beginning of the same segment of `recorded`. Earlier segments were
-    compared as they grew.
-    """
+    compared during their growth."""
     segments = recorded.segments[len(again.segments) - 1 :]
     return bool(segments) and again.segment.ids == segments[0].ids[: again.length]
 
 
 def _options_of(seat: str, options: EpisodeOptions) -> EpisodeOptions:
-    """The options of a seat: its sampling has a seed of its own, so that equal prompts get different turns."""
+    """The options of a seat: its sampling has its own seed, so that equal prompts get different turns."""
     params = options.sampling_params
     if "sampling_seed" not in params:
         return options

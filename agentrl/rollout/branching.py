@@ -38,8 +38,8 @@ from agentrl.types import Generation, Rendered, SamplingParams, Task, TurnOption
 
 @dataclass(slots=True)
 class Budget:
-    """What the branches of a tree may cost. A turn's branches begin only while both are left, and are then played to
-    their end, so `tokens` may be exceeded by what one group samples."""
+    """The cost limit of a tree's branches. A turn's branches begin only while both limits have a rest. They are played
+    to their end, so a group may exceed `tokens`."""
 
     episodes: int
     """Continuations."""
@@ -73,16 +73,16 @@ class _Fork:
 @dataclass(slots=True)
 class EpisodeTree:
     """An episode and its branches. Leave it (`async with`) or `close` it if snapshots of its Env hold running machines,
-    which are kept until then."""
+    which stay until then."""
 
     rollout: Rollout
     root: Trajectory
     task: Task
-    """The task as it was given."""
+    """The original task."""
     budget: Budget
     params: SamplingParams
     groups: list[list[Trajectory]] = field(default_factory=list)
-    """The leaves, by the turns at which they began: groups to learn from."""
+    """The groups to learn from: leaves by their first turn."""
     _forks: dict[int, _Fork] = field(default_factory=dict)
 
     @classmethod
@@ -138,24 +138,26 @@ class EpisodeTree:
         await self.close()
 
     async def close(self) -> None:
-        """Remove the machines in its snapshots. Then it cannot branch at turns that need them. Safe to call twice."""
+        """Remove the machines in the snapshots. Afterwards turns that need a machine cannot branch. Safe to call
+        twice."""
         await _drop(self._forks)
 
     @property
     def ledger(self) -> Ledger:
-        """The count of all tokens of the tree; those that branches share are counted once."""
+        """The count of all tokens of the tree. Tokens shared by branches are counted once."""
         leaves = [leaf for group in self.groups for leaf in group]
         return total_ledger([segment for episode in (self.root, *leaves) for segment in episode.segments])
 
     async def branch(self, turn: int, n: int) -> list[Trajectory]:
         """Continue the root `n` times from before its turn number `turn`, counted from 0. Return the leaves.
 
-        The budget may allow fewer. If it allows less than two, none is played, because one has no baseline. A leaf
-        whose environment fails is masked as `env_failure`. Limits count what the root spent before the branch, too.
-        `Env.score` and reward functions see a leaf's whole conversation in `messages`, and its own turns in `turns`.
+        The budget may allow fewer leaves. If the budget allows less than two, no leaf is played, because a single leaf
+        has no baseline. A leaf with a failed environment is masked as `env_failure`. Limits include the root's spending
+        before the branch. `Env.score` and reward functions see a leaf's whole conversation in `messages`, and the
+        leaf's own turns in `turns`.
 
-        Raises ConfigError for a turn that the root does not have, and ResumeError if the Env does not come back to the
-        same tokens.
+        Raises ConfigError for a turn outside of the root, and ResumeError if the Env does not return to the same
+        tokens.
         """
         if not 0 <= turn < len(self.root.turns):
             raise ConfigError(f"branch({turn}): the episode has turns 0 to {len(self.root.turns) - 1}")
@@ -198,7 +200,7 @@ class EpisodeTree:
         await episode.reopen()
 
     async def _play_again(self, episode: Episode, turn: int) -> bool:
-        """Reset the Env and play the root's actions to it, in a conversation that is thrown away. Return `thinking`."""
+        """Reset the Env and play the root's actions to it, in a discarded conversation. Return `thinking`."""
         root, leaf = self.root, episode.state.trajectory
         again = EpisodeState(Trajectory(self.task, session_id=root.session_id))
         replay = Episode.of(
@@ -235,7 +237,7 @@ async def _restore(episode: Episode, root: Trajectory, fork: _Fork) -> None:
 
 
 def _check(rollout: Rollout) -> None:
-    """Raises ConfigError for what cannot branch."""
+    """Raises ConfigError for an Env that cannot branch."""
     cls = rollout.envs.cls
     if cls.seats:
         raise ConfigError(f"{cls.__name__} has seats, and only an episode of one player can branch")
@@ -249,7 +251,7 @@ def _check(rollout: Rollout) -> None:
 
 
 def _left(options: EpisodeOptions, root: Trajectory, turn: int) -> EpisodeOptions:
-    """The options of a leaf: what the root has spent before the turn is not left."""
+    """The options of a leaf, without the root's spending before the turn."""
     limits = options.limits
     spent = len(_tokens_before(root, turn)) - root.prompt_length
     tokens = None if limits.tokens is None else max(limits.tokens - spent, 1)

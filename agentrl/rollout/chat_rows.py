@@ -34,11 +34,11 @@ _INLINE = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 NO_TOOLS = "calls, but the row has no tools: the model does not know of them, unless its system message describes them"
 NO_RESULT = "a call without a result, followed by a message of another role"
 _OTHERWISE = ("functions", "function_call", "chat_template_kwargs")
-"""Keys of a row that would change its tokens, and are not supported."""
+"""Unsupported keys of a row that would change the tokens."""
 
 
 class SkippedError(AgentRLError):
-    """A row that is skipped. `reason` is the same for all rows of its kind; `detail` is specific to this row."""
+    """A row that is skipped. `reason` is equal for all rows of a kind; `detail` is specific to this row."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -47,17 +47,17 @@ class SkippedError(AgentRLError):
 
 @dataclass(frozen=True, slots=True)
 class ChatRow:
-    """A row as an episode. The assistant's own tokens are trained, but not those of messages with `weight: 0`."""
+    """A row as an episode. The assistant's own tokens are trained, except for messages with `weight: 0`."""
 
     trajectory: Trajectory
     left_out: int = 0
-    """How many assistant messages at its end do not fit into the context."""
+    """Number of assistant messages at the end that do not fit into the context."""
     remarks: tuple[str, ...] = ()
-    """Possible mistakes in the row. It is learned nevertheless. Mistakes of a kind have the same text."""
+    """Possible mistakes in the row. The row is learned nevertheless. Mistakes of a kind have the same text."""
 
 
 def other_format(row: JSON) -> str | None:
-    """The remedy for chat in another program's format. None if the row is not in such a format."""
+    """The remedy for chat in another program's format. None for any other row."""
     if isinstance(row, dict) and isinstance(row.get("conversations"), list):
         return 'rename "conversations" to "messages", each with "role" and "content"'
     return None
@@ -82,7 +82,7 @@ class ChatReader:
     thinking: Thinking = "keep"
 
     def read(self, row: Mapping[str, JSON]) -> ChatRow:
-        """The row as an episode. Raises SkippedError, or ConfigError if it is not a row of chat at all."""
+        """The row as an episode. Raises SkippedError, or ConfigError for a row that is no chat."""
         chat = _Chat.of(row)
         options = EpisodeOptions(thinking=self.thinking)
         talk = Conversation(
@@ -100,7 +100,7 @@ class ChatReader:
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """The entries of a row, and which assistant entries are not trained."""
+    """The entries of a row, and the untrained assistant entries."""
 
     entries: Sequence[Entry]
     tools: Sequence[ToolSpec]
@@ -132,7 +132,7 @@ class _Chat:
 
 @dataclass(slots=True)
 class _Replay:
-    """One row while it is replayed."""
+    """The replay of one row."""
 
     talk: Conversation
     chat: _Chat
@@ -162,7 +162,7 @@ class _Replay:
         self._check(messages, self.talk.trajectory.tokens)
 
     def _say(self, index: int) -> Action | None:
-        """Take the assistant's turn. None if it does not fit."""
+        """Take the assistant's turn. None if the turn does not fit."""
         talk, entry = self.talk, _with_thought(self.chat.entries[index], self._forms())
         if any(isinstance(call.arguments, str) for call in entry.calls):
             raise SkippedError("the arguments of a call are not a JSON object", entry.calls[0].name)
@@ -188,7 +188,8 @@ class _Replay:
         return True
 
     def _told(self, entries: Sequence[Entry], action: Action) -> list[Message]:
-        """The messages after the assistant's turn. A system message stays one if the template supports it there."""
+        """The messages after the assistant's turn. A system message keeps its role if the template supports the role at
+        this place."""
         forms, names = self._forms(), {call.id: call.name for call in action.calls}
         if not forms.carries("later_system"):
             return to_messages(entries, forms, self.ids, calls=names)
@@ -213,7 +214,7 @@ class _Replay:
 
 
 def _messages(row: Mapping[str, JSON]) -> tuple[list[Any], int]:
-    """The messages of a row, and how many of them are the prompt. Raises ConfigError if it is not chat."""
+    """The messages of a row, and the number of prompt messages. Raises ConfigError if the row is no chat."""
     keys = ("messages",) if "messages" in row else ("prompt", "completion")
     for key in keys:
         sent = row.get(key)
@@ -241,7 +242,7 @@ def _weight(message: Mapping[str, JSON]) -> bool:
 
 
 def _identified(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, with different ids for the calls of each. If data has no ids or equal ones, the order counts."""
+    """The entries, with different ids for the calls of each entry. For missing or equal ids, the order counts."""
     result, waiting, renamed = list[Entry](), list[str](), False
     for index, entry in enumerate(entries):
         if entry.role == "tool" and waiting and (renamed or not entry.call_id):
@@ -258,7 +259,7 @@ def _identified(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _odd_calls(entries: Sequence[Entry], tools: Sequence[ToolSpec], untrained: Container[int]) -> tuple[str, ...]:
-    """What is odd about the calls of a row. Raises SkippedError for calls that could only teach a mistake.
+    """Oddities of a row's calls. Raises SkippedError for calls that could only teach a mistake.
 
     A call of an unknown tool is allowed in untrained messages: data with corrected mistakes contains such calls.
     """
@@ -286,7 +287,7 @@ def _odd_calls(entries: Sequence[Entry], tools: Sequence[ToolSpec], untrained: C
 
 
 def _check_offered(entry: Entry, offered: Container[str]) -> None:
-    """Raises SkippedError for a call of a tool that a row with tools does not offer."""
+    """Raises SkippedError for a call of a tool that is missing in the row's tools."""
     if unknown := [call.name for call in entry.calls if offered and call.name not in offered]:
         raise SkippedError("a call of a tool that is not among the row's tools", repr(unknown[0]))
 
@@ -311,7 +312,7 @@ def _with_thought(entry: Entry, forms: EntryConverter) -> Entry:
 
 
 def _check_end(tokens: Sequence[int], renderer: Renderer) -> None:
-    """Raises SkippedError unless the turn ends with its only stop token, as a sampled one does."""
+    """Raises SkippedError unless the turn ends with its only stop token, like a sampled turn."""
     if not tokens or tokens[-1] not in renderer.stop_token_ids:
         raise SkippedError("the chat template does not end a turn of the assistant with a stop token")
     if early := renderer.stop_token_ids.intersection(tokens[:-1]):
@@ -339,7 +340,7 @@ def _check_letter(entry: Entry, action: Action) -> None:
 
 
 def _exact(arguments: Mapping[str, JSON] | str) -> str:
-    """Arguments as text that does not depend on their order. 1, 1.0 and true differ."""
+    """Arguments as text, independent of their order. 1, 1.0 and true differ."""
     return json.dumps(arguments, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""Draws the groups of a step, and replaces those that teach nothing by groups of fresh tasks."""
+"""Draws the groups of a step. Groups without a learning signal are replaced by groups of fresh tasks."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ class Drawn:
     """The groups of one step."""
 
     groups: list[Group]
-    """Those to learn from."""
+    """Groups to learn from."""
     pending: list[PendingGroup] = field(default_factory=list)
-    """The same in the buffer, where they wait to be trained."""
+    """The same groups in the buffer, where they wait to be trained."""
     replaced: list[Group] = field(default_factory=list)
-    """Those whose place another group took, in the order of their play. Their tokens are masked as `replaced`."""
+    """Replaced groups, in the order of their play. Their tokens are masked as `replaced`."""
     metrics: Mapping[str, JSON] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupDrawer:
-    """Takes groups from a buffer, plays them, and tells the buffer and its data how they went.
+    """Takes groups from a buffer, plays them, and reports the results to the buffer and its data.
 
-    `refill` is how often in a step the groups that teach nothing are replaced by groups of fresh tasks: DAPO's dynamic
-    sampling (arXiv 2503.14476), with a bound. A step always has `groups` groups. At the bound, the last one played in
-    each place stays.
+    `refill` bounds how often in a step idle groups are replaced by groups of fresh tasks: DAPO's dynamic sampling
+    (arXiv 2503.14476). A step always has `groups` groups. At the bound, the last group of each place stays.
 
-    Everything depends on the buffer's state, the seed and the step alone, so a step that is played again after a kill
+    The draw depends on the buffer's state, the seed and the step alone, so a step that is played again after a kill
     draws the same tasks and replaces the same groups.
     """
 
@@ -49,10 +48,10 @@ class GroupDrawer:
     seed: int
     sampling_params: SamplingParams
     teach: Callable[[Sequence[Group]], Sequence[bool]]
-    """For each group of a step, whether there is anything to learn from it."""
+    """For each group of a step, whether the group teaches."""
     warn: Callable[[str], None]
     why: Callable[[Group], str] = lambda group: "replaced"
-    """The reason why a group teaches nothing, which the buffer counts."""
+    """The reason of a group without a learning signal. The buffer counts the reasons."""
     refill: int = 0
     keep_unscored: bool = False
     _warned: bool = False
@@ -84,7 +83,7 @@ class GroupDrawer:
         """Does nothing: no episode outlives its step."""
 
     def _watch(self, step: int, idle: Sequence[int], replaced: int) -> None:
-        """Warn if even fresh tasks teach nothing: once, and again after a step that taught."""
+        """Warn if fresh tasks do not teach either. The warning repeats only after a step that taught."""
         nothing = len(idle) == self.groups
         if nothing and not self._warned:
             self.warn(
@@ -95,7 +94,7 @@ class GroupDrawer:
         self._warned = nothing
 
     def _idle(self, groups: Sequence[Group]) -> list[int]:
-        """The places of the groups that teach nothing."""
+        """The places of the groups without a learning signal."""
         return [place for place, teaches in enumerate(self.teach(groups)) if not teaches]
 
     async def _play(self, step: int, count: int, *, first: int) -> tuple[list[PendingGroup], list[Group]]:
@@ -125,7 +124,7 @@ class GroupDrawer:
         return pending, groups
 
     def _take(self, step: int, count: int) -> list[PendingGroup]:
-        """Raises ConfigError at the end of data that ends."""
+        """Raises ConfigError at the end of finite data."""
         taken = [group for group in (self.buffer.take(step - 1) for _ in range(count)) if group is not None]
         if len(taken) < count:
             raise ConfigError(f"step {step}: the data has ended; give more epochs, or fewer steps")
@@ -133,7 +132,7 @@ class GroupDrawer:
 
 
 def _by_seat(groups: Sequence[Group]) -> dict[str, JSON]:
-    """The mean reward of each seat; nothing for an Env without seats."""
+    """The mean reward of each seat. Empty for an Env without seats."""
     seated = [trajectory for group in groups for trajectory in group if trajectory.seat and trajectory.is_valid]
     by_seat: dict[str, list[float]] = {}
     for trajectory in seated:

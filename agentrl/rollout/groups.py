@@ -38,7 +38,7 @@ T = TypeVar("T")
 log = logging.getLogger("agentrl")
 
 Place: TypeAlias = tuple[int, int]
-"""The place of an episode or of a trajectory: the number of its task, and its number within the group."""
+"""The place of an episode or trajectory: the number of its task, and its number within the group."""
 
 
 class BugError(AgentRLError):
@@ -60,21 +60,20 @@ class LockstepProtocol(Protocol):
 
 @runtime_checkable
 class LockstepEngine(Protocol):
-    """An engine such as LocalEngine: its results are bit-identical in each run if episodes take their turns in
-    waves."""
+    """An engine such as LocalEngine: results are bit-identical in each run if episodes take their turns in waves."""
 
     def lockstep(self, episodes: int) -> AbstractContextManager[LockstepProtocol]: ...
 
 
 @runtime_checkable
 class GroupReward(Protocol):
-    """A reward function that scores the finished episodes of a group together; see `agentrl.rewards.group`."""
+    """A reward function for a group of finished episodes; see `agentrl.rewards.group`."""
 
     async def of_group(
         self, trajectories: Sequence[Trajectory], policy: EngineSpeaker | None = None
     ) -> Sequence[float | Reward]:
-        """A reward for each. `policy` is the model in training, which the function may ask; it is not passed to a
-        function without this parameter."""
+        """A reward for each trajectory. `policy` is the model in training, for questions of the function. A function
+        without this parameter does not get the policy."""
         ...
 
 
@@ -94,7 +93,7 @@ class RemotePlayer(Protocol):
         ...
 
     async def abort(self, cut: Callable[[], Awaitable[None]]) -> None:
-        """Have the episodes whose `aborted` is set stop where they are; `cut` ends the engine's requests."""
+        """Stop the episodes whose `aborted` is set. `cut` ends the engine's requests."""
         ...
 
 
@@ -108,7 +107,7 @@ class RewardSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """The settings that all episodes of a run have in common."""
+    """The common settings of all episodes of a run."""
 
     envs: EnvFactory
     engine: Engine
@@ -121,13 +120,13 @@ class Rollout:
     opponents: Opponents = field(default_factory=Opponents)
     """Who plays the other seats of an Env with seats."""
     failures: FailurePolicy = RETRY
-    """What becomes of episodes whose environment fails."""
+    """The policy for episodes with a failed environment."""
     phases: PhaseSlots | None = None
     """Bounds on how many episodes reset, step and score at once."""
     slot: Callable[[], AbstractAsyncContextManager[None]] | None = None
     """Gives each episode its slot, in place of `concurrency`."""
     workers: RemotePlayer | None = None
-    """If given, they play the episodes. The Envs are then not entered here, and the engine's lockstep is not used."""
+    """Workers that play the episodes. The Envs are then not entered here, and the engine's lockstep is not used."""
 
 
 async def run_groups(
@@ -182,7 +181,7 @@ async def run_groups(
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """The groups of one call of `run_groups`, with its parameters."""
+    """The groups of a call of `run_groups`, with the call's parameters."""
 
     rollout: Rollout
     tasks: Sequence[Task]
@@ -235,7 +234,7 @@ class _Round:
 async def _play_in_waves(
     rollout: Rollout, places: Sequence[Place], play: Callable[[Place, LockstepProtocol], Coroutine[Any, Any, T]]
 ) -> list[T]:
-    """What `play` returns for each place; in waves if the engine has a lockstep."""
+    """The results of `play` for each place, in waves if the engine has a lockstep."""
     engine, results = rollout.engine, list[T]()
     if not isinstance(engine, LockstepEngine) or rollout.workers is not None:
         return await gather([play(place, _NoLockstep()) for place in places])
@@ -259,7 +258,7 @@ def _places(episode: Place, seatings: Sequence[Seating | None]) -> list[Place]:
 
 
 def _fits(trajectory: Trajectory, seating: Seating | None, member: int) -> bool:
-    """Whether a known trajectory is one of this seating: a group that is handed out again may get another one."""
+    """Whether a finished trajectory fits the seating: a repeated group may get another seating."""
     if seating is None:
         return True
     same = trajectory.info.get("opponent") == seating.opponent.name
@@ -267,7 +266,7 @@ def _fits(trajectory: Trajectory, seating: Seating | None, member: int) -> bool:
 
 
 def by_seat(group: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    """The members of a group by seat. Only those of one seat are compared."""
+    """The members of a group by seat. Only members of the same seat are compared."""
     seats = dict.fromkeys(trajectory.seat for trajectory in group)
     return [[trajectory for trajectory in group if trajectory.seat == seat] for seat in seats]
 
@@ -289,8 +288,8 @@ async def _score_groups(
 
 async def score_group(reward: GroupReward, group: Sequence[Trajectory], policy: EngineSpeaker | None = None) -> None:
     """Score the valid episodes of a finished group. An episode without a turn keeps its reward of 0. If the reward
-    function fails by the environment's fault, all of them count as failed. What `Env.score` gave, beside a relative
-    reward, becomes the part `score`, and branches keep the rewards that it gave them.
+    function fails by the environment's fault, all valid episodes count as failed. With a relative reward, the result of
+    `Env.score` becomes the part `score`, and branches keep their rewards.
 
     Raises BugError for a bug, and ConfigError.
     """
@@ -321,7 +320,7 @@ def _takes_policy(reward: GroupReward) -> bool:
 
 
 class _NoLockstep:
-    """A lockstep that does nothing, for engines that need none."""
+    """A lockstep without effect, for other engines."""
 
     def episode(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -331,10 +330,10 @@ class _NoLockstep:
 
 
 def settle_rewards(envs: EnvFactory, scored: RewardSeen, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Apply the rule for episodes without a reward, and return those that stay unscored.
+    """Apply the rule for episodes without a reward, and return the unscored episodes.
 
-    The default `Env.score` is a sum. If any episode of the run was rewarded, a sum of nothing is 0. It is also 0 if the
-    Env could not give a reward, because it never saw a turn. Otherwise the episode stays unscored, with reward None.
+    The default `Env.score` is a sum. If any episode of the run was rewarded, an empty sum is 0. The reward is also 0 if
+    the Env never saw a turn. Otherwise the episode stays unscored, with reward None.
     """
     scored.any |= any(trajectory.reward is not None and trajectory.turn_count for trajectory in trajectories)
     missing = [trajectory for trajectory in trajectories if trajectory.is_valid and trajectory.reward is None]
@@ -352,7 +351,7 @@ def refuse_unscored(envs: EnvFactory, task: Task) -> NoReturn:
 
 
 def _was_answered(trajectory: Trajectory) -> bool:
-    """Whether `Env.step` has seen a turn, or an agent. Calls that cannot be read never reach `step`."""
+    """Whether `Env.step`, or an agent, has seen a turn. Unreadable calls never reach `step`."""
     answered = any(turn.env_s > 0 and turn.bad_call != "structural" for turn in trajectory.turns)
     return answered or "agent" in trajectory.info
 
@@ -366,10 +365,10 @@ async def play_episode(
     hooks: EpisodeHooks | None = None,
     parked: Parked | None = None,
 ) -> Trajectory:
-    """One episode. If its environment fails, it is played again by `rollout.failures`.
+    """Play an episode, with further attempts by `rollout.failures` after a failure of the environment.
 
-    `parked` is continued where it stopped, or played anew if it cannot be continued. Raises BugError for a bug,
-    ConfigError, and InfraError if a failure ends the run.
+    `parked` is continued where it stopped, or restarted if resuming fails. Raises BugError for a bug, ConfigError, and
+    InfraError if a failure ends the run.
     """
     return await _play_with_retry(rollout, task, params, session_id, _NoLockstep(), hooks, parked)
 
@@ -383,7 +382,7 @@ async def _play_with_retry(
     hooks: EpisodeHooks | None = None,
     parked: Parked | None = None,
 ) -> Trajectory:
-    """Play an episode; if its environment fails, play it again under other session ids."""
+    """Play an episode. After a failure of the environment, play it again under other session ids."""
     if rollout.workers is not None:
         return await rollout.workers.play(task, params, session_id, hooks=hooks, parked=parked)
     hooks = replace(hooks or EpisodeHooks(on_turn=note_turn), slots=rollout.phases)
@@ -402,7 +401,7 @@ async def _play_with_retry(
 
 
 def _name_of(session_id: str, attempt: int) -> str:
-    """The session id of an attempt. Those after the first have names of their own."""
+    """The session id of an attempt. Attempts after the first have their own names."""
     return session_id + (AGAIN if attempt == 1 else f"{AGAIN}{attempt}" if attempt else "")
 
 
@@ -469,7 +468,7 @@ async def _play(
 async def _resume(
     rollout: Rollout, parked: Parked, params: SamplingParams, session_id: str, hooks: EpisodeHooks
 ) -> Trajectory:
-    """Continue a parked episode. If that is impossible, its task is played from the beginning."""
+    """Continue a parked episode. If resuming fails, play the task from the beginning."""
     try:
         trajectory = await resume_episode(
             parked,
@@ -488,12 +487,12 @@ async def _resume(
 
 
 def raise_bug(trajectory: Trajectory) -> Trajectory:
-    """The trajectory. Raises BugError if a bug ended it."""
+    """The trajectory. Raises BugError if a bug ended the episode."""
     if trajectory.failure is not None and trajectory.failure.kind == "bug":
         raise BugError(trajectory.failure, trajectory.session_id)
     return trajectory
 
 
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Slices of `size` items, the last one shorter."""
+    """Slices of `size` items. The last slice may be shorter."""
     return (items[start : start + size] for start in range(0, len(items), size))

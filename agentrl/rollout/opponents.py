@@ -1,7 +1,8 @@
-"""Who plays against the policy in an Env with seats: the policy itself, older weights, or a function.
+"""Opponents of the policy in an Env with seats: the policy itself, older weights, or a function.
 
-Each task has one opponent for its whole group, so that the group's episodes can be compared. Against the policy itself
-every seat is trained. Against another opponent the policy has one seat, and the seats take turns from task to task.
+A task has the same opponent for its whole group, so that the group's episodes can be compared. Against the policy
+itself every seat is trained. Against another opponent the policy has a single seat, and the seats alternate from task
+to task.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ if TYPE_CHECKING:
     from agentrl.render.base import Renderer
 
 POLICY = "policy"
-"""The opponent that is the model in training, with its present weights."""
+"""The model in training as its own opponent, with its present weights."""
 
 
 class Opponent(Protocol):
-    """Plays the seats that the policy does not have."""
+    """Plays the seats without the policy."""
 
     @property
     def name(self) -> str: ...
 
     def engine(self, renderer: Renderer, seed: int) -> Engine | None:
-        """The engine of one episode. `seed` fixes its random numbers. None: the policy's."""
+        """The engine of an episode. `seed` fixes the random numbers. None: the policy's engine."""
         ...
 
 
@@ -50,9 +51,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class FixedPlayer:
-    """A function of the messages so far and the tools, which returns the next message. It may be async.
+    """A function of the messages so far and the tools, which returns the next message. The function may be async.
 
-    With a third parameter it also gets a `random.Random`, which the episode's seed has seeded.
+    A third parameter gets a `random.Random` with the episode's seed.
     """
 
     name: str
@@ -60,7 +61,7 @@ class FixedPlayer:
 
     @classmethod
     def load(cls, name: str, key: str) -> FixedPlayer:
-        """The function at a path. `key` precedes it in the ConfigError for what is none."""
+        """The function at a path. `key` begins the message of the ConfigError for other objects."""
         play = load_object(name)
         if not callable(play) or not 2 <= len(inspect.signature(play).parameters) <= 3:
             raise ConfigError(f"{key} {name} must be a function of messages and tools, and perhaps of a Random")
@@ -85,7 +86,7 @@ class FixedPlayer:
 
 @dataclass(frozen=True, slots=True)
 class OlderWeights:
-    """A model with other weights than the policy's, on an engine of its own."""
+    """A model with other weights than the policy's, on its own engine."""
 
     name: str
     model: Engine
@@ -96,7 +97,7 @@ class OlderWeights:
 
 @dataclass(frozen=True, slots=True)
 class Seating:
-    """Who plays in the episodes of one task."""
+    """The players of a task's episodes."""
 
     opponent: Opponent
     trained: tuple[str, ...]
@@ -104,7 +105,7 @@ class Seating:
     others: tuple[str, ...]
 
     def players(self, renderer: Renderer, seed: int) -> dict[str, Engine]:
-        """The engine of each seat that the policy does not have, for one episode."""
+        """The engine of each seat without the policy, for one episode."""
         engines = {
             seat: self.opponent.engine(renderer, nth_seed(seed, place)) for place, seat in enumerate(self.others)
         }
@@ -129,7 +130,7 @@ class Opponents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _UncachedEngine(EngineWrapper):
-    """Each request is computed alone and from its beginning, so that its tokens do not depend on timing."""
+    """Computes each request alone and from its beginning, so that tokens do not depend on timing."""
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
@@ -142,7 +143,7 @@ def open_opponents(
 ) -> Opponents:
     """The opponents with these names: policy, `file.py:function`, or a folder with weights. `stack` closes engines.
 
-    Raises ConfigError for what is none of these, and for a model with another vocabulary than the policy's.
+    Raises ConfigError for any other name, and for a model with another vocabulary than the policy's.
     """
     opponents: list[Opponent] = []
     for name in names:

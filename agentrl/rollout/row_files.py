@@ -23,11 +23,11 @@ _BLOCK = 1 << 20
 
 
 class RowFile(Sequence[JSON]):
-    """The rows that `read_rows` reads, each read from disk when it is asked for. Eight bytes a row are in memory.
+    """The rows of `read_rows`, each read from disk on demand. Memory: eight bytes a row.
 
-    `part` takes a range of the rows. What cannot be read by row (Parquet, CSV, a list, packed files) is first written
-    as JSONL to a temporary file. It has no name and goes with this object. Of Parquet and CSV, only `columns` are
-    taken. Raises ConfigError for a file that cannot be read, and where a row is read that is not JSON.
+    `part` takes a range of the rows. Files that cannot be read by row (Parquet, CSV, a list, packed files) are first
+    written as JSONL to a temporary file without a name, which lives as long as this object. Of Parquet and CSV, only
+    `columns` are taken. Raises ConfigError for an unreadable file, and on reading a row that is not JSON.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RowFile(Sequence[JSON]):
 
 
 def _as_lines(path: Path, remedy: str, columns: Sequence[str] | None) -> IO[bytes]:
-    """A file's rows as JSONL without a name. Packed JSONL keeps its lines, and so their numbers."""
+    """A file's rows as JSONL in an unnamed file. Packed JSONL keeps its lines and their numbers."""
     lines = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the RowFile
     try:
         if is_jsonl(path, remedy):
@@ -108,7 +108,7 @@ def _write(file: IO[bytes], lines: Iterable[bytes], path: Path) -> None:
 
 
 class Permutation(Sequence[int]):
-    """The numbers 0 to n-1 in an order that follows from a seed, computed one by one: nothing is in memory.
+    """The numbers 0 to n-1 in an order that follows from a seed. Each is computed on demand, without memory.
 
     A Feistel network of four rounds on the smallest even number of bits, walked until the number is below n (Black and
     Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).

@@ -1,4 +1,4 @@
-"""Episodes with seats in a rollout: who plays which seat, and the trajectories of the seats that are trained."""
+"""Episodes with seats in a rollout: the player of each seat, and the trajectories of the trained seats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def play_seats(
     session_id: str,
     slots: PhaseSlots | None = None,
 ) -> list[Trajectory]:
-    """Play one episode with seats. Return the trajectories of those that the policy has, in the Env's order."""
+    """Play an episode with seats. Return the trajectories of the policy's seats, in the Env's order."""
     try:
         with at_boundary("reset"):
             env = envs.make()

@@ -25,15 +25,15 @@ log = logging.getLogger("agentrl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The columns of a data set in another form, named as slime's flags are. Other columns are left out."""
+    """The columns of a data set in another form, named like slime's flags. Other columns are left out."""
 
     input_key: str = "prompt"
     """The prompt: text, or messages."""
     label_key: str | None = None
     metadata_key: str | None = None
-    """An object, or JSON text of one."""
+    """An object, or JSON text of an object."""
     tool_key: str | None = None
-    """A list of tools, or JSON text of one."""
+    """A list of tools, or JSON text of a list."""
 
     def row(self, columns: Mapping[str, JSON]) -> dict[str, JSON]:
         """A row under our own keys; a column without a value is left out."""
@@ -75,13 +75,12 @@ def tasks_of(
     check: Check | None = None,
     columns: Columns | None = None,
 ) -> list[Task]:
-    """The tasks of a command: those in `data`, or else the first `episodes` that the Env makes by itself.
+    """The tasks of a command: the tasks in `data`, or else the first `episodes` of the Env's own tasks.
 
     Without `episodes`, a list of tasks is taken whole. Of a generator, which may be endless, 1000 tasks are taken to
     train on, and 200 held out. `check` may raise ConfigError to refuse a task, beside the Env's own check.
 
-    Raises ConfigError if there are both or neither, if the Env makes fewer than `episodes`, and for any task that
-    cannot be used.
+    Raises ConfigError with both sources or neither, if the Env makes fewer than `episodes`, and for any unusable task.
     """
     name = envs.cls.__name__
     if data is not None:
@@ -127,18 +126,18 @@ def _both(first: Check, second: Check | None) -> Check:
 def load_tasks(
     path: str | Path, *, split: Split, check: Check | None = None, columns: Columns | None = None
 ) -> list[Task]:
-    """Read one Task a line: {"prompt": str or messages, "label"?, "metadata"?, "tools"?, "id"?, "seed"?}.
+    """Read a Task from each line: {"prompt": str or messages, "label"?, "metadata"?, "tools"?, "id"?, "seed"?}.
 
-    A row with a `reward_model`, as Search-R1's and others in verl's format, is read as published: `reward_model` is the
-    label, and columns without a meaning here, such as data_source, become metadata. `columns` names those of any other
-    form. `metadata` and `tools` may be JSON text. The file's name gives its format, as `read_rows` explains. Other
-    columns of Parquet and CSV are left out, with a warning.
+    A row with a `reward_model` (verl's format, as in Search-R1) is read as published: `reward_model` is the label, and
+    columns without a meaning here, such as data_source, become metadata. `columns` names the columns of any other form.
+    `metadata` and `tools` may be JSON text. The file's name gives its format, as in `read_rows`. Other columns of
+    Parquet and CSV are left out, with a warning.
 
     A row without an id is named by its line. A row without a seed gets its own seed, the same in every run. `check` may
     raise ConfigError to refuse a task.
 
-    Raises ConfigError (`file:line: what and remedy`) for the first row that cannot be used. If `check` refuses several
-    rows, the error lists the lines of the others.
+    Raises ConfigError (`file:line: what and remedy`) for the first unusable row. If `check` refuses several rows, the
+    error lists the other lines.
     """
     path = Path(path)
     check_file(path, _REMEDY, "data file")
@@ -159,7 +158,7 @@ def load_tasks(
 
 
 def _raise_first(path: Path, refusals: Mapping[int, ConfigError]) -> None:
-    """Raise the refusal of the first row, with the lines of the other refused ones."""
+    """Raise the refusal of the first row, with the lines of the other refused rows."""
     if not refusals:
         return
     (first, refusal), *others = refusals.items()
@@ -170,9 +169,9 @@ def _raise_first(path: Path, refusals: Mapping[int, ConfigError]) -> None:
 
 
 class TaskFile(Sequence[Task]):
-    """The tasks of a file that is too large for memory, or of a part of it. A row is read and checked when it is drawn.
+    """The tasks of a file that is too large for memory, or of a part of the file. A row is read and checked when drawn.
 
-    Arguments and errors are those of `load_tasks`. The errors of a row are raised where it is read.
+    Arguments and errors are as in `load_tasks`. The errors of a row are raised when the row is read.
     """
 
     def __init__(
@@ -215,7 +214,7 @@ class TaskFile(Sequence[Task]):
 
 
 def _columns_to_read(path: Path, columns: Columns | None) -> list[str] | None:
-    """The columns of a table that have a meaning here; None for all. A warning names those that are left out."""
+    """The columns of a table with a meaning here. None for all columns. A warning names the left-out columns."""
     if columns is not None:
         return columns.names()
     names = column_names(path, _REMEDY)
@@ -274,7 +273,7 @@ def _task(
 
 
 def _parsed(row: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The row with `metadata` and `tools` read where they are JSON text. Other text is refused later, as it is."""
+    """The row with JSON text of `metadata` and `tools` parsed. Other text is kept, and refused later."""
     parsed = dict(row)
     for key in ("metadata", "tools"):
         if isinstance(text := parsed.get(key), str):
@@ -284,7 +283,8 @@ def _parsed(row: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def _as_published(row: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A row in verl's format under our keys. A null column counts as missing: Parquet cannot express it otherwise."""
+    """A row in verl's format under agentrl's keys. A null column counts as missing: Parquet cannot express a missing
+    column otherwise."""
     columns = {key: value for key, value in row.items() if value is not None}
     standard: dict[str, JSON] = {key: columns.pop(key) for key in ("prompt", "tools", "id", "seed") if key in columns}
     metadata = columns.pop("metadata", {})

@@ -1,4 +1,4 @@
-"""Name once a minute whatever a step, an evaluation or the end of a run waits for."""
+"""Log once a minute the episodes for which a step, an evaluation or the end of a run waits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from agentrl.rollout.in_flight import of_kind
 log = logging.getLogger("agentrl")
 
 EVERY_S = 60.0
-"""Seconds between two lines, and the time without a move after which an episode is named."""
+"""Seconds between two lines, and seconds without a move after which an episode is named."""
 _NAMED = 4
 
 
 @contextmanager
 def waiting_for(waiter: str, kind: str = "train") -> Iterator[None]:
-    """While the block waits, a warning names each minute the flights of a kind that have not moved for a minute.
+    """While the block waits, a warning names each minute the flights of a kind without a move for a minute.
 
     A thread looks, so that a hook which blocks the event loop is named, too.
     """
@@ -42,7 +42,7 @@ def waiting_for(waiter: str, kind: str = "train") -> Iterator[None]:
 
 
 def _line(waiter: str, kind: str, began: float) -> str:
-    """What is waited for. Empty if all flights move."""
+    """The line of the warning. Empty if all flights move."""
     now = time.time()
     flights = [flight.to_json() for flight in of_kind(kind)]
     if not flights:

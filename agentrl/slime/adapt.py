@@ -22,12 +22,12 @@ from agentrl.slime.task import from_sample, metadata_of, template_kwargs
 
 
 async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
-    """Play one episode for slime and write it into `sample`, however the episode ends.
+    """Play an episode for slime and write the result into `sample`, for every end of the episode.
 
     An aborted sample continues where it stopped if its parked state still exists. A broken environment gives a masked,
     removed sample with the cause in metadata["agentrl"]. Under `thinking: strip`, and for an AgentEnv where slime's
-    flags allow it, training gets a list with one sample for each segment; an aborted episode is one sample, which slime
-    can send again. `args` and `sampling_params` are not changed.
+    flags allow lists, training gets a list with a sample for each segment. An aborted episode is a single sample, which
+    slime can send again. `args` and `sampling_params` are not changed.
 
     Raises ConfigError and TemplateError, which would break every sample, and passes on cancellation. Some rollouts
     swallow exceptions. So after an error each sample carries the error, and ends the run (see `fatal`).
@@ -59,7 +59,7 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
 
 
 def _for_group_model(flags: HostArgs, samples: Any) -> Any:
-    """The samples as the host's reward model of groups takes them."""
+    """The samples in the form for the host's reward model of groups."""
     for sample in flat_samples(samples) if flags.group_rm else ():
         if refuses_rewards(sample):
             set_reward_aside(sample)
@@ -68,7 +68,7 @@ def _for_group_model(flags: HostArgs, samples: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _AdaptCall:
-    """One call of `adapt`. All methods raise ConfigError."""
+    """A call of `adapt`. All methods raise ConfigError."""
 
     flags: HostArgs
     config: SlimeConfig
@@ -78,7 +78,7 @@ class _AdaptCall:
     aborted: Any
     """slime's abort flag; None outside of slime."""
     holds_ended: bool = False
-    """Whether an episode that ends while slime aborts comes back as an aborted one, and is handed over next time."""
+    """Whether an episode that ends during slime's abort returns as aborted, and is handed over next time."""
 
     def check_flags(self) -> None:
         """Refuse flags and samples that agentrl or slime cannot handle."""
@@ -112,7 +112,7 @@ class _AdaptCall:
         return await self._ship(sample, episode, segments=segments)
 
     async def _play_seats(self, request: SampleRequest) -> Any:
-        """Return a sample for each seat that the policy has."""
+        """Return a sample for each seat of the policy."""
         if self.config.workers:
             raise ConfigError(f"{seats.NOT_IN_WORKERS.format(request.env.__name__)}; write workers: 0")
         episodes = await play_seats(request, self.aborted)
@@ -140,6 +140,6 @@ class _AdaptCall:
         )
 
     def _agent_fans_out(self) -> bool:
-        """Whether each segment of an agent becomes a sample. Else its main line is the sample."""
+        """Whether each segment of an agent becomes a sample. Otherwise the main line is the sample."""
         problems = fan_out_problems(self.flags, takes_lists=takes_lists(self.flags, self.sample))
         return hasattr(self.sample, "rollout_id") and not problems

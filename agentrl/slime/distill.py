@@ -44,11 +44,11 @@ def check_flags(flags: HostArgs, sample: Any) -> None:
 async def ask_teacher(
     here: LoopResources, flags: HostArgs, trajectory: Trajectory, *, retry_s: float
 ) -> list[Sequence[float]]:
-    """The teacher's log-probs of the response, one list for each segment. Without an answer the episode fails.
+    """The teacher's log-probs of the response, a list for each segment. Without an answer the episode fails.
 
-    A teacher that is away is asked again for `retry_s` seconds.
+    An unavailable teacher is asked again for `retry_s` seconds.
 
-    Empty where the flags name no teacher, and for an episode that is not trained.
+    Empty without a teacher in the flags, and for an untrained episode.
     """
     if not flags.asks_teacher or trajectory.stop in (StopReason.FAILED, StopReason.ABORTED):
         return []
@@ -73,7 +73,8 @@ async def ask_teacher(
 
 
 def write_log_probs(sample: Any, log_probs: Sequence[float]) -> None:
-    """Write the log-probs into a sample. slime's trainer needs a number for each token, so missing ones are zeros."""
+    """Write the log-probs into a sample. slime's trainer needs a number for each token, so missing numbers are
+    zeros."""
     import torch  # there is no slime without it
 
     values = log_probs if len(log_probs) == sample.response_length else [0.0] * sample.response_length

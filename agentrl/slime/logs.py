@@ -32,8 +32,8 @@ def log_rollout(
 ) -> bool:
     """--custom-rollout-log-function-path: `rollout_metrics` as `rollout/agentrl/...`, beside slime's own metrics.
 
-    `agentrl.slime.DataSource` learns here which groups were given to the trainer.
-    Logs a warning for each canary that fires; canaries never stop slime. Returns False, so slime logs as usual.
+    `agentrl.slime.DataSource` learns here which groups were given to the trainer. Logs a warning for each canary that
+    fires; canaries never stop slime. Returns False, so slime logs as usual.
     """
     flags = HostArgs.of(args)
     if flags.load_debug_rollout_data:  # then slime logs nothing either
@@ -63,10 +63,10 @@ def log_eval(
 
 
 def rollout_metrics(args: Any, samples: Sequence[Any], *, evaluation: bool = False) -> RolloutMetrics | None:
-    """The metrics of the episodes in these samples. None if another generate function made all of them.
+    """The metrics of the episodes in these samples. None if another generate function made all samples.
 
-    Tokens are counted as slime trains them. Tokens that slime or one of its filters masked in addition count as
-    `host`, so sampled_tokens == trained_tokens + sum(masked_tokens.values()).
+    Tokens are counted as slime trains them. Tokens that slime or its filters masked in addition count as `host`, so
+    sampled_tokens == trained_tokens + sum(masked_tokens.values()).
     """
     played_samples = [sample for sample in flat_samples(list(samples)) if is_played(sample)]
     if not played_samples:
@@ -83,7 +83,7 @@ def rollout_metrics(args: Any, samples: Sequence[Any], *, evaluation: bool = Fal
 
 
 def _host_warning(rollout_id: int, samples: Sequence[Any], metrics: RolloutMetrics) -> str | None:
-    """A warning if the host masked more than half of the sampled tokens; None if it did not."""
+    """A warning if the host masked more than half of the sampled tokens, else None."""
     masked, sampled = metrics.masked_tokens.get("host", 0), metrics.sampled_tokens
     if 2 * masked <= sampled:
         return None
@@ -99,7 +99,7 @@ def _host_warning(rollout_id: int, samples: Sequence[Any], metrics: RolloutMetri
 
 
 def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:
-    """The metrics of one episode. Among siblings, the last one holds the data of the whole episode."""
+    """The metrics of one episode. Among siblings, the last holds the data of the whole episode."""
     note = episode_metadata(siblings[-1])
     failure = note.get("failure")
     return EpisodeMetrics(
@@ -144,7 +144,7 @@ def _track(rollout_id: int, args: Any, samples: Sequence[Any], kind: str, metric
 
 
 def _flat(name: str, value: JSON) -> dict[str, float]:
-    """Metrics by path: a mapping becomes one metric for each of its keys."""
+    """Metrics by path: a mapping becomes a metric for each of its keys."""
     if not isinstance(value, Mapping):
         return {name: value}
     return {path: number for key, inner in value.items() for path, number in _flat(f"{name}/{key}", inner).items()}

@@ -1,4 +1,4 @@
-"""Episodes of slime's samples in workers: what `adapt` sends, and what a worker does with it."""
+"""Episodes of slime's samples in workers: the requests of `adapt`, and their play in a worker."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from agentrl.workers.base import Transport, encoded
 from agentrl.workers.threads import LoopThread
 
 _LOOK_S = 0.02
-"""Seconds between two looks at slime's abort flag, of whose changes nothing tells."""
+"""Seconds between two looks at slime's abort flag, which sends no event."""
 _HOMES = 100_000
-"""For how many parked episodes it is remembered which worker has them."""
+"""Number of parked episodes whose worker is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentSample:
-    """What playing needs of a Sample besides its task."""
+    """The needed part of a Sample besides its task."""
 
     session_id: str | None
     index: int | None
     metadata: Mapping[str, JSON]
-    """Only what agentrl has written about it."""
+    """Only agentrl's own entry."""
     multimodal_inputs: Mapping[str, bool]
-    """Which media its prompt has. The task holds those that are shown."""
+    """The kinds of media in the prompt. The task holds the shown media."""
     tokens: Sequence[int]
     response_length: int
     loss_mask: Sequence[int] | None
@@ -90,7 +90,7 @@ class SampleJob:
 
     def __init__(self) -> None:
         self._latest: Callable[[], bool] = lambda: False
-        """The flag of the rollout that sent the latest request."""
+        """The abort flag of the latest request's rollout."""
 
     async def play(self, request: SampleRequest, aborted: Callable[[], bool]) -> _SentEpisode:
         """Raises ConfigError."""
@@ -110,7 +110,7 @@ class SampleJob:
 
 @dataclass(slots=True)
 class SampleWorkers:
-    """The workers of this process. slime's rollout and its evaluation ask them from different event loops."""
+    """The workers of this process. slime's rollout and its evaluation call from different event loops."""
 
     size: int
     thread: LoopThread = field(default_factory=lambda: LoopThread("agentrl-workers"))
@@ -123,7 +123,7 @@ class SampleWorkers:
     _homes: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
     async def play(self, request: SampleRequest, aborted: Callable[[], bool] | None) -> PlayedSample:
-        """As `play_sample`, in a worker. If two workers end while they play it, the episode has failed.
+        """As `play_sample`, in a worker. If two workers die during the play, the episode has failed.
 
         Raises ConfigError.
         """
@@ -172,7 +172,7 @@ class SampleWorkers:
         return answer
 
     async def _started(self) -> WorkerPool:
-        """The pool. All episodes wait for the same start; if it fails, each raises its ConfigError."""
+        """The pool. All episodes wait for the same start. If the start fails, each raises its ConfigError."""
         self._starting = self._starting or asyncio.create_task(self._start())
         return await asyncio.shield(self._starting)
 
@@ -196,7 +196,7 @@ class SampleWorkers:
         self._was_aborted = is_aborted
 
     def close(self) -> None:
-        """End the workers, and wait for that."""
+        """End the workers, and wait for their end."""
         if self._starting is not None:
             self.thread.run_here(self._closed(self._starting))
         self._pool = self._starting = self._watching = None

@@ -1,9 +1,9 @@
-"""Data that slime's trainer wants of each generation: top-p nuclei (--rollout-top-p), routed experts (R3), and the
-sampler's likeliest tokens (--use-score-centering, arXiv 2609.20807).
+"""Data for slime's trainer from each generation: top-p nuclei (--rollout-top-p), routed experts (R3), and the sampler's
+likeliest tokens (--use-score-centering, arXiv 2609.20807).
 
-The rules are those of slime's `Sample.append_response_tokens` (slime/utils/types.py:253, 624b824a8), and tests compare
-the two. That method cannot be called here for two reasons. It refuses generations that are cut at a stop string and
-tokens that the engine never read, and an episode may hold both. And slime's relatives and older commits lack it.
+The rules equal slime's `Sample.append_response_tokens` (slime/utils/types.py:253, 624b824a8), and tests compare the
+two. The method cannot be called here for two reasons. It refuses generations that are cut at a stop string and tokens
+that the engine never read, and an episode may hold both. And slime's relatives and older commits lack the method.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOP_K_IDS, _TOP_K_LOG_PROBS = ("output_topk_token_ids",), ("output_topk_log_pro
 
 
 def request_fields(args: Any) -> dict[str, Any]:
-    """The request fields that ask for this data. slime's sampling_params already ask for top-p ids."""
+    """The request fields for this data. slime's sampling_params already request top-p ids."""
     flags, fields = HostArgs.of(args), dict[str, Any]()
     if flags.use_rollout_routing_replay:
         fields["return_routed_experts"] = True
@@ -58,18 +58,18 @@ def check_flags(flags: HostArgs) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IncrementalExperts(EngineWrapper):
-    """An engine that is asked for the experts of new tokens only, for one episode of one conversation.
+    """Requests the experts of new tokens only, for one episode of one conversation.
 
-    Asked for all, a request of n tokens returns n x layers x topk numbers, and an episode the square of that. SGLang
-    takes `routed_experts_start_len` and returns the rows from there on (managers/io_struct.py, 0.5.23). A server that
-    ignores the field returns all rows. The number of rows shows which of the two it did.
+    With all experts, a request of n tokens returns n x layers x topk numbers, and an episode the square. SGLang takes
+    `routed_experts_start_len` and returns only later rows (managers/io_struct.py, 0.5.23). A server that ignores the
+    field returns all rows. The number of rows shows the difference.
     """
 
     engine: SGLangEngine
     width: int
     """Numbers in a row: num_layers * moe_router_topk."""
     _known: list[int] = field(default_factory=list)
-    """The tokens of the last request and its answer. The experts of all but the last one are known."""
+    """The tokens of the last request and its answer. The experts of all tokens except the last are known."""
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
@@ -89,9 +89,9 @@ class IncrementalExperts(EngineWrapper):
 
 
 def write_replay_data(args: Any, sample: Any, segment: Segment) -> None:
-    """Write the data that slime's flags ask to replay into the training sample of this segment.
+    """Write the replay data for slime's flags into the training sample of this segment.
 
-    Raises ConfigError where the engine did not return the data that a flag needs.
+    Raises ConfigError where the engine did not return the data of a flag.
     """
     flags = HostArgs.of(args)
     # A sample that is not shipped is not replayed, and an aborted request may lack the data.
@@ -111,7 +111,7 @@ def write_replay_data(args: Any, sample: Any, segment: Segment) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """`response[start:stop]`, sampled by one request. The engine sampled `count` tokens, more if they were cut."""
+    """`response[start:stop]`, sampled by one request. The engine sampled `count` tokens, more after a cut."""
 
     start: int
     stop: int
@@ -120,7 +120,7 @@ class _Generation:
 
 
 def _generations(segment: Segment) -> list[_Generation]:
-    """The requests that sampled tokens, in order. Requests of one turn are adjacent. Only its last may be cut."""
+    """The requests that sampled tokens, in order. Requests of one turn are adjacent. Only the last may be cut."""
     generations: list[_Generation] = []
     sampled = [span for span in segment.spans if span.kind == "sampled"]
     for turn in sorted({span.turn for span in sampled}):
@@ -182,10 +182,10 @@ def _top_k(
 
 
 def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations: Sequence[_Generation]) -> Ints:
-    """Experts of each token but the last, shape [rows, num_layers, moe_router_topk].
+    """Experts of each token except the last, shape [rows, num_layers, moe_router_topk].
 
-    A request covers all tokens, or those from routed_experts_start_len on. Its experts replace earlier ones. Tokens
-    after the last request have no loss, so they get arbitrary experts: slime's own padding (cp_utils.py:239).
+    A request covers all tokens, or the tokens from routed_experts_start_len on. Its experts replace earlier experts.
+    Tokens after the last request have no loss, so they get arbitrary experts: slime's own padding (cp_utils.py:239).
     """
     import numpy as np
 
@@ -212,13 +212,13 @@ def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations:
 
 
 def _from_last_complete(generations: Sequence[_Generation]) -> Sequence[_Generation]:
-    """The generations from the last one that covers its whole sequence. Earlier ones need not be decoded."""
+    """The generations from the last one with its whole sequence. Earlier generations need not be decoded."""
     whole = [i for i, generation in enumerate(generations) if _is_complete(generation.meta)]
     return generations[whole[-1] if whole else 0 :]
 
 
 def forget_old_experts(trajectory: Trajectory) -> None:
-    """Drop experts that a later request has returned again. Kept, they would grow with the square of the length."""
+    """Drop experts that a later request has returned again. Otherwise they would grow with the square of the length."""
     turns = trajectory.segment.turns
     seen = [(turn, i) for turn in turns for i in range(len(turn.meta))]
     last = max((n for n, (turn, i) in enumerate(seen) if _is_complete(turn.meta[i])), default=0)
@@ -242,7 +242,7 @@ def _ints(meta: Mapping[str, Any], names: Sequence[str]) -> Ints | None:
 
 
 def _numbers(meta: Mapping[str, Any], names: Sequence[str], kind: type[N]) -> NDArray[N] | None:
-    """The first of these fields as a flat array. SGLang sends base64 of its bytes; numbers are read, too."""
+    """The first of these fields as a flat array. SGLang sends base64 of the bytes; numbers are read, too."""
     import numpy as np
 
     value = next((meta[name] for name in names if meta.get(name) is not None), None)

@@ -27,7 +27,7 @@ _UNBOUNDED = 1 << 30
 
 
 def generate_rollout(args: Any, rollout_id: int, data_buffer: Any, evaluation: bool = False) -> Any:
-    """The next `--rollout-batch-size` rows of the data set that can be learned from, one sample each.
+    """The next `--rollout-batch-size` learnable rows of the data set, a sample each.
 
     A row that the chat template cannot reproduce exactly is skipped and logged with the reason. Another row replaces
     it, so that a batch is always full. Raises ConfigError if a whole epoch has no usable row.
@@ -88,7 +88,7 @@ def _read(reader: ChatReader, sample: Any) -> ChatRow:
 
 
 def _write(sample: Any, chat: ChatRow, renderer: Renderer) -> None:
-    """The tokens up to the last one that is learned. The response begins after the first prompt."""
+    """Write the tokens up to the last learned token. The response begins after the first prompt."""
     segment = chat.trajectory.segment
     end = max(span.stop for span in segment.spans if span.trained)
     clear(sample)
@@ -100,7 +100,7 @@ def _write(sample: Any, chat: ChatRow, renderer: Renderer) -> None:
 
 
 def _shown(sample: Any) -> str:
-    """The beginning of a row, to find it: slime gives no line number."""
+    """The beginning of a row, for a search: slime gives no line number."""
     texts = [m.get("content") for m in without_arrays(sample.prompt) if isinstance(m, dict) and m.get("role") == "user"]
     return f"sample {sample.index}, the user says {texts[0]!r:.60}" if texts else f"sample {sample.index}"
 

@@ -1,4 +1,4 @@
-"""Parts of one file as data sets of slime's, which reads FILE@[FIRST:END] as those rows of the file."""
+"""Parts of a file as data sets of slime's, which reads FILE@[FIRST:END] as these rows of the file."""
 
 from __future__ import annotations
 

@@ -16,12 +16,11 @@ from agentrl.types import JSON, Observation, Raw, Task, ToolSpec
 
 
 def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
-    """Build a Task from a copy of the sample's content. Raises ConfigError for content that it cannot read.
+    """Build a Task from a copy of the sample's content. Raises ConfigError for unreadable content.
 
     The id is the row's, as in `agentrl train`; see `row_ids`. A prompt that slime's --apply-chat-template has rendered
-    becomes Raw. All samples of a group have the same seed, so
-    they play in the same world. In evaluation slime numbers no groups: there each sample has its own seed, which is the
-    same in every run.
+    becomes Raw. All samples of a group have the same seed, so they play in the same world. In evaluation slime numbers
+    no groups: there each sample has its own seed, the same in every run.
     """
     metadata = copy.deepcopy(without_arrays(own_metadata(metadata_of(sample))))
     group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
@@ -37,7 +36,7 @@ def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
 
 
 def metadata_of(sample: Any) -> Mapping[str, JSON]:
-    """The sample's metadata. A data set may hold it as JSON text. Raises ConfigError if it is not a mapping."""
+    """The sample's metadata. A data set may hold JSON text. Raises ConfigError if the result is not a mapping."""
     raw = sample.metadata
     parsed = {} if raw is None else _parsed(raw)
     if not isinstance(parsed, Mapping):
@@ -74,7 +73,7 @@ def _prompt(args: Any, sample: Any, *, evaluation: bool) -> Observation:
 
 
 def _renderings(args: Any, sample: Any, evaluation: bool) -> Sequence[Rendering]:
-    """How the prompt was rendered. Several answers if the sample may be from one of several data sets."""
+    """The rendering of the prompt. Several answers if the sample may be from one of several data sets."""
     flags = HostArgs.of(args)
     default = Rendering(flags.apply_chat_template, flags.apply_chat_template_kwargs or {})
     return (eval_renderings(flags, sample, default) if evaluation else ()) or [default]
@@ -90,7 +89,7 @@ def _same(chosen: Sequence[Any], name: str, remedy: str) -> Any:
 
 
 def _tools(raw: Any) -> Sequence[ToolSpec]:
-    """A row's tools: a list, or JSON text of one."""
+    """A row's tools: a list, or JSON text of a list."""
     tools = _parsed(raw)
     if tools is None or tools == "":
         return ()

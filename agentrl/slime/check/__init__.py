@@ -26,7 +26,7 @@ _FLAG = "--custom-config-path"
 
 
 def check(command: TrainCommand) -> list[LaunchFinding]:
-    """All findings, errors first. Imports the Env, validates its configuration, calls no hook but `needs`."""
+    """All findings, errors first. Imports the Env, validates its configuration, and calls no hook except `needs`."""
     if is_supervised(words := Words(command.words)):
         return sorted(supervised(words), key=lambda finding: list(Level).index(finding.level))
     findings: list[LaunchFinding] = []
@@ -48,7 +48,7 @@ def check(command: TrainCommand) -> list[LaunchFinding]:
 def _configuration(
     command: TrainCommand, findings: list[LaunchFinding]
 ) -> tuple[SlimeConfig | None, Mapping[str, Any]]:
-    """agentrl's configuration and the file's other keys. Problems with them are appended to `found`."""
+    """agentrl's configuration and the file's other keys. Problems are appended to `findings`."""
     keys: dict[str, Any] = {}
     try:
         keys = read_keys(next(iter(Words(command.words).values.get(_FLAG, ())), None))
@@ -72,7 +72,7 @@ def _env(config: SlimeConfig | None, command: TrainCommand, findings: list[Launc
 
 
 def _guarded(rule: Callable[[Setup], Iterable[LaunchFinding]], setup: Setup) -> Iterator[LaunchFinding]:
-    """The findings of one rule. A value that it cannot read becomes a finding."""
+    """The findings of a rule. An unreadable value becomes a finding."""
     try:
         yield from rule(setup)
     except ConfigError as exc:
@@ -80,7 +80,7 @@ def _guarded(rule: Callable[[Setup], Iterable[LaunchFinding]], setup: Setup) -> 
 
 
 def verdict(findings: Sequence[LaunchFinding]) -> str:
-    """One line: whether the run may start, and which parts were not checked."""
+    """A line that says whether the run may start, with the unchecked parts."""
     errors, warnings = (sum(f.level is level for f in findings) for level in (Level.ERROR, Level.WARNING))
     missing = list(dict.fromkeys(f.subject for f in findings if f.level is Level.UNCHECKED))
     word = "not ready" if errors else "incomplete" if missing else "ready"

@@ -23,7 +23,7 @@ TIMEOUT_S = 300.0
 """For importing slime, Megatron and SGLang, and for their checks."""
 _PARSER = "slime's own parser"
 _FUNCTION = re.compile(r"^custom_.*_path$|(function|filter|hook|process|data_source)_path$")
-"""Names of the arguments that name functions; Megatron has others that end with `_path`."""
+"""Names of arguments with functions. Megatron has other arguments that end with `_path`."""
 
 
 class Args:
@@ -36,7 +36,7 @@ class Args:
         return self._values.get(name)
 
     def functions(self) -> Iterator[tuple[str, str]]:
-        """The flags that name functions, each with the function's path."""
+        """The flags with functions, each with the function's path."""
         for name, value in self._values.items():
             if _FUNCTION.search(name) and name != "custom_config_path":
                 for path in value if isinstance(value, list) else [value]:
@@ -105,7 +105,7 @@ def _ask(command: TrainCommand) -> dict[str, Any]:
 
 
 def _host(path: tuple[str, ...]) -> str | None:
-    """slime or miles: the first one in the command's folders, else the one that is installed here."""
+    """slime or miles: the first in the command's folders, else the installed package."""
     for folder in path:
         for host in HOSTS:
             if _is_host(Path(folder, host)):
@@ -118,7 +118,7 @@ def _host(path: tuple[str, ...]) -> str | None:
 
 
 def _is_host(package: Path) -> bool:
-    """Whether the folder holds the host, and not something else of that name."""
+    """Whether the folder holds the host, and not another package of the same name."""
     return (package / "utils" / "arguments.py").is_file()
 
 

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def ask(host: str, line: Sequence[str]) -> dict[str, Any]:
-    """The report. It also holds the host's exceptions and exits: this is the boundary around the host's code."""
+    """The report, including the host's exceptions and exits: this is the boundary around the host's code."""
     sys.argv[:] = line
     flags: set[str] = set()
     _record(flags)
@@ -60,7 +60,7 @@ def _record(flags: set[str]) -> None:
 
 
 def _parsed(exc: Exception) -> argparse.Namespace | None:
-    """The namespace that the host's `parse_args` had built when Megatron's check at its end asked for a GPU."""
+    """The namespace of the host's `parse_args` at the time when Megatron's final check asked for a GPU."""
     for frame, _ in traceback.walk_tb(exc.__traceback__):
         args = frame.f_locals.get("args")
         if frame.f_globals.get("__name__", "").endswith(".utils.arguments") and isinstance(args, argparse.Namespace):

@@ -1,6 +1,6 @@
-"""Reads slime's arguments without slime's parser: those that the rules need, with slime's defaults.
+"""Reads slime's arguments without slime's parser: the arguments of the rules, with slime's defaults.
 
-Names and defaults are those of slime/utils/arguments.py at 624b824a8 and in 0.4, and of Megatron's and SGLang's flags.
+Names and defaults come from slime/utils/arguments.py at 624b824a8 and in 0.4, and from Megatron's and SGLang's flags.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from agentrl.slime.check.finding import LaunchFinding, error, warning
 
 _ALIKE = 0.88
-"""The similarity from which a name counts as a misspelling. `--partial-rollouts` is one; other real flags are not."""
+"""The similarity from which a name counts as a misspelling. `--partial-rollouts` is a misspelling; other real flags are
+not."""
 
 
 def _names(text: str) -> list[str]:
@@ -92,7 +93,7 @@ _OTHERS = frozenset(
         "--use-routing-replay",
     }
 )
-"""Real flags of slime, Megatron and SGLang that are similar to one of the flags above."""
+"""Real flags of slime, Megatron and SGLang that are similar to a flag above."""
 
 
 @dataclass(slots=True)
@@ -115,7 +116,7 @@ class Words:
 
 
 def plain(words: Words) -> tuple[dict[str, Any], list[LaunchFinding]]:
-    """The arguments by name, and findings for values that cannot be read."""
+    """The arguments by name, and findings for unreadable values."""
     args: dict[str, Any] = {**_WHOLE, **_NUMBERS, **_TEXTS, **dict.fromkeys((*_LISTS, *_OBJECTS))}
     args |= {attribute: not value for attribute, value in _SWITCHES.values()}
     findings: list[LaunchFinding] = []
@@ -169,7 +170,8 @@ def override(args: dict[str, Any], keys: Mapping[str, Any]) -> None:
 
 
 def misspelt(words: Words, flags: frozenset[str] | None) -> Iterator[LaunchFinding]:
-    """Flags that slime would ignore. `known` are the flags of its parsers. Without it, only near matches are found."""
+    """Flags that slime would ignore. `flags` are the flags of slime's parsers. With None, only near matches are
+    reported."""
     for flag in words.values:
         if flags is None:
             if flag not in _FLAGS | _OTHERS and (close := get_close_matches(flag, _FLAGS, n=1, cutoff=_ALIKE)):
@@ -185,5 +187,5 @@ def misspelt(words: Words, flags: frozenset[str] | None) -> Iterator[LaunchFindi
 
 
 def _abbreviates(flag: str, flags: frozenset[str]) -> bool:
-    """Whether this is the beginning of a known flag. Only SGLang's parser accepts that."""
+    """Whether this is the beginning of a known flag. Only SGLang's parser accepts abbreviations."""
     return flag.startswith("--sglang-") and any(name.startswith(flag) for name in flags)

@@ -79,7 +79,7 @@ def _file(module: Path) -> Path | None:
 
 
 def _names(file: Path) -> set[str] | None:
-    """The names that a module defines. None if they are known only after running it."""
+    """The names that a module defines. None if only a run of the module shows the names."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
@@ -89,7 +89,7 @@ def _names(file: Path) -> set[str] | None:
 
 
 def _names_of(node: ast.AST) -> set[str] | None:
-    """The names that one statement defines. None if they are known only after running it."""
+    """The names that a statement defines. None if only a run of the module shows the names."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return None if name == "__getattr__" else {name}

@@ -1,6 +1,6 @@
-"""Rules for flags that contradict each other or agentrl, one function for each subject.
+"""Rules for flags that contradict each other or agentrl, a function for each subject.
 
-There is no rule for what slime's own parser refuses: where slime is installed, `arguments.read` runs that parser.
+The errors of slime's own parser have no rule: where slime is installed, `arguments.read` runs the parser.
 
 Sources: slime/utils/arguments.py, rollout/sglang_rollout.py, rollout/fully_async_rollout.py, ray/rollout.py and
 utils/dp_schedule.py at 624b824a8.
@@ -26,9 +26,9 @@ POST_PROCESS = "agentrl.slime.post_process_rewards"
 REWARD = "agentrl.slime.reward"
 WATCH = "agentrl.slime.watch_log_probs"
 _ONE_TURN = 1024
-"""A response length below this, and below half of the context, is most likely meant for one turn."""
+"""A response length below this, and below half of the context, most likely counts a single turn."""
 _SLIMES_CPUS = 2
-"""Its rollout manager and its lock."""
+"""CPUs of slime's rollout manager and lock."""
 LOG, LOG_EVAL = "agentrl.slime.log_rollout", "agentrl.slime.log_eval"
 
 
@@ -135,7 +135,7 @@ def _second_rewards(setup: Setup, owner: str, foreign: Sequence[str]) -> Iterato
 
 
 def _foreign_rewards(setup: Setup) -> list[str]:
-    """Flags that name another reward than agentrl's."""
+    """Flags with another reward than agentrl's."""
     named = {"--rm-type": setup.args.rm_type, "--custom-rm-path": setup.args.custom_rm_path}
     return [f"{flag} {value}" for flag, value in named.items() if value and value != REWARD]
 
@@ -214,7 +214,7 @@ def filters(setup: Setup) -> Iterator[LaunchFinding]:
 
 
 def fully_async(setup: Setup) -> Iterator[LaunchFinding]:
-    """slime 0.4 has one program, train.py, which evaluates beside fully-async rollout; train_async.py cannot."""
+    """slime 0.4 has a single program, train.py, which evaluates beside fully-async rollout; train_async.py cannot."""
     args, program = setup.args, setup.command.program
     if program == "train_async.py" and args.colocate:
         yield error("remove --colocate: train_async.py trains and generates at once, on different GPUs")
@@ -330,7 +330,7 @@ def lengths(setup: Setup) -> Iterator[LaunchFinding]:
 
 
 def _whole_response(setup: Setup) -> Iterator[LaunchFinding]:
-    """slime's own multi-turn examples take the response length for each turn. agentrl takes it for the episode."""
+    """slime's own multi-turn examples apply the response length to each turn. agentrl applies it to the episode."""
     config = setup.config
     if config is None or config.max_new_tokens == "turn" or "tokens" in config.limits or not setup.has_turns:
         return
@@ -362,7 +362,7 @@ def _too_long(setup: Setup, context: int) -> Iterator[LaunchFinding]:
 
 
 def engine_url(setup: Setup) -> Iterator[LaunchFinding]:
-    """`engine` names a server that slime knows nothing of, unless it is the router that the flags name."""
+    """Check `engine`: slime does not control the named server, unless the server is the router of the flags."""
     args, url = setup.args, setup.config.engine if setup.config else None
     router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
     if url and url.rstrip("/") != router and not args.debug_rollout_only:

@@ -1,4 +1,4 @@
-"""Rules for supervised training: a run whose rollout function is `agentrl.slime.sft.generate_rollout`."""
+"""Rules for supervised training: a run with the rollout function `agentrl.slime.sft.generate_rollout`."""
 
 from __future__ import annotations
 
