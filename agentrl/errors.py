@@ -9,18 +9,18 @@
     │   ├── EngineError       the inference engine
     │   │   ├── RequestError      the engine will always refuse this request
     │   │   │   └── ContextFullError  the conversation is longer than a model can read
-    │   │   └── EngineLostError   the engine of a training run is gone: it ends the run
+    │   │   └── EngineLostError   the engine of a training run is gone: the run ends
     │   └── SandboxError      a sandbox
-    ├── CanaryError       a run cannot be learning; it is stopped early
-    ├── ResumeError       an aborted episode cannot continue where it stopped; it restarts
+    ├── CanaryError       a run cannot be learning, and is stopped early
+    ├── ResumeError       an aborted episode cannot continue where it stopped, and restarts
     └── LedgerError       an invariant of a trajectory is broken: a bug in agentrl
 
-What breaks an episode is sorted into three kinds of `Failure`, and recorded on the trajectory with the boundary it
-crossed. An InfraError, a deadline, a lost connection or a full disk is an `environment` failure: the episode is masked,
-and left out of its group's baseline. The same from the inference engine is an `engine` failure, which is treated alike
-and does not count against the Env. Anything else is a `bug`, including a wrong path. Mistakes of the *policy* (a bad
-tool call, a wrong answer, no turns left) are not failures: they are trained on. A bad tool call is a `BadCall`, and a
-`BadCallPolicy` sets how it is treated.
+A `Failure` of an episode has one of three kinds, and is recorded on the trajectory with the crossed boundary. An
+InfraError, a deadline, a lost connection or a full disk is an `environment` failure: the episode is masked, and left
+out of its group's baseline. The same errors of the inference engine are an `engine` failure, which is treated alike and
+does not count against the Env. Any other error is a `bug`, including a wrong path. Mistakes of the *policy* (a bad tool
+call, a wrong answer, no turns left) are not failures: they are trained on. A bad tool call is a `BadCall`, treated by
+the `BadCallPolicy`.
 """
 
 from __future__ import annotations

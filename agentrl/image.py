@@ -1,10 +1,10 @@
-"""Images in the content of messages: what an Env gives, and the one form in which messages hold it.
+"""Images in the content of messages: the forms for an Env, and the stored form.
 
     return [{"role": "user", "content": ["What is here?", Image.load("chart.png")]}]
 
-In a message, an image is the part `{"type": "image", "image": "data:image/png;base64,..."}`. That is JSON, so
-trajectories, parked episodes and files hold it as it is. The forms of OpenAI, Anthropic and MCP are read into it.
-Nothing is ever fetched: an address is refused, because a model or a client may have named it.
+In a message, an image is the part `{"type": "image", "image": "data:image/png;base64,..."}`. The part is JSON,
+so trajectories, parked episodes and files hold the same part. Forms of OpenAI, Anthropic and MCP are converted.
+Addresses are refused and never fetched, because a model or a client may have written the address.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A conversation with a model, exact to the token: sample a turn, then observe the answer. It needs no Env.
+"""A conversation with a model, exact to the token: sample a turn, then observe the answer. No Env is needed.
 
     talk = Conversation(engine, renderer, Trajectory(), EpisodeOptions())
     await talk.open()
@@ -7,7 +7,7 @@
     action, stop = await talk.sample()
     stop = stop or talk.observe([{"role": "user", "content": "And of Spain?"}])
 
-The caller gives the answers. An episode asks its Env for them.
+The caller gives the answers. In an episode the Env gives the answers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Parking: an aborted episode is kept until its host sends it again.
 
-How it is kept depends on what the Env class declares:
+The method depends on the Env class:
 
-- "snapshot", if it has `snapshot` and `restore`: its state is written to a file, and the Env is closed. A running
-  machine in the state (`MachineSnapshot`) is removed when no file needs it any more
-- "replay", if it is `deterministic`: the Env is closed, and the recorded actions are executed again on return
+- "snapshot" with `snapshot` and `restore`: the state is written to a file, and the Env is closed. A running machine in
+  the state (`MachineSnapshot`) is removed when no file needs the machine
+- "replay" with `deterministic`: the Env is closed, and the recorded actions are executed again on return
 - "alive" otherwise: the Env stays open, in this process and event loop, for a bounded time
 """
 

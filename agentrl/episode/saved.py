@@ -1,14 +1,13 @@
-"""Files of episodes. One process owns each, also where several processes on several nodes share the folder.
+"""Files of episodes. A single process owns each file, even if processes on several nodes share the folder.
 
-- KEY.parked: any process can take it. Taking it renames it, which only one process can do
-- KEY.OWNER.taken: its owner plays it
-- KEY.OWNER.ended: its owner has ended it, and its host may not have the result yet
+- KEY.parked: any process can take the episode. Only one process can rename the file
+- KEY.OWNER.taken: the owner plays the episode
+- KEY.OWNER.ended: the owner has ended the episode, and the host may not have the result yet
 
-The owner deletes the file when it is not needed any more. If the owner dies first, another process can take the file.
-An owner on another machine counts as dead when it has not touched its own file in the folder for `dead_s` seconds.
+The owner deletes an unneeded file. If the owner dies first, another process can take the file. An owner on another
+machine counts as dead after `dead_s` seconds without a touch of its heartbeat file in the folder.
 
-A file's mtime is the time at which it expires, by the clock of the folder's file server. So the machines' own clocks
-may differ.
+A file's mtime is its expiry, by the clock of the folder's file server. So the machines' own clocks may differ.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An episode of an Env with seats: each seat has a conversation of its own, and they take turns at one Env.
+"""An episode of an Env with seats: each seat has its own conversation, and the seats take turns at a common Env.
 
-A seat's conversation is an ordinary one, with a trajectory, limits, masks and a reward of its own:
+A seat's conversation is ordinary, with its own trajectory, limits, masks and reward:
 
     x   opening + observe("x") ──▶ turn ──▶ step        answer + observe("x") ──▶ turn ──▶ step
     o                                      opening + observe("o") ──▶ turn ──▶ step
@@ -80,7 +80,7 @@ def new_table(seats: Sequence[str], task: Task, name: str, options: EpisodeOptio
 
 @dataclass(slots=True)
 class SeatedEpisode(Episode):
-    """An Env and the conversations of its seats. `state` and `talk` belong to the seat whose turn it is."""
+    """An Env and the conversations of its seats. `state` and `talk` belong to the acting seat."""
 
     talks: dict[str, Conversation] = field(default_factory=dict)
 

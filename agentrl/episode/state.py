@@ -39,11 +39,11 @@ class EpisodeState:
 
 @dataclass(slots=True)
 class Table:
-    """The seats of an episode, and the seat whose turn it is. Picklable."""
+    """The seats of an episode, and the acting seat. Picklable."""
 
     seats: dict[str, EpisodeState]
     seat: str
-    """The seat whose turn it is."""
+    """The acting seat."""
     first: str
     """Who began."""
     begun: bool = False

@@ -1,13 +1,13 @@
-"""Episodes that branch: one is played, then continued several times from one of its turns.
+"""Episodes that branch: an episode is played, then continued several times from a turn.
 
     root      prompt ─ turn 0 ─ turn 1 ─ turn 2 ─ turn 3           trained as any episode
                                  └─ turn 2' ─ ...                  a leaf: its prompt is all tokens before turn 2
                                  └─ turn 2" ─ turn 3" ─ ...
 
 The leaves of a turn are a group: equal beginnings, each with its own reward, and their mean is the baseline. The tokens
-before the turn are a leaf's prompt, so the root alone trains them, and each sampled token of the tree counts once. The
-Env is forked by its snapshot, or else by playing the recorded actions to a fresh one; every token must be the same. If
-a snapshot holds a running machine, each leaf goes on in a copy of it.
+before the turn are a leaf's prompt and are trained by the root alone, so each sampled token of the tree counts once.
+The Env is forked by its snapshot, or else by playing the recorded actions to a fresh Env; every token must be the same.
+If a snapshot holds a running machine, each leaf goes on in a copy of the machine.
 
 Tree search over turns for credit: VinePPO (arXiv 2410.01679), TreeRL (arXiv 2506.11902).
 """
@@ -38,8 +38,8 @@ from agentrl.types import Generation, Rendered, SamplingParams, Task, TurnOption
 
 @dataclass(slots=True)
 class Budget:
-    """The cost limit of a tree's branches. A turn's branches begin only while both limits have a rest. They are played
-    to their end, so a group may exceed `tokens`."""
+    """The cost limit of a tree's branches. A turn's branches begin only while both limits are positive. They are
+    played to their end, so a group may exceed `tokens`."""
 
     episodes: int
     """Continuations."""

@@ -1,4 +1,4 @@
-"""The groups of a run that are drawn and not yet trained: handed out, played, put back, dropped or trained, each once.
+"""The drawn and untrained groups of a run: handed out, played, put back, dropped or trained, each once.
 
     source ──take──▶ being played ──finished──▶ waits for the trainer ──trained──▶ gone
                         │  ▲                            │
@@ -6,11 +6,11 @@
                         ▼  │
                        waiting
 
-A group keeps its number from its first `take` to its end, so what is not gone can be named. `state` names the groups
-that are not gone, and the place in the data. A checkpoint holds it. After `restore` they are handed out again first,
-and the place in the data is the checkpoint's: every task is trained once in the history of the restored checkpoint.
+A group keeps its number from its first `take` to its end. `state` names the groups that are not gone, and the place in
+the data. A checkpoint holds the state. After `restore` these groups are handed out first, and the place in the data is
+the checkpoint's: every task is trained once in the history of the restored checkpoint.
 
-Use it from one thread.
+Use a buffer from a single thread.
 """
 
 from __future__ import annotations

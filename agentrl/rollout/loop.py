@@ -1,13 +1,13 @@
-"""The rollout loop: plays groups of episodes, ahead of a trainer (fully-async) or until it has enough (sync).
+"""The rollout loop: plays groups of episodes, ahead of a trainer (fully-async) or until a step is full (sync).
 
     source ──take──▶ playing ──▶ ready ──take──▶ the trainer
        ▲                │           │
        └──── put_back ──┴── stale ──┘
 
-It is one implementation for every host: a host gives it a source of groups and a way to play one. Everything happens
-when something has happened: an episode or a group has ended, the trainer took groups, the weights changed. Only for
-episodes that may never end does it look now and then. Fully-async is the rollout of AReaL (arXiv 2505.24298); sync with
-over-sampling and an abort of the rest is that of slime, with the dynamic sampling of DAPO (arXiv 2503.14476).
+All hosts share the loop: a host gives a source of groups and a function that plays a group. The loop acts on events:
+an episode or a group has ended, the trainer took groups, the weights changed. Only episodes that may never end are
+polled. Fully-async is the rollout of AReaL (arXiv 2505.24298). Sync with over-sampling and an abort of the rest is
+slime's rollout, with the dynamic sampling of DAPO (arXiv 2503.14476).
 """
 
 from __future__ import annotations

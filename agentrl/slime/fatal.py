@@ -40,7 +40,7 @@ class _EndedRun:
 
     args: Any
     config: str
-    """agentrl's configuration at the error. Another configuration, as in a notebook, is another run."""
+    """agentrl's configuration at the error. A different configuration, as in a notebook, is a different run."""
     error: Exception
     samples: int = 0
     """Samples returned since the error."""
@@ -80,8 +80,7 @@ def _ended_run(args: Any) -> _EndedRun | None:
 
 
 class NoReward(dict[str, str]):
-    """The reward of a sample that could not be played: a mapping with the error. Every use as a reward raises the
-    error.
+    """The reward of an unplayed sample: a mapping with the error. Every use as a reward raises the error.
 
     A mapping, because slime's queue (0.4, data/codec.py) writes plain values only. The queue returns a plain mapping,
     with which slime cannot compute either. So a missing reward is never trained silently.

@@ -101,7 +101,7 @@ async def read(args: Any, sample: Any) -> ModelOutput:
 
 
 def _sampled(sample: Any) -> list[bool]:
-    """For each response token, whether the model sampled it. A sampled token that slime masks keeps its log-prob."""
+    """For each response token, whether the model sampled the token. A sampled but masked token keeps its log-prob."""
     log_probs = sample.rollout_log_probs or [0.0] * len(sample.loss_mask)
     return [bool(mask or log_prob) for mask, log_prob in zip(sample.loss_mask, log_probs, strict=True)]
 

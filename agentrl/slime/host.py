@@ -312,8 +312,7 @@ def _state_of_caller() -> Any:
 
 
 def has_queues(state: Any) -> bool:
-    """Whether this slime's rollout has queues, as from 0.4 on. Its GenerateState then lists the tasks that it may
-    cancel.
+    """Whether this slime's rollout has queues, as from 0.4 on. The GenerateState then lists the cancellable tasks.
 
     On an abort slime 0.4 keeps only groups that have an aborted sample, and drops ended groups (`abort` in
     rollout/sglang_rollout.py). Earlier versions collect every group.

@@ -58,5 +58,5 @@ def watch_log_probs(
 
 @cache
 def _watch(config: NumericsConfig) -> NumericsWatch:
-    """The watch of this process, which is one rank of one run."""
+    """The watch of this process, a rank of a run."""
     return NumericsWatch(config)

@@ -58,7 +58,7 @@ def check_flags(flags: HostArgs) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IncrementalExperts(EngineWrapper):
-    """Requests the experts of new tokens only, for one episode of one conversation.
+    """Requests the experts of new tokens only, for the single conversation of an episode.
 
     With all experts, a request of n tokens returns n x layers x topk numbers, and an episode the square. SGLang takes
     `routed_experts_start_len` and returns only later rows (managers/io_struct.py, 0.5.23). A server that ignores the
@@ -212,7 +212,7 @@ def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations:
 
 
 def _from_last_complete(generations: Sequence[_Generation]) -> Sequence[_Generation]:
-    """The generations from the last one with its whole sequence. Earlier generations need not be decoded."""
+    """The generations from the last generation of a whole sequence. Earlier generations need not be decoded."""
     whole = [i for i, generation in enumerate(generations) if _is_complete(generation.meta)]
     return generations[whole[-1] if whole else 0 :]
 

@@ -111,7 +111,7 @@ class Resumption:
         await self.parking.save(self.key, parked, self.config.keep_s)
 
     async def hold(self, trajectory: Trajectory) -> None:
-        """Park an ended episode, and make its trajectory an aborted one. Otherwise slime would lose the prompt.
+        """Park an ended episode as aborted. Otherwise slime would lose the prompt.
 
         When slime sends the sample again, the ended episode is taken. A failed episode is left out, since it would be
         played again.
@@ -191,8 +191,8 @@ def _apply_mask_of(flags: HostArgs, sample: Any, trajectory: Trajectory, *, late
     """Mask the tokens that slime has masked in `sample.loss_mask`. False if the sample now has other tokens.
 
     The sample holds the last segment. slime masks all tokens of older weights, so earlier segments are masked, too.
-    `later`: the state must continue the sample's tokens, which may be older, because a process that died played on.
-    Otherwise the sample must be unplayed: the process that died had its first turn.
+    `later`: the state must continue the sample's tokens, which may be older, because a dead process played on.
+    Otherwise the sample must be unplayed: the dead process had the first turn.
     """
     length, mask = trajectory.response_length, sample.loss_mask
     if sample.tokens[: trajectory.length] != trajectory.tokens:
@@ -215,7 +215,7 @@ def _begins(sample: Any, trajectory: Trajectory) -> bool:
 
 
 def _is_unplayed(sample: Any) -> bool:
-    """Whether the sample has no tokens, or only the tokens of an episode that was aborted before its prompt."""
+    """Whether the sample has no tokens, or only tokens of an abort before the prompt."""
     return not sample.tokens or _own_tokens(sample) == [NO_TOKEN]
 
 

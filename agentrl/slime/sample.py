@@ -30,7 +30,7 @@ ROUNDS_KEY = "round_number"
 """Under --log-multi-turn agentrl writes this key, too: slime's metrics read the turns of an episode there."""
 
 NO_TOKEN = 0
-"""Replaces the prompt of an episode that ended before its prompt."""
+"""Replaces the prompt of an episode without a prompt."""
 
 _ASIDE = "agentrl_reward"
 _ROW_KEY = "row"
@@ -185,7 +185,7 @@ def to_samples(
 
 
 def siblings_of(sample: Any, count: int) -> list[Any]:
-    """`count` samples of one episode: copies, and last the `sample` itself. They share its rollout_id.
+    """`count` samples of an episode with the same rollout_id: copies, and last the `sample` itself.
 
     Raises ConfigError for a Sample without the field.
     """

@@ -2,7 +2,7 @@
 
     --rollout-function-path agentrl.slime.sft.generate_rollout --loss-type sft_loss --debug-train-only
 
-The rows are chat (--input-key messages --tool-key tools). They get the tokens that an episode with the same words has.
+The rows are chat (--input-key messages --tool-key tools). They get the tokens of an episode with the same words.
 """
 
 from __future__ import annotations

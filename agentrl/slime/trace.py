@@ -1,4 +1,4 @@
-"""Trace spans for slime: one for each request to the engine, with slime's names, and one for each hook of the Env.
+"""Trace spans for slime: for each request to the engine, with slime's names, and for each hook of the Env.
 
 slime computes its request metrics (latency, queue time, throughput) from the spans called `sglang_generate`.
 """

@@ -2,9 +2,9 @@
 
     python -m agentrl.slime.check.ask slime REPORT.json train.py --flag value ...
 
-Side effects of importing slime, Megatron and SGLang stay in that process. The report is a JSON object. It holds `args`
-and `flags` (all flags that their parsers take), with `unfinished` if their last checks need a GPU. Or it holds
-`refused`, or `absent` if a package that they need is not installed.
+Side effects of importing slime, Megatron and SGLang stay in the process. The report is a JSON object with
+`args` and `flags` (all flags of their parsers), and with `unfinished` if the last checks need a GPU. Otherwise the
+report has `refused`, or `absent` if a required package is not installed.
 """
 
 from __future__ import annotations

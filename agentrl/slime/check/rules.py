@@ -103,7 +103,7 @@ def baseline(setup: Setup) -> Iterator[LaunchFinding]:
 
 
 def reward(setup: Setup) -> Iterator[LaunchFinding]:
-    """Check that exactly one place gives the reward."""
+    """Check that only a single place gives the reward."""
     foreign = _foreign_rewards(setup)
     if setup.scores:
         yield from _second_rewards(setup, setup.scores, foreign)
