@@ -142,7 +142,7 @@ __all__ = [
 
 async def adapt(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """slime's custom generate function: `--custom-generate-function-path agentrl.adapt`. See `agentrl.slime`."""
-    from agentrl.slime.adapt import adapt as run  # slime and what it brings are imported on the cluster only
+    from agentrl.slime.adapt import adapt as run  # slime and its packages are imported on the cluster only
 
     return await run(args, sample, sampling_params, evaluation=evaluation)
 

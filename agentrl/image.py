@@ -103,7 +103,7 @@ class Image:
         return {"type": "image", "image": self.uri}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.uri, self.width, self.height)  # what comes from another process shares the string, too
+        return _restored, (self.uri, self.width, self.height)  # images from other processes share the string, too
 
     def __repr__(self) -> str:
         return f"<Image {self.width} x {self.height}, {self.size // 1000} kB>"

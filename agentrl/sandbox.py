@@ -22,7 +22,7 @@ OnOutput: TypeAlias = Callable[[Literal["stdout", "stderr"], bytes], None]
 """Called with each piece of output on arrival, also beyond `max_output`."""
 
 TIMED_OUT = 124  # exit code of a command killed at its timeout, as in timeout(1)
-CANNOT_RUN = 126  # exit code of a command that no shell accepts: it is too long, or contains a NUL character
+CANNOT_RUN = 126  # exit code of a command that is too long, or contains a NUL character
 
 
 class _Output(NamedTuple):

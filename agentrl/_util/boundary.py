@@ -68,7 +68,7 @@ class _Crossing:
     def _passes(self, exc: BaseException) -> bool:
         """Whether the exception ends the run."""
         if isinstance(exc, asyncio.CancelledError):
-            # Or was the hook's own task cancelled? The host must not take that for the end of the run.
+            # Or was the hook's own task cancelled? For the host this is not the end of the run.
             return is_cancelled()
         ends = isinstance(exc, ConfigError | EngineLostError | LedgerError | ResumeError | FailedError)
         return ends and not (self.data and isinstance(exc, TemplateError))

@@ -56,7 +56,7 @@ class _ValueReader:
                 return self._members(value)
             if isinstance(value, list | tuple):
                 return [self.of(item) for item in value]
-            numbers = all(isinstance(key, int | float) for key in value)  # `json` sorts them as numbers
+            numbers = all(isinstance(key, int | float) for key in value)  # `json` sorts numbers by value
             return {key if numbers else self._key(key): self.of(item) for key, item in value.items()}
         finally:
             self.inside.discard(id(value))

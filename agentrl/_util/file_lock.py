@@ -30,7 +30,7 @@ def try_lock(file: Path) -> int | None:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), file.stat()):
                 return descriptor
-        os.close(descriptor)  # the process before has just removed it
+        os.close(descriptor)  # the earlier holder has just removed the file
 
 
 def unlock(file: Path, descriptor: int) -> None:

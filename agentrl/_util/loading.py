@@ -106,7 +106,7 @@ def _load_file(file: Path) -> ModuleType:
     """Import a file under a name made of the path, so that two files called env.py do not clash, and pickling works."""
     check_file(file, f"give its path from here, {Path.cwd()}")
     name = f"agentrl_user_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
-    with _importing:  # no thread may see a module that another has read only in part
+    with _importing:  # no thread may see a partly executed module
         return sys.modules[name] if name in sys.modules else _import_file(file, name)
 
 
@@ -117,7 +117,7 @@ def _import_file(file: Path, name: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     folder = str(file.resolve().parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # as `python file.py` would, so that its neighbours import
+        sys.path.insert(0, folder)  # as `python file.py` does, so that imports of neighbouring files work
     try:
         spec.loader.exec_module(module)
     except BaseException as exc:

@@ -120,7 +120,9 @@ def _lives(owner: Owner) -> bool:
     except (PermissionError, OverflowError):  # another user's
         pass
     state, start = _process(owner.pid)
-    return not start or (start == owner.start and state not in "ZX")  # without a start, /proc hides it: it does live
+    return not start or (
+        start == owner.start and state not in "ZX"
+    )  # without a start time, /proc hides the process, which does live
 
 
 @cache

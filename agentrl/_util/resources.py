@@ -125,7 +125,7 @@ class Resources:
             self._opening.discard(holding)
             if holding.is_held():
                 self._resources.append(holding)
-        for variable in context:  # later hooks see the variables it has set, as if it ran here
+        for variable in context:  # later hooks see the context variables, as without a task
             if holding.before.get(variable, _UNSET) is not context[variable]:
                 variable.set(context[variable])
         return value
@@ -180,7 +180,7 @@ class SharedResource(Generic[T]):
         opening."""
         async with self._lock:
             if self._resource is None or self._resource.task.done():
-                # In an empty context: it outlives the episode of its first user.
+                # In an empty context: the resource outlives the episode of its first user.
                 self._resource = Context().run(_HeldResource, self._make(), asyncio.Event(), 0.0)
             resource = self._resource
         await asyncio.wait([resource.entered])

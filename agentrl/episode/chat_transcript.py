@@ -107,7 +107,7 @@ class _OpenCalls:
             return [{**message, "tool_call_id": self.ids.pop(name, name)}]
         blamed = next((name for name, error in self.errors.items() if error in str(message.get("content"))), None)
         if blamed is not None and message.get("role") == "user":
-            # The answer to a call that could not be read, from an Env whose template has no other place for it.
+            # The answer to an unreadable call, under a template without another place for the answer.
             del self.errors[blamed]
             return [{"role": "tool", "tool_call_id": self.ids.pop(blamed), "content": message["content"]}]
         return [*self.left(), message]

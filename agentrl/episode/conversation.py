@@ -250,7 +250,7 @@ class Conversation:
             generation = await self._in_time(self._asked(params))
             _check(generation)
         seconds = time.monotonic() - started
-        await admission()  # before the turn is recorded: to be cancelled here is to be cancelled while it was sampled
+        await admission()  # before the turn is recorded: a cancellation here equals a cancellation during sampling
         sampled = len(generation.tokens)
         generation = self._cut_at_stop(generation, params)
         if generation.finish_reason == "abort" and "structural_tag" in params:  # the grammar would begin again
@@ -382,7 +382,7 @@ class Conversation:
         except TemplateError:
             if not self.spoken.any:
                 raise
-            # The template cannot write what answers this turn, but its speaker reads it anyway.
+            # The template cannot write the answer to this turn, but the speaker reads the answer.
             self.spoken.not_carried(self.trajectory, "the chat template refuses the answer to it")
             plain_action = with_calls(action, ())
             return self.renderer.bridge(self.trajectory.messages, plain_action, as_user(observed), budget=budget)

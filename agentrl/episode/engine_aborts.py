@@ -49,7 +49,7 @@ class EngineAborts:
             )
         if self.count > _USUAL:
             _warn(self)
-        with uncounted():  # the episode is not slow: it has no engine
+        with uncounted():  # the episode is not slow, but without an engine
             await asyncio.sleep(pause)
         self.lost_s += pause
 

@@ -39,7 +39,7 @@ class _MachineFinder(pickle.Pickler):
 def machines_in(saved: Any) -> tuple[MachineSnapshot, ...]:
     """The machines in the result of `Env.snapshot`, at any depth."""
     finder = _MachineFinder()
-    with suppress(Exception):  # whoever writes the state reports it
+    with suppress(Exception):  # the writer of the state reports the error
         finder.dump(saved)
     return tuple(dict.fromkeys(finder.machines))
 

@@ -208,7 +208,7 @@ class Parking:
     async def give_back(self, key: str) -> None:
         """Leave a taken episode to any process, in its last saved state."""
         await asyncio.to_thread(self._saved.give_back, key)
-        self._forget(key, needed=self._saved.shared)  # else no file has it any more
+        self._forget(key, needed=self._saved.shared)  # otherwise no file holds the machine
 
     def note(self, name: str, ticket: Mapping[str, JSON], seconds: float) -> None:
         """Remember the ticket of `name` for some seconds, in case the owner returns without the ticket."""
@@ -271,7 +271,7 @@ class Parking:
             self._saved.write(key, _HEADER + pickle.dumps(parked), until, state)
         except BaseException as exc:
             needed = before
-            if isinstance(exc, ResumeError):  # they are in the file that another process has taken
+            if isinstance(exc, ResumeError):  # the machines are in the file that another process has taken
                 self._machines.pop(key, None)
             raise
         else:
@@ -280,7 +280,7 @@ class Parking:
                 del self._machines[key]
         finally:
             unneeded = [machine for machine in (*before, *parked.machines) if machine not in needed]
-            with suppress(RuntimeError):  # the loop is closed: they are removed at their own time
+            with suppress(RuntimeError):  # the loop is closed: the machines expire by themselves
                 loop.call_soon_threadsafe(self._release, unneeded)
 
     def _read(self, key: str, until: float) -> Parked:

@@ -43,7 +43,7 @@ class ReasoningStripper:
         messages = [*trajectory.messages, *messages_of(observed)]
         try:
             prompt, dropped = self._prompt(messages, renderer)
-        except TemplateError as exc:  # the model may write what its template cannot: that is no reason to stop
+        except TemplateError as exc:  # the model may write text that the template cannot: no reason to stop
             trajectory.info["thoughts_kept"] = str(exc)
             return None
         if dropped == self.dropped:

@@ -189,7 +189,7 @@ class Episode:
             await save_state(self.hooks.save, self.env, self.whole, timeout=self.talk.options.limits.step_s)
 
     async def take_turns(self, seconds: float | None) -> StopReason:
-        """Reset and take turns until there is a reason to stop, for at most `left` seconds. Raises FailedError."""
+        """Reset and take turns until there is a reason to stop, for at most `seconds`. Raises FailedError."""
         deadline = Deadline(seconds)
         try:
             async with deadline:
@@ -286,7 +286,7 @@ class Episode:
         if not isinstance(read, Raw):
             calls = [
                 call for call in action.calls if call.error is None or not corrections
-            ]  # those that the Env was shown
+            ]  # the calls that the Env has seen
             by_id = self.talk.renderer.certificate.results == "id"
             read = in_call_order(read, calls, by_id=by_id)
             read = in_call_order([*corrections, *read], action.calls) if corrections and not result.done else read

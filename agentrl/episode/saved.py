@@ -79,7 +79,7 @@ class SavedEpisodes:
             file = self._path(key, before or state)
             unfinished.replace(file)
             if before and before != state:
-                file.rename(self._path(key, state))  # a kill here leaves one file, and never an older state beside it
+                file.rename(self._path(key, state))  # a kill here leaves a single file, never a second, older state
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
@@ -93,7 +93,7 @@ class SavedEpisodes:
         Raises ResumeError for a missing file, and OwnedEpisodeError if a process that seems to live plays the episode.
         """
         self._prepare()
-        with self._lock:  # of two coroutines of this process, one gets it
+        with self._lock:  # of two coroutines of this process, the first gets the episode
             if self.plays(key):
                 raise ResumeError("it is being played in this process already")
             self.remove(key, "ended")
@@ -149,7 +149,9 @@ class SavedEpisodes:
     def _prepare(self) -> None:
         """Write a heartbeat before this process owns a file, and remove the files of dead processes."""
         with self._lock:
-            if self.shared and (self._heart is None or self._heart.file.name != current()):  # a forked child is another
+            if self.shared and (
+                self._heart is None or self._heart.file.name != current()
+            ):  # a forked child is a different owner
                 self._heart = Heartbeat(self.folder, self.dead_s / _BEATS, self._warn)
                 self._heart.start()
         self._sweep()

@@ -86,7 +86,7 @@ class LoopResources:
         """
 
         async def make() -> SGLangEngine:
-            from agentrl.engine.sglang import SGLangEngine  # aiohttp is imported only if it is used
+            from agentrl.engine.sglang import SGLangEngine  # aiohttp is imported only on use
             from agentrl.models.vocabulary import vocabulary_size
 
             vocab_size = vocabulary_size(model) if model else None
@@ -131,7 +131,7 @@ class LoopResources:
     async def close(self) -> None:
         self._keeper.cancel()
         await asyncio.wait([self._keeper])
-        if not self._keeper.cancelled():  # cancelled before it began: nothing was made
+        if not self._keeper.cancelled():  # cancelled before the beginning: no value was made
             self._keeper.result()
 
     async def _keep(self) -> None:

@@ -266,5 +266,5 @@ def _tokens_before(root: Trajectory, turn: int) -> list[int]:
 def _messages_before(root: Trajectory, turn: int) -> list[Any]:
     """The messages that precede the model's message number `turn`."""
     replies = [place for place, message in enumerate(root.messages) if message.get("role") == "assistant"]
-    sampled = replies[len(replies) - len(root.actions) :]  # the prompt may hold earlier ones
+    sampled = replies[len(replies) - len(root.actions) :]  # the prompt may hold earlier replies
     return list(root.messages[: sampled[turn]])

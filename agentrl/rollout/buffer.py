@@ -294,7 +294,7 @@ class GroupBuffer:
         for number, row, epoch, attempts, born in groups:
             try:
                 task = self.source.task(row)
-            except IndexError:  # the data has fewer rows now, and that was accepted
+            except IndexError:  # the data has fewer rows now, and the change was accepted
                 self.dropped["row_is_gone"] += 1
                 continue
             members: list[Member] = [None] * self.group_size

@@ -246,7 +246,7 @@ class GroupLoop(Generic[G]):
 
     def _bound(self) -> int:
         """How many groups may be played or ready."""
-        if self._most:  # groups that are ready need no more others
+        if self._most:  # ready groups need no further groups
             return self._most
         last = self.version + self.staleness + 1
         return (last if self.steps is None else min(last, self.steps)) * self.groups - self.step * self.groups
@@ -270,7 +270,7 @@ class GroupLoop(Generic[G]):
             self._fail(exc)
         _, present = self._tasks.get(group.number, (group, None))
         try:
-            if present is task:  # else it was dropped while it was played, and may be played again
+            if present is task:  # otherwise the group was dropped in play, and may be played again
                 del self._tasks[group.number]
                 self._replaced.discard(group.number)
                 self._settle(group, ABORTED if task.cancelled() or exc is not None else task.result())

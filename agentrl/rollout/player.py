@@ -119,7 +119,7 @@ class GroupPlayer:
                 self._waiting_for_slot[group.number] -= 1
             if self.aborted():
                 return
-            await admission()  # thousands that begin at once do not hold the loop up
+            await admission()  # thousands of simultaneous beginnings must not block the loop
             session_id = f"{self.name}-{group.number:06d}-{index:03d}"
             parked = group.members[index]
             with flying(session_id, group.task.id, self.name), self.flow.episode(session_id):
@@ -138,7 +138,7 @@ class GroupPlayer:
                 self._open[group.number, index] = episode
 
         if parked is not None:
-            group.members[index] = None  # its Env has an owner now
+            group.members[index] = None  # the Env has an owner now
             self._open.pop((group.number, index), None)
             self.flow.resumed += 1
         hooks = EpisodeHooks(aborted=self.aborted, on_turn=note_turn, park=park)

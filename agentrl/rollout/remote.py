@@ -167,7 +167,7 @@ class EpisodeJob:
         if request.parks:
             hooks = replace(hooks, aborted=aborted, park=park)
         parked = request.parked
-        if parked is not None and parked.how == "alive":  # without its Env it is played anew
+        if parked is not None and parked.how == "alive":  # without its Env the episode restarts
             parked = replace(parked, env=self._open.pop(session_id, None))
         rollout, params = self.rollout, request.params
         trajectory = await play_episode(rollout, request.task, params, session_id, hooks=hooks, parked=parked)
@@ -201,7 +201,7 @@ class _KeptEnv(Env):
         return env
 
     async def close(self) -> None:
-        with suppress(InfraError):  # a worker that has ended has closed it
+        with suppress(InfraError):  # an ended worker has closed the Env
             await self.pool.play(encoded(_CloseRequest(self.session_id), self.session_id), home=self.home)
 
 
@@ -335,7 +335,7 @@ def _opens_itself(order: EpisodeOrder) -> bool:
 @asynccontextmanager
 async def _served(order: EpisodeOrder, engine: Engine, pools: list[WorkerPool]) -> AsyncIterator[EpisodeOrder]:
     """The order with a client of this engine. The engine is served meanwhile."""
-    from agentrl.engine.sglang.server import running_server  # aiohttp is imported only if it is used
+    from agentrl.engine.sglang.server import running_server  # aiohttp is imported only on use
 
     def lost(exc: EngineLostError) -> None:
         for pool in pools:

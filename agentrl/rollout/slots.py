@@ -73,7 +73,7 @@ class EpisodeSlots:
         try:
             await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():  # it got its slot in the same moment
+            if waiter.done() and not waiter.cancelled():  # the episode got its slot in the same moment
                 self._taken[use] -= 1
             elif waiter in self._waiting[use]:
                 self._waiting[use].remove(waiter)

@@ -108,7 +108,7 @@ def held_out_tasks(
     check: Check | None = None,
     columns: Columns | None = None,
 ) -> list[Task]:
-    """The first tasks of a file, else the Env's own if `own`. Empty if there are none. Raises ConfigError."""
+    """The first tasks of a file, else the Env's own tasks if `from_env`. Empty without tasks. Raises ConfigError."""
     if data is not None:
         return load_tasks(data, split="eval", check=_both(envs.check, check), columns=columns)[:most]
     return own_tasks(envs, "eval", most=most, check=check) if from_env and makes_tasks(envs.cls) else []

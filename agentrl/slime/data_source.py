@@ -319,7 +319,9 @@ class DataSource:
             return None
         from agentrl.models import load_tokenizer
 
-        return load_tokenizer(self.flags.hf_checkpoint or "", trust_remote_code=True)  # slime runs its code, too
+        return load_tokenizer(
+            self.flags.hf_checkpoint or "", trust_remote_code=True
+        )  # slime runs the tokenizer's code, too
 
     def _prompt(self, task: Task) -> Any:
         """The prompt in the form of slime's flags: unchanged, or as text with --apply-chat-template."""

@@ -52,7 +52,7 @@ async def ask_teacher(
     """
     if not flags.asks_teacher or trajectory.stop in (StopReason.FAILED, StopReason.ABORTED):
         return []
-    from agentrl.engine.sglang.scoring import score  # it brings aiohttp
+    from agentrl.engine.sglang.scoring import score  # imports aiohttp
 
     connections = await here.connections(flags.rm_url)
     try:
@@ -75,7 +75,7 @@ async def ask_teacher(
 def write_log_probs(sample: Any, log_probs: Sequence[float]) -> None:
     """Write the log-probs into a sample. slime's trainer needs a number for each token, so missing numbers are
     zeros."""
-    import torch  # there is no slime without it
+    import torch  # slime requires torch
 
     values = log_probs if len(log_probs) == sample.response_length else [0.0] * sample.response_length
     sample.teacher_log_probs = torch.tensor(values, dtype=torch.float32)

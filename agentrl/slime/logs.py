@@ -36,7 +36,7 @@ def log_rollout(
     fires; canaries never stop slime. Returns False, so slime logs as usual.
     """
     flags = HostArgs.of(args)
-    if flags.load_debug_rollout_data:  # then slime logs nothing either
+    if flags.load_debug_rollout_data:  # slime does not log then either
         return False
     note_shipped(args, rollout_id, samples)
     if metrics := rollout_metrics(args, samples):

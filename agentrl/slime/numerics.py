@@ -36,7 +36,7 @@ def watch_log_probs(
     With --use-tis the loss is weighted as in slime (megatron_utils/loss.py:884). Without it the loss is not changed.
     slime's own function would weight the loss even if only the metrics were requested.
     """
-    import torch  # the hook runs in the trainer, which has it
+    import torch  # the hook runs in the trainer, which has torch
 
     flags = HostArgs.of(args)
     trainer, engine = torch.cat(list(train_log_probs)), torch.cat(list(rollout_log_probs))

@@ -272,7 +272,9 @@ class _SamplePlayer:
         if parked is None:
             return None
         if parked.episode.trajectory.stop not in (None, StopReason.ABORTED):
-            return parked.episode.trajectory  # it had ended, in a process that died before slime had it
+            return (
+                parked.episode.trajectory
+            )  # the episode had ended, in a process that died before slime had the result
         try:
             return await resume_episode(
                 parked,

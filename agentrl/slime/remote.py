@@ -203,7 +203,7 @@ class SampleWorkers:
         self.thread.stop()
 
     async def _closed(self, starting: asyncio.Task[WorkerPool]) -> None:
-        starting.cancel()  # a pool that starts closes itself
+        starting.cancel()  # a starting pool closes itself
         await asyncio.wait({starting})
         if self._pool is not None:
             await self._pool.close()

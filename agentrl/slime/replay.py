@@ -254,6 +254,6 @@ def _numbers(meta: Mapping[str, Any], names: Sequence[str], kind: type[N]) -> ND
 
 
 def _tensor(array: Ints) -> Any:
-    import torch  # there is no slime without it
+    import torch  # slime requires torch
 
     return torch.from_numpy(array)

@@ -70,7 +70,7 @@ def reward_of(flags: HostArgs, sample: Any, *, evaluation: bool = False) -> floa
     key, value = flags.reward_name(evaluation=evaluation), sample.reward
     try:
         number = float(value[key] if key else value)
-    except ConfigError:  # from NoReward: it ends the run here
+    except ConfigError:  # from NoReward: the run ends here
         raise
     except (TypeError, ValueError, KeyError):
         number = math.nan

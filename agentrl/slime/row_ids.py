@@ -53,7 +53,7 @@ def _table(file: DataFile) -> _Table:
     input_key, label_key, metadata_key = file.input_key, file.label_key, file.metadata_key
     table: dict[int, list[tuple[str, str]]] = {}
     columns = [column for column in (input_key, label_key, metadata_key, "id") if column]
-    with suppress(ConfigError):  # slime reads the file its own way, and reports what it cannot read
+    with suppress(ConfigError):  # slime reads the file differently, and reports unreadable rows
         for number, row in islice(read_rows(path, "give a JSONL or Parquet file", columns), _ROWS):
             if isinstance(row, dict) and row.get(input_key) is not None:
                 label = None if label_key is None else row.get(label_key)

@@ -192,7 +192,7 @@ def siblings_of(sample: Any, count: int) -> list[Any]:
     _number_rollout(sample)
     copies = [copy.deepcopy(sample) for _ in range(count - 1)]
     for sibling in copies:
-        vars(sibling).pop("trace", None)  # slime counts each request that it finds there
+        vars(sibling).pop("trace", None)  # slime counts each request in the trace
     return [*copies, sample]
 
 
@@ -220,7 +220,7 @@ def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Ca
     tokens = segment.tokens or [NO_TOKEN]
     response, loss_mask, log_probs = segment.response, segment.loss_mask, segment.log_probs
     if not response:
-        # slime's loss reads tokens[-response_length:], which at 0 is everything. So one masked token is added.
+        # slime's loss reads tokens[-response_length:], which at 0 is the whole list. So a masked token is added.
         tokens, loss_mask, log_probs = [*tokens, tokens[-1]], [0], [0.0]
     _write(
         sample,

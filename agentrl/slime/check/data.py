@@ -142,7 +142,7 @@ def _grader_check(setup: Setup) -> Callable[[Task], None] | None:
     try:
         return check_of(load_reward(path))
     except ConfigError:
-        return None  # another rule reports it
+        return None  # another rule reports the error
 
 
 def _label_problem(

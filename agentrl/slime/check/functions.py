@@ -22,7 +22,7 @@ _GENERATE_FLAG = "--custom-generate-function-path"
 def functions(setup: Setup) -> Iterator[LaunchFinding]:
     for flag, path in dict.fromkeys(setup.args.functions()):
         if flag == _GENERATE_FLAG and (path == GENERATE or is_misspelt(path)):
-            continue  # the rule of that flag reports it
+            continue  # the flag's rule reports the error
         if path.startswith("agentrl."):
             yield from _own(flag, path)
         else:

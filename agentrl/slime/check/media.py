@@ -28,6 +28,6 @@ def media(setup: Setup, keys: str | Mapping[str, Any], where: str = "") -> Itera
     try:
         readable = setup.args.hf_checkpoint is not None and load_vision(setup.args.hf_checkpoint) is not None
     except ConfigError:
-        return  # that the checkpoint cannot be found is reported elsewhere
+        return  # another rule reports a missing checkpoint
     if not readable:
         yield error(f"{begin}{NOT_KNOWN.replace('--multimodal-keys', flag)}")
