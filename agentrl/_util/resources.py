@@ -251,7 +251,7 @@ class _HeldResource(Generic[T]):
             self.task.cancel()
 
     async def leave_by(self, until: float) -> None:
-        """Ask the resource to exit, and wait until `until`. Then cancel the exit, unless it began only at `until`."""
+        """Ask the resource to exit, and wait until `until`. Then cancel an exit that began before `until`."""
         now = asyncio.get_running_loop().time()
         self.leave()
         await asyncio.wait([self.task], timeout=max(0.0, until - now))

@@ -110,7 +110,7 @@ class _Chat:
 
     @classmethod
     def of(cls, row: Mapping[str, JSON]) -> _Chat:
-        messages, given_count = _messages(row)
+        messages, prompt_count = _messages(row)
         for key in _OTHERWISE:
             if row.get(key):
                 raise SkippedError("it has a key that is not served", key)
@@ -123,7 +123,7 @@ class _Chat:
         replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         places = [i for i, entry in enumerate(request.entries) if entry.role == "assistant"]
         untrained = {
-            place for i, place in zip(replies, places, strict=True) if i < given_count or not _weight(messages[i])
+            place for i, place in zip(replies, places, strict=True) if i < prompt_count or not _weight(messages[i])
         }
         entries = _identified(request.entries)
         remarks = _odd_calls(entries, request.tools, untrained)
