@@ -1,7 +1,7 @@
 """Train LLM agents by reinforcement learning in multi-turn environments.
 
-Write an `Env`, or an `AgentEnv` around an agent that exists; run its episodes with `run_episode` or the `agentrl`
-command; train with the embedded trainer, or under slime with `--custom-generate-function-path agentrl.adapt`.
+Write an `Env`, or an `AgentEnv` around an existing agent. Run episodes with `run_episode` or the `agentrl` command.
+Train with the embedded trainer, or under slime with `--custom-generate-function-path agentrl.adapt`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _LATER = {
     "Renderer": "agentrl.render",
     "load_renderer": "agentrl.render",
 }
-"""Names whose modules are imported on first use, because they import torch, aiohttp or transformers."""
+"""Names of modules with slow imports (torch, aiohttp, transformers). The first use imports them."""
 
 
 def __getattr__(name: str) -> Any:
@@ -142,11 +142,11 @@ __all__ = [
 
 async def adapt(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """slime's custom generate function: `--custom-generate-function-path agentrl.adapt`. See `agentrl.slime`."""
-    from agentrl.slime.adapt import adapt as run  # slime and what it brings are imported on the cluster only
+    from agentrl.slime.adapt import adapt as run  # slime and its packages are imported on the cluster only
 
     return await run(args, sample, sampling_params, evaluation=evaluation)
 
 
 adapt.abort_mode = "server"  # type: ignore[attr-defined]
 """slime 0.4 (rollout/sglang_rollout.py) then aborts the engine's requests and awaits `adapt`, which parks the episode.
-Under "request" it would cancel the call, and the episode would restart."""
+Under "request" slime cancels the call, and the episode restarts."""

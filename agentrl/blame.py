@@ -1,6 +1,6 @@
-"""Which exceptions are the world's fault: a lost connection, a full disk, no memory left. A wrong path is a bug.
+"""Exceptions that are not bugs: a lost connection, a full disk, no memory left. A wrong path is a bug.
 
-It imports nothing of agentrl, because the processes that run graders load this file alone.
+Imports no module of agentrl, because the processes of graders load this file alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALWAYS = {
     "httpx.TimeoutException",
     "httpx.RemoteProtocolError",
 }
-"""Classes, with their subclasses. They are named, because importing them would take long."""
+"""Names of classes; subclasses count. Imports would take long."""
 _REQUESTS = {"urllib.error.URLError", "requests.exceptions.RequestException"}
 """The same, but an HTTP answer may blame the request."""
 _ERRNOS = {
@@ -33,7 +33,7 @@ _ERRNOS = {
 }
 _OF_PATHS = FileNotFoundError | PermissionError | FileExistsError | IsADirectoryError | NotADirectoryError
 _LATER = (408, 425, 429)
-"""Statuses of HTTP below 500 for which another attempt may succeed."""
+"""HTTP statuses below 500 for which another attempt may succeed."""
 
 
 def is_the_worlds(exc: BaseException) -> bool:
@@ -54,14 +54,14 @@ def is_the_worlds(exc: BaseException) -> bool:
 
 
 def _is_the_machines(exc: BaseException) -> bool:
-    """Whether an OSError is the world's fault. One without a number, which a library made from text, may be anything: a
-    canary sees those that recur."""
+    """Whether an OSError comes from the machine. An OSError without a number may be anything: a canary sees repeated
+    ones."""
     if not isinstance(exc, OSError) or isinstance(exc, _OF_PATHS | ValueError):
         return False
     return exc.errno is None or exc.errno in _ERRNOS
 
 
 def _status(exc: BaseException) -> int | None:
-    """The status of an HTTP answer, where urllib and requests keep it."""
-    found = getattr(exc, "code", None) or getattr(getattr(exc, "response", None), "status_code", None)
-    return found if isinstance(found, int) else None
+    """The status of an HTTP answer, read from the fields of urllib and requests."""
+    status = getattr(exc, "code", None) or getattr(getattr(exc, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None

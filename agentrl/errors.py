@@ -9,18 +9,18 @@
     │   ├── EngineError       the inference engine
     │   │   ├── RequestError      the engine will always refuse this request
     │   │   │   └── ContextFullError  the conversation is longer than a model can read
-    │   │   └── EngineLostError   the engine of a training run is gone: it ends the run
+    │   │   └── EngineLostError   the engine of a training run is gone: the run ends
     │   └── SandboxError      a sandbox
-    ├── CanaryError       a run cannot be learning; it is stopped early
-    ├── ResumeError       an aborted episode cannot continue where it stopped; it restarts
+    ├── CanaryError       a run cannot be learning, and is stopped early
+    ├── ResumeError       an aborted episode cannot continue where it stopped, and restarts
     └── LedgerError       an invariant of a trajectory is broken: a bug in agentrl
 
-What breaks an episode is sorted into three kinds of `Failure`, and recorded on the trajectory with the boundary it
-crossed. An InfraError, a deadline, a lost connection or a full disk is an `environment` failure: the episode is masked,
-and left out of its group's baseline. The same from the inference engine is an `engine` failure, which is treated alike
-and does not count against the Env. Anything else is a `bug`, including a wrong path. Mistakes of the *policy* (a bad
-tool call, a wrong answer, no turns left) are not failures: they are trained on. A bad tool call is a `BadCall`, and a
-`BadCallPolicy` sets how it is treated.
+A `Failure` of an episode has one of three kinds, and is recorded on the trajectory with the crossed boundary. An
+InfraError, a deadline, a lost connection or a full disk is an `environment` failure: the episode is masked, and left
+out of its group's baseline. The same errors of the inference engine are an `engine` failure, which is treated alike and
+does not count against the Env. Any other error is a `bug`, including a wrong path. Mistakes of the *policy* (a bad tool
+call, a wrong answer, no turns left) are not failures: they are trained on. A bad tool call is a `BadCall`, treated by
+the `BadCallPolicy`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from agentrl.plain import text
 
 
 class AgentRLError(Exception):
-    """Base of all errors raised by agentrl."""
+    """The user's input cannot work. The message gives the cause and the remedy, in one line."""
 
 
 class ConfigError(AgentRLError, ValueError):
@@ -49,19 +49,19 @@ class TemplateError(ConfigError):
 
 
 class ToolError(AgentRLError):
-    """Raise it in a tool: the model reads its text, and the episode continues. It is not a failure."""
+    """Raise it in a tool: the model reads the text, and the episode continues. It is not a failure."""
 
 
 class CallError(ToolError):
     """A ToolError that blames the call: a BadCall of kind "content".
 
-    The default `exec_tool` raises it. Raise it in your own `exec_tool` for a tool that does not exist, or for arguments
-    that do not fit.
+    The default `exec_tool` raises a CallError. Raise it in your own `exec_tool` for an unknown tool or wrong arguments.
     """
 
 
 class InfraError(AgentRLError):
-    """The world broke: a container died, a retriever is down. The policy is not to blame, so nothing is trained."""
+    """The world broke: a container died, a retriever is down. The policy is not to blame, so the episode is not
+    trained."""
 
 
 class EngineError(InfraError):
@@ -69,21 +69,21 @@ class EngineError(InfraError):
 
 
 class RequestError(EngineError):
-    """The engine will always refuse this request: it is too long, or has an unknown parameter or token id.
+    """The engine will always refuse this request: too long, an unknown parameter or an unknown token id.
 
-    A server answers it with HTTP 400. Any other EngineError may blame the engine itself.
+    A server answers such a request with HTTP 400. Any other EngineError may blame the engine itself.
     """
 
 
 class ContextFullError(RequestError):
-    """The conversation is longer than the model can read. After the first turn it ends the episode with
+    """The conversation is longer than the model can read. After the first turn the episode ends with
     StopReason.CONTEXT_FULL."""
 
 
 class EngineLostError(EngineError):
-    """The engine of a training run is gone, or has other weights than the run gave it. It ends the run.
+    """The engine of a training run is gone, or has other weights than the run sent. The run ends.
 
-    No episode can continue, so this is not an episode's failure.
+    No episode can continue, so an EngineLostError is not an episode's failure.
     """
 
 
@@ -96,11 +96,11 @@ class ResumeError(AgentRLError):
 
 
 class CanaryError(AgentRLError):
-    """A run cannot be learning. The message gives what was seen, at which step, and where to look."""
+    """A run cannot be learning. The message gives the observation, the step and a hint."""
 
 
 class LedgerError(AgentRLError, AssertionError):
-    """A token is unaccounted for. This is a bug in agentrl: please report it with the message."""
+    """A token is unaccounted for: a bug in agentrl. Please report the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class BadCall:
     """Why a tool call was not executed."""
 
     kind: Literal["structural", "content"]
-    """structural: it cannot be read, because it is unclosed, not JSON, or has no name. content: it was read, but names
-    no tool, or its arguments do not fit."""
+    """structural: the call cannot be read, because it is unclosed, not JSON, or has no name. content: the call names no
+    tool, or has wrong arguments."""
     detail: str
 
 
@@ -154,16 +154,16 @@ class Failure:
         A group of only such exceptions is classified in the same way. Anything else is a bug.
         """
         outside: FailureKind = "engine" if boundary == "engine" else "environment"
-        worlds = all(isinstance(one, asyncio.CancelledError) or is_the_worlds(one) for one in leaves(exc))
+        worlds = all(isinstance(leaf, asyncio.CancelledError) or is_the_worlds(leaf) for leaf in leaves(exc))
         kind: FailureKind = outside if worlds else "bug"
         lines = _traceback.format_exception(type(exc), exc, exc.__traceback__)
         return cls(kind, boundary, _with_remedy(exc), text("".join(lines)))
 
 
 def _with_remedy(exc: BaseException) -> str:
-    """`one_line`, with the remedy for code that depends on the thread in which it runs."""
+    """`one_line`, with the remedy for code that works only in the main thread."""
     words = one_line(exc)
-    if any("signal only works in main thread" in str(each) for each in (exc, exc.__cause__, exc.__context__)):
+    if any("signal only works in main thread" in str(error) for error in (exc, exc.__cause__, exc.__context__)):
         return (
             f"{words.rstrip('.')}; this code does not always run in the main thread, and only there can signals end it "
             "in time: grade with agentrl.rewards.math or in_process, or call math-verify's "
@@ -175,12 +175,12 @@ def _with_remedy(exc: BaseException) -> str:
 def leaves(exc: BaseException) -> list[BaseException]:
     """The exceptions in a group and its subgroups. Any other exception is its only leaf."""
     if isinstance(exc, BaseExceptionGroup):
-        return [leaf for one in exc.exceptions for leaf in leaves(one)]
+        return [leaf for member in exc.exceptions for leaf in leaves(member)]
     return [exc]
 
 
 def one_line(exc: BaseException) -> str:
-    """Type and text of an exception in one line. A group lists its exceptions too. Never raises."""
+    """Type and text of an exception in one line. A group lists its exceptions. Never raises."""
     try:
         words = text(" ".join(str(exc).split()))
     except Exception:  # noqa: BLE001 - the boundary of a foreign __str__: the exception itself is reported
@@ -190,18 +190,23 @@ def one_line(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {words}" if words else type(exc).__name__
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, most: int = 1, cutoff: float = 0.6) -> str:
-    """`; did you mean group_size?`, with at most `most` names; `otherwise` if none is similar: its {} is all names."""
-    spelled = {each.lower(): each for each in known}
-    close = [spelled[each] for each in difflib.get_close_matches(name.lower(), spelled, most, cutoff)]
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, most: int = 1, cutoff: float = 0.6) -> str:
+    """`; did you mean group_size?`, with at most `most` names. Without a similar name: `otherwise`, where {} is
+    replaced by all names."""
+    spelled = {candidate.lower(): candidate for candidate in names}
+    close = [spelled[candidate] for candidate in difflib.get_close_matches(name.lower(), spelled, most, cutoff)]
     return f"; did you mean {', '.join(close)}?" if close else otherwise.replace("{}", ", ".join(spelled.values()))
 
 
-def unknown_key(name: str, known: Iterable[str]) -> str:
+def unknown_key(name: str, keys: Iterable[str]) -> str:
     """`unknown key group_sise; did you mean group_size?`. All known keys are listed only if none is similar."""
-    names, last = list(known), name.rpartition(".")[2].lower()
-    if short := [own for own in names if "".join(word[:1] for word in own.split("_")) == last]:  # lr
+    names, last = list(keys), name.rpartition(".")[2].lower()
+    if short := [candidate for candidate in names if "".join(word[:1] for word in candidate.split("_")) == last]:  # lr
         return f"unknown key {name}; did you mean {short[0]}?"
-    begun = [own for own in names if own[: len(last)] == last[: len(own)] and len(own) > 2 < len(last)]
-    otherwise = f"; did you mean {begun[0]}?" if begun else "; the keys are {}"
+    prefixes = [
+        candidate
+        for candidate in names
+        if candidate[: len(last)] == last[: len(candidate)] and len(candidate) > 2 < len(last)
+    ]
+    otherwise = f"; did you mean {prefixes[0]}?" if prefixes else "; the keys are {}"
     return f"unknown key {name}{did_you_mean(last, names, otherwise)}"

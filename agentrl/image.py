@@ -1,10 +1,10 @@
-"""Images in the content of messages: what an Env gives, and the one form in which messages hold it.
+"""Images in the content of messages: the forms for an Env, and the stored form.
 
     return [{"role": "user", "content": ["What is here?", Image.load("chart.png")]}]
 
-In a message, an image is the part `{"type": "image", "image": "data:image/png;base64,..."}`. That is JSON, so
-trajectories, parked episodes and files hold it as it is. The forms of OpenAI, Anthropic and MCP are read into it.
-Nothing is ever fetched: an address is refused, because a model or a client may have named it.
+In a message, an image is the part `{"type": "image", "image": "data:image/png;base64,..."}`. The part is JSON,
+so trajectories, parked episodes and files hold the same part. Forms of OpenAI, Anthropic and MCP are converted.
+Addresses are refused and never fetched, because a model or a client may have written the address.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NO_SIZE = frozenset({0x01, *range(0xD0, 0xDA)})
 _SIZES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 """JPEG markers whose segment holds the size of the picture."""
 _REMEMBERED, _REMEMBERED_LENGTH = 64, 2 << 20
-"""How many images that were read are remembered, and how long the URI of such a one is at most: they stay in memory."""
+"""Number of remembered images, and the longest remembered URI in characters: both bound the memory."""
 
 
 class AddressError(ValueError):
-    """An image is named by an address (a URL, a path, the id of a file), and nothing is fetched."""
+    """An image is named by an address (a URL, a path, the id of a file). agentrl fetches no address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Image:
     """A PNG or JPEG file, as a data URI. Immutable. Equal files are equal images."""
 
     uri: str
-    """`data:image/png;base64,...`. Whatever shows an equal image shares this one string, in all episodes."""
+    """`data:image/png;base64,...`. Equal images share the same string, in all episodes."""
     width: int = field(init=False, compare=False)
-    """In pixels, as the file's header gives it."""
+    """Pixels, read from the file's header."""
     height: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -66,15 +66,15 @@ class Image:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a PNG or JPEG file. Raises OSError, and ValueError for another kind of file."""
+        """Read a PNG or JPEG file. Raises OSError, and ValueError for other files."""
         return cls.of(Path(path).read_bytes())
 
     @classmethod
     def from_pil(cls, image: Any) -> Self:
         """A `PIL.Image.Image` as PNG, in RGB: no model sees transparency, and palettes differ between readers."""
-        written = io.BytesIO()
-        image.convert("RGB").save(written, format="PNG")
-        return cls.of(written.getvalue())
+        buffer = io.BytesIO()
+        image.convert("RGB").save(buffer, format="PNG")
+        return cls.of(buffer.getvalue())
 
     @property
     def data(self) -> bytes:
@@ -99,22 +99,22 @@ class Image:
 
     @property
     def part(self) -> dict[str, str]:
-        """The part of a message's content that holds this image."""
+        """The part for a message's content."""
         return {"type": "image", "image": self.uri}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.uri, self.width, self.height)  # what comes from another process shares the string, too
+        return _restored, (self.uri, self.width, self.height)  # images from other processes share the string, too
 
     def __repr__(self) -> str:
         return f"<Image {self.width} x {self.height}, {self.size // 1000} kB>"
 
 
 def parts_of(content: Any) -> list[Part]:
-    """The parts of a message's content, neighbouring texts as they are. None and "" have no part.
+    """The parts of a message's content. Neighbouring texts stay separate. None and "" have no part.
 
     Reads texts, Images, and the parts of OpenAI's (`image_url`, `input_image`), Anthropic's (`image` with a `source`)
-    and MCP's API (`image` with `data` and `mimeType`). Raises ValueError for another part, for an image that is not a
-    PNG or JPEG file, and AddressError for one that is named by an address.
+    and MCP's API (`image` with `data` and `mimeType`). Raises ValueError for another part, ValueError for an image that
+    is neither PNG nor JPEG, and AddressError for an address.
     """
     if content is None or content == "":
         return []
@@ -124,14 +124,14 @@ def parts_of(content: Any) -> list[Part]:
 
 
 def images_in(content: Any) -> list[Image]:
-    """The images of a message's content, in order. Raises ValueError for a damaged one. Other parts are skipped."""
+    """The images of a message's content, in order. Raises ValueError for a damaged image. Other parts are skipped."""
     if not has_image(content):
         return []
     return [_part(part) for part in content if is_image(part)]  # type: ignore[misc]
 
 
 def has_image(content: Any) -> bool:
-    """Whether content has a part that is an image, in any of the forms. Costs nothing for text."""
+    """Whether content has an image part of any form. Costs no time for text."""
     return isinstance(content, list | tuple) and any(is_image(part) for part in content)
 
 
@@ -141,7 +141,7 @@ def is_image(part: Any) -> bool:
 
 
 def normal_content(content: Any) -> Any:
-    """Content with images in their one form, and text as `{"type": "text"}` parts; content without images unchanged.
+    """Content with images in the stored form, and text as `{"type": "text"}` parts. Content without images stays.
 
     Raises ValueError as `parts_of` does.
     """
@@ -152,8 +152,8 @@ def normal_content(content: Any) -> Any:
 
 
 def share_images(messages: Any) -> None:
-    """Replace the images of messages from another process by the strings that equal images share here, in place.
-    Whatever else an observation may be has none to share."""
+    """Replace, in place, the images of messages from another process by the shared strings of equal images. Other
+    observations have no images."""
     for message in messages if isinstance(messages, Sequence) else ():
         content: Any = message.get("content") if isinstance(message, Mapping) else None
         if has_image(content):
@@ -163,7 +163,7 @@ def share_images(messages: Any) -> None:
 
 
 def _restored(uri: str, width: int, height: int) -> Image:
-    """An Image that was checked when it was made."""
+    """An Image whose file was checked earlier."""
     image = object.__new__(Image)
     for name, value in (("uri", sys.intern(uri)), ("width", width), ("height", height)):
         object.__setattr__(image, name, value)
@@ -186,13 +186,13 @@ def _address(part: Mapping[str, Any]) -> str | None:
     """The data URI or address of an image part; None for any other part."""
     kind = part.get("type")
     if kind in ("image_url", "input_image"):
-        found = part.get("image_url")
-        found = found.get("url") if isinstance(found, Mapping) else found
-        return found if isinstance(found, str) else str(part.get("file_id", ""))
+        address = part.get("image_url")
+        address = address.get("url") if isinstance(address, Mapping) else address
+        return address if isinstance(address, str) else str(part.get("file_id", ""))
     if kind != "image":
         return None
-    if isinstance(found := part.get("image"), str | Image):
-        return found.uri if isinstance(found, Image) else found
+    if isinstance(address := part.get("image"), str | Image):
+        return address.uri if isinstance(address, Image) else address
     source = part.get("source", part)
     if isinstance(source, Mapping) and isinstance(source.get("data"), str):
         guessed = "image/jpeg" if source["data"].startswith("/9j/") else "image/png"
@@ -213,7 +213,7 @@ def _at(address: str) -> Image:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _read(uri: str) -> Image:
-    """A turn renders its image more than once, and decoding a screenshot takes a millisecond."""
+    """Cached: a turn renders an image several times, and decoding a screenshot takes a millisecond."""
     return Image(uri)
 
 
@@ -243,18 +243,18 @@ def _png_size(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    at = 2
-    while at + 9 <= len(data):
-        if data[at] != 0xFF:
+    offset = 2
+    while offset + 9 <= len(data):
+        if data[offset] != 0xFF:
             return 0, 0
-        marker = data[at + 1]
+        marker = data[offset + 1]
         if marker == 0xFF:  # padding
-            at += 1
+            offset += 1
         elif marker in _NO_SIZE:
-            at += 2
+            offset += 2
         elif marker in _SIZES:
-            height, width = struct.unpack(">HH", data[at + 5 : at + 9])
+            height, width = struct.unpack(">HH", data[offset + 5 : offset + 9])
             return width, height
         else:
-            at += 2 + struct.unpack(">H", data[at + 2 : at + 4])[0]
+            offset += 2 + struct.unpack(">H", data[offset + 2 : offset + 4])[0]
     return 0, 0

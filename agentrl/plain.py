@@ -1,8 +1,8 @@
 """Convert foreign values to plain JSON: an Env's answers, sampled arguments, tasks, error texts.
 
-A trajectory is written to disk after the weights have changed. Nothing may fail then. So each value is converted where
-it enters the trajectory, at the boundary of the hook that gave it. A value that JSON cannot hold is refused there, and
-the error names it.
+A trajectory is written to disk after the weights have changed. The write must not fail. So each value is converted when
+it enters the trajectory, at the boundary of its hook. A value outside JSON is refused with an error that names the
+value.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 T = TypeVar("T")
 
 JSON: TypeAlias = Any
-"""A value that `json` can write. It is typed as Any: a recursive alias makes user code noisier than safer."""
+"""A value for `json`. The type is Any, because a recursive alias makes user code noisier than safer."""
 
 MAX_DEPTH = 100
 """How deep lists and mappings may be nested. Python's JSON fails at some depth beyond this."""
 MAX_VALUES = 100_000
 """How many values may be held in total; `range(10**12)` would take forever."""
 _MAX_BITS = 4096
-"""The longest whole number, in bits. Python refuses to print much longer ones."""
+"""The longest whole number, in bits. Python refuses to print much longer numbers."""
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-"""Classes of values that cannot change. A subclass may."""
+"""Immutable classes. A subclass may be mutable."""
 _LARGEST = 3.4e38
-"""About the largest number of a float32, in which rewards are trained on."""
+"""About the largest float32. Rewards are trained in float32."""
 
 
 def text(value: str) -> str:
@@ -48,18 +48,18 @@ def text(value: str) -> str:
 def to_json(value: Any, where: str) -> JSON:
     """The value as JSON: numpy's numbers become Python's, arrays and tuples lists, bytes text, keys text.
 
-    Raises TypeError or ValueError, naming the place in `where`, for a value that JSON cannot hold.
+    Raises TypeError or ValueError for a value outside JSON, with the place in `where`.
     """
     return _converted(value, where, 0, _Conversion(strict=True))
 
 
 def to_json_lossy(value: Any) -> JSON:
-    """The value as JSON for logs: parts that JSON cannot hold become text. Never raises."""
+    """The value as JSON for logs: parts outside JSON become text. Never raises."""
     return _converted(value, "", 0, _Conversion(strict=False))
 
 
-def copied(value: T, what: str) -> T:
-    """A copy that shares no mutable part with the value. Raises TypeError if no such copy can be made."""
+def copied(value: T, label: str) -> T:
+    """A copy that shares no mutable part with the value. Raises TypeError if the value cannot be copied."""
     if _is_flat(value):
         return copy.copy(value)
     try:
@@ -67,18 +67,18 @@ def copied(value: T, what: str) -> T:
     except RecursionError:  # no data set is nested so deeply, and records show only its upper part
         return value
     except Exception as exc:  # the boundary of a foreign __deepcopy__
-        at = f" at {found}" if (found := _uncopied(value)) else ""
+        place = f" at {path}" if (path := _uncopied(value)) else ""
         why = " ".join(str(exc).split())
-        raise TypeError(f"{what} cannot be copied for each episode ({why}{at}); put only JSON into it") from exc
+        raise TypeError(f"{label} cannot be copied for each episode ({why}{place}); put only JSON into it") from exc
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether it is a dict of which no part can change, as most arguments of calls are."""
+    """Whether the value is a dict of immutable values, as most arguments of calls are."""
     return type(value) is dict and _SCALARS.issuperset(map(type, chain(value, value.values())))
 
 
-def _view(held: dict[Any, Any]) -> MappingProxyType[Any, Any]:
-    return MappingProxyType(held)  # a function, because pickle does not find the class by its name
+def _view(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(mapping)  # a function, because pickle does not find the class by its name
 
 
 def _reduced(view: MappingProxyType[Any, Any]) -> tuple[Any, ...]:
@@ -86,11 +86,11 @@ def _reduced(view: MappingProxyType[Any, Any]) -> tuple[Any, ...]:
 
 
 copyreg.pickle(MappingProxyType, _reduced)
-"""Python copies and pickles no read-only view by itself. A Task may hold one, and a parked episode is pickled."""
+"""Python neither copies nor pickles read-only views. A Task may hold a view, and a parked episode is pickled."""
 
 
 def _uncopied(value: Any) -> str:
-    """Where the innermost part is that cannot be copied, such as metadata['lock']; "" for the value itself."""
+    """The place of the innermost part that cannot be copied, such as metadata['lock']. "" for the value itself."""
     where, seen = "", set[int]()
     while id(value) not in seen:
         seen.add(id(value))
@@ -107,7 +107,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
     elif is_dataclass(value):
-        yield from ((f".{one.name}", getattr(value, one.name, None)) for one in fields(value))
+        yield from ((f".{field.name}", getattr(value, field.name, None)) for field in fields(value))
 
 
 def _copies(value: Any) -> bool:
@@ -120,38 +120,38 @@ def _copies(value: Any) -> bool:
     return True
 
 
-def number(value: Any, what: str) -> float:
-    """A reward, or a part of one. Raises ValueError unless float32 can hold it as a finite number."""
+def number(value: Any, label: str) -> float:
+    """A reward, or a part of a reward. Raises ValueError unless float32 can hold the value as a finite number."""
     try:
-        found = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
+        result = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not abs(found) <= _LARGEST:  # nor NaN
-        said = repr(value) if isinstance(value, str | bytes) else _name(value)
-        raise ValueError(f"{what} is {said:.80}; it must be a finite number")
-    return found
+        result = math.nan
+    if not abs(result) <= _LARGEST:  # nor NaN
+        shown_value = repr(value) if isinstance(value, str | bytes) else _name(value)
+        raise ValueError(f"{label} is {shown_value:.80}; it must be a finite number")
+    return result
 
 
 def finite(text: str) -> float:
     """A number in JSON, for `parse_float`: Python reads 1e400 as infinity. Raises ValueError."""
-    if math.isinf(found := float(text)):
+    if math.isinf(number := float(text)):
         raise ValueError(f"the number {text:.20} is too large")
-    return found
+    return number
 
 
 def no_constant(name: str) -> NoReturn:
-    """For `parse_constant`: Python reads NaN and Infinity, which JSON does not have. Raises ValueError."""
+    """For `parse_constant`. Raises ValueError: Python reads NaN and Infinity, and JSON lacks both."""
     raise ValueError(f"{name} is not JSON")
 
 
 _Place: TypeAlias = "str | tuple[_Place, Any]"
-"""The caller's name of the whole value; or the place of a list or mapping, and an index or key of it."""
+"""The caller's name of the whole value, or a pair: the place of a list or mapping, and an index or key."""
 _CONTAINERS = (dict, list, tuple, Mapping, Sequence)
-"""Abstract classes are checked last, because that is slow. A tuple is checked faster than a union."""
+"""Abstract classes come last, because their check is slow. A tuple is checked faster than a union."""
 
 
 _SIZED: tuple[type, ...] = (type({}.items()), list, tuple)
-"""Classes whose length can be relied on."""
+"""Classes with a reliable length."""
 
 
 @dataclass(slots=True)
@@ -159,20 +159,21 @@ class _Conversion:
     """The state of one conversion."""
 
     strict: bool
-    """Raise for a value that JSON cannot hold; else it becomes text."""
-    left: int = MAX_VALUES
+    """Raise for a value outside JSON. Otherwise the value becomes text."""
+    remaining: int = MAX_VALUES
     inside: set[int] = field(default_factory=set)
     """Ids of the lists and mappings around the current value."""
 
     def refuse(self, kind: type[Exception], where: _Place, why: str, instead: str = "...") -> JSON:
-        """The text instead of a value that JSON cannot hold."""
+        """The text in place of a value outside JSON. Raises if `strict`."""
         if self.strict:
             raise kind(f"{_said(where)} {why}")
         return instead
 
 
 def _said(where: _Place) -> str:
-    """A place as text, such as metadata['words'][1]. Only an error writes it: that takes longer than a conversion."""
+    """A place as text, such as metadata['words'][1]. Only errors write it, because the text takes longer than a
+    conversion."""
     return where if isinstance(where, str) else f"{_said(where[0])}[{where[1]!r:.40}]"
 
 
@@ -212,17 +213,17 @@ def _held(value: Mapping[Any, Any] | Sequence[Any], where: _Place, depth: int, w
 
 
 def _within(items: Collection[T], where: _Place, walk: _Conversion) -> Iterable[T]:
-    """The items, up to the number that may be held."""
-    if type(items) in _SIZED and len(items) <= walk.left:
-        walk.left -= len(items)
+    """The items, up to the limit of values."""
+    if type(items) in _SIZED and len(items) <= walk.remaining:
+        walk.remaining -= len(items)
         return items
     return _counted(items, where, walk)
 
 
 def _counted(items: Iterable[T], where: _Place, walk: _Conversion) -> Iterator[T]:
     for item in items:
-        walk.left -= 1
-        if walk.left < 0:
+        walk.remaining -= 1
+        if walk.remaining < 0:
             walk.refuse(ValueError, where, f"has more than {MAX_VALUES} values")
             return
         yield item
@@ -258,7 +259,7 @@ def _foreign(value: Any, where: _Place, depth: int, walk: _Conversion) -> JSON:
 
 
 def _name(value: Any) -> str:
-    """The text of an object whose class may be anything."""
+    """The text of an object of any class."""
     try:
         return text(str(value))
     except Exception:  # noqa: BLE001 - the boundary of a foreign __str__: nothing may fail here

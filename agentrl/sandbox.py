@@ -19,10 +19,10 @@ FileContent: TypeAlias = str | bytes | Path
 """Content for `write_file`: text (as UTF-8), bytes, or a file on the host machine."""
 
 OnOutput: TypeAlias = Callable[[Literal["stdout", "stderr"], bytes], None]
-"""Called with each piece of output as it arrives, beyond `max_output` too."""
+"""Called with each piece of output on arrival, also beyond `max_output`."""
 
 TIMED_OUT = 124  # exit code of a command killed at its timeout, as in timeout(1)
-CANNOT_RUN = 126  # exit code of a command that no shell accepts: it is too long, or contains a NUL character
+CANNOT_RUN = 126  # exit code of a command that is too long, or contains a NUL character
 
 
 class _Output(NamedTuple):
@@ -32,15 +32,15 @@ class _Output(NamedTuple):
 
 
 class ExecResult(_Output):
-    """The result of a command: the tuple `(exit_code, stdout, stderr)` that slime unpacks, with two flags.
+    """The result of a command: the tuple `(exit_code, stdout, stderr)` for slime, with two flags.
 
-    A command ended by signal n has exit code 128 + n, as in a shell. Bytes that are not UTF-8 are shown as U+FFFD.
-    `==` compares the tuple and ignores the flags.
+    After signal n the exit code is 128 + n, as in a shell. Bytes outside UTF-8 are shown as U+FFFD. `==` compares the
+    tuple and ignores the flags.
     """
 
     timed_out: bool = False
     truncated: bool = False
-    """`stdout` or `stderr` is longer than `max_output` bytes: its middle was dropped, and a mark gives the size."""
+    """`stdout` or `stderr` was longer than `max_output` bytes. The middle was dropped, and a mark gives the size."""
 
     def __new__(
         cls, exit_code: int, stdout: str = "", stderr: str = "", *, timed_out: bool = False, truncated: bool = False
@@ -54,7 +54,7 @@ class ExecResult(_Output):
         return f"ExecResult({self.exit_code}, {self.stdout!r}, {self.stderr!r}{flags})"
 
     def require(self, cmd: str) -> Self:
-        """This result. Raises CommandError unless the command exited with 0, in time, with its whole output."""
+        """This result. Raises CommandError unless the command exited with 0, in time, with complete output."""
         if self.exit_code or self.timed_out or self.truncated:
             raise CommandError(cmd, self)
         return self
@@ -68,90 +68,91 @@ class CommandError(SandboxError, RuntimeError):
         self.cmd, self.result = cmd, result
 
     def __str__(self) -> str:
-        result, what = self.result, f"failed with exit code {self.result.exit_code}"
+        result, outcome = self.result, f"failed with exit code {self.result.exit_code}"
         if result.timed_out:
-            what = "timed out; raise timeout"
+            outcome = "timed out; raise timeout"
         elif not result.exit_code:
-            what = "wrote more than was kept; raise max_output"
-        said = " ".join(result.stderr[-400:].split())
-        return f"command {self.cmd[:120]!r} {what}" + (f": {said}" if said else "")
+            outcome = "wrote more than was kept; raise max_output"
+        stderr = " ".join(result.stderr[-400:].split())
+        return f"command {self.cmd[:120]!r} {outcome}" + (f": {stderr}" if stderr else "")
 
 
 class SandboxKilledError(SandboxError):
-    """A program in the sandbox ended it, for example by using up memory or processes. Nothing else broke.
+    """A program in the sandbox ended the sandbox, for example by using up memory or processes.
 
-    An Env may catch it and end the episode with a reward. Uncaught, it is an environment failure like any SandboxError.
+    An Env may catch the error and end the episode with a reward. Uncaught, it is an environment failure like any
+    SandboxError.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files of a sandbox's writable folders, with owners and modes, but no processes. It can be pickled."""
+    """The files of a sandbox's writable folders, with owners and modes, but no processes. Can be pickled."""
 
     archive: bytes
     """A tar file, compressed by gzip; paths are relative to the sandbox's root."""
     folders: tuple[str, ...]
-    """The folders in it."""
+    """The saved folders."""
 
 
 @runtime_checkable
 class HasAllowedHosts(Protocol):
-    """A sandbox that can keep to a list of hosts."""
+    """A sandbox that can be limited to a list of hosts."""
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """How often commands asked for an address that they may not reach, by `host:port`; readable after its end."""
+        """Number of requests to refused addresses, by `host:port`. Readable after the sandbox's end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSnapshot(abc.ABC):
-    """A running machine as it was, with processes, memory and files. Its service keeps it. It can be pickled.
+    """A running machine with processes, memory and files. The service keeps the machine. Can be pickled.
 
-    Each sandbox that is made from it is a machine of its own, and continues there.
+    Each sandbox made from the snapshot is a separate machine, and continues there.
     """
 
     backend: str
-    """The back end that made it."""
+    """The back end of the machine."""
     image: str
-    """The service's name for it."""
+    """The service's name for the machine."""
     until: float
-    """Unix time after which it may be removed."""
+    """Unix time after which the machine may be removed."""
 
     @abc.abstractmethod
     async def release(self) -> None:
-        """Remove it, now or once nothing runs that was made from it. Safe to call twice. Raises SandboxError."""
+        """Remove the machine, now or when no sandbox made from it runs. Safe to call twice. Raises SandboxError."""
 
 
 SandboxState: TypeAlias = Snapshot | MachineSnapshot
-"""What a sandbox continues from, as `SandboxPool.snapshot` returns it."""
+"""The beginning of a sandbox, as returned by `SandboxPool.snapshot`."""
 
 
 class Process(Protocol):
-    """A command that runs in a sandbox while other commands do."""
+    """A command that runs in a sandbox while other commands run."""
 
     async def send(self, data: bytes) -> None:
-        """Write to its stdin. Raises BrokenPipeError once the command has closed it, or ended."""
+        """Write to stdin. Raises BrokenPipeError if the command has closed stdin, or has ended."""
         ...
 
     async def close_stdin(self) -> None: ...
 
     async def wait(self, timeout: float | None = None) -> ExecResult:
-        """Its result when it ends. After `timeout` seconds it is killed, with its child processes."""
+        """The result when the process ends. After `timeout` seconds the process is killed, with its child processes."""
         ...
 
     async def kill(self) -> None:
-        """Kill it with its child processes, even those that left its session. Safe to call twice."""
+        """Kill the process with its child processes, even children outside the session. Safe to call twice."""
         ...
 
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """A machine for one episode. Enter it with `async with`; it is removed afterwards, with everything that runs in it.
+    """A machine for an episode. Enter with `async with`. The exit removes the machine with all processes.
 
-    SandboxError means that the sandbox itself broke, or is not open. A missing file is FileNotFoundError instead, and a
-    failing command is an ExecResult. `user` is the sandbox's own unprivileged user unless given; ConfigError means that
-    the back end cannot act as another. A relative path starts in the folder where commands run.
+    SandboxError means that the sandbox itself broke, or is not open. A missing file is FileNotFoundError, and a failing
+    command is an ExecResult. The default of `user` is the sandbox's unprivileged user. ConfigError means that the back
+    end cannot act as another user. A relative path starts in the folder where commands run.
     """
 
     sandbox_id: str
@@ -176,14 +177,14 @@ class Sandbox(Protocol):
         max_output: int = 1 << 20,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run a shell command and wait for it. After `timeout` seconds it is killed, with its child processes, even
-        those that left its session.
+        """Run a shell command and wait. After `timeout` seconds the command is killed, with its child processes, even
+        children outside the session.
 
-        `stdin` is empty unless given. Of stdout and of stderr, `max_output` bytes are kept: the first half and the last
-        half, with a mark between them. With `check`, CommandError is raised unless the command succeeded and its
-        output is whole. `idempotent` allows a back end to send the command again after a lost connection. A missing
-        `cwd` raises FileNotFoundError. When the caller is cancelled, the command is killed as at its timeout. The
-        background processes of a command that ended live until the sandbox closes.
+        The default of `stdin` is empty. Of stdout and of stderr, `max_output` bytes are kept: the first half and the
+        last half, with a mark between. With `check`, CommandError is raised unless the command succeeded and its output
+        is complete. `idempotent` allows a back end to send the command again after a lost connection. A missing `cwd`
+        raises FileNotFoundError. When the caller is cancelled, the command is killed as at its timeout. Background
+        processes of an ended command live until the sandbox closes.
         """
         ...
 
@@ -197,45 +198,45 @@ class Sandbox(Protocol):
         max_output: int = 1 << 20,
         on_output: OnOutput | None = None,
     ) -> Process:
-        """Start a shell command that runs while other commands do, with stdin open. It ends with the sandbox."""
+        """Start a shell command beside other commands, with stdin open. It ends with the sandbox."""
         ...
 
     async def write_file(self, sandbox_path: str, content: FileContent, *, user: str | None = None) -> None:
-        """Create or replace a file and its folders. Raises PermissionError, or OSError with ENOSPC when no room is
-        left: never a partly written file without an error."""
+        """Create or replace a file and its folders. Raises PermissionError, or OSError with ENOSPC on a full disk. An
+        error is raised for every incomplete file."""
         ...
 
     async def read_file(self, sandbox_path: str, *, user: str | None = None) -> str:
-        """The whole file as text, with U+FFFD for bytes that are not UTF-8. Raises FileNotFoundError,
-        IsADirectoryError, PermissionError."""
+        """The whole file as text, with U+FFFD for bytes outside UTF-8. Raises FileNotFoundError, IsADirectoryError,
+        PermissionError."""
         ...
 
     async def read_bytes(self, sandbox_path: str, *, user: str | None = None, max_bytes: int = 64 << 20) -> bytes:
-        """The whole file. Raises as `read_file` does, and OSError with EFBIG if it is longer than `max_bytes`."""
+        """The whole file. Raises as `read_file` does, and OSError with EFBIG for more than `max_bytes` bytes."""
         ...
 
     async def upload(self, source: Path, sandbox_path: str, *, user: str | None = None) -> None:
-        """Copy a file or a folder of this machine to `sandbox_path`, which is made if it is missing.
+        """Copy a file or a folder of this machine to `sandbox_path`. A missing folder is created.
 
-        The content of a folder is merged into it. Modes are kept. Links that stay inside the folder are kept as links;
-        others are refused with ConfigError.
+        The content of a folder is merged. Modes are kept. Links inside the folder are kept as links. Links to the
+        outside are refused with ConfigError.
         """
         ...
 
     async def download(
         self, sandbox_path: str, target: Path, *, user: str | None = None, max_bytes: int = 256 << 20
     ) -> None:
-        """Copy a file or a folder to this machine; a folder's content into `target`.
+        """Copy a file or a folder to this machine. A folder's content goes into `target`.
 
-        The sandbox is not trusted. SandboxError is raised for entries that would be written outside `target`, links
-        that lead out of it, and special files; OSError with EFBIG for more than `max_bytes` bytes. Then nothing is left
-        in `target` that was not there before.
+        The sandbox is not trusted. SandboxError is raised for entries outside `target`, links to the outside, and
+        special files; OSError with EFBIG for more than `max_bytes` bytes. After an error, no new file is left in
+        `target`.
         """
         ...
 
     async def snapshot(self) -> Snapshot:
-        """The files of the writable folders. No command may run meanwhile. Raises SandboxError naming a file that the
-        sandbox's user cannot read."""
+        """The files of the writable folders. No command may run meanwhile. Raises SandboxError with the name of a file
+        that the sandbox's user cannot read."""
         ...
 
     async def restore(self, snapshot: Snapshot) -> None:

@@ -1,4 +1,4 @@
-"""The nouns of agentrl: the data classes that rooms hand to each other."""
+"""The data classes that rooms pass to each other."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from agentrl.plain import text
 T = TypeVar("T")
 
 MaybeAwait: TypeAlias = T | Awaitable[T]
-"""The result of a hook that may be written `def` or `async def`."""
+"""The result of a hook, written `def` or `async def`."""
 
 Message: TypeAlias = Mapping[str, Any]
-"""A chat message as OpenAI, chat templates and data sets spell it: role, content, tool_calls, tool_call_id, ..."""
+"""A chat message in the form of OpenAI, chat templates and data sets: role, content, tool_calls, tool_call_id, ..."""
 
 ToolSpec: TypeAlias = Mapping[str, Any]
-"""A tool as chat templates take it: {"type": "function", "function": {"name", "description", "parameters"}}."""
+"""A tool in the form of chat templates: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """Text that no template wraps: a whole prompt in `reset`, or a continuation of the model's own turn in `step`."""
+    """Text without a template: a whole prompt in `reset`, or a continuation of the model's own turn in `step`."""
 
     text: str
     end: str = ""
-    """How `text` ends, even if it is cut to `Limits.observation_tokens`: a closing tag, for example."""
+    """The end of `text`, such as a closing tag. It stays even if `text` is cut to `Limits.observation_tokens`."""
 
     def __post_init__(self) -> None:
         if not self.text.endswith(self.end):
@@ -42,8 +42,9 @@ class Raw:
 
 
 Observation: TypeAlias = str | Raw | Sequence[Message]
-"""An environment shows it to the model. A plain str is exactly one user message. A message's content may hold Images:
-`{"role": "user", "content": ["What is here?", image]}`. A list of texts and Images alone is read as that message."""
+"""An environment's answer to the model. A plain str is exactly one user message. A message's content may hold Images:
+`{"role": "user", "content": ["What is here?", image]}`. A list of texts and Images alone is read as the content of a
+user message."""
 
 Observed: TypeAlias = Raw | Sequence[Message]
 """An Observation in normal form: a plain str has become a message."""
@@ -60,14 +61,14 @@ class Task:
     """The row's own tools, in addition to the Env's."""
     id: str = ""
     seed: int = 0
-    """Seed of the world, not of sampling. It is equal for all members of a group, so that they face one world. None is
-    read as a seed that follows from the id, or from the content of a task without one."""
+    """Seed of the world, not of sampling. All members of a group have the same seed, and so the same world. None: the
+    seed follows from the id, or from the content of a task without an id."""
     split: Literal["train", "eval"] = "train"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model wrote. Malformed calls are kept too, in the order sampled, with their `error`."""
+    """A call of the model. Malformed calls are included, in sampled order, with their `error`."""
 
     id: str
     name: str
@@ -93,12 +94,12 @@ class Action:
     calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason = "stop"
     matched: int | str | None = None
-    """The stop token or stop string that ended it."""
+    """The stop token or stop string at the end of the turn."""
     tokens: tuple[int, ...] = ()
 
     @property
     def error(self) -> BadCall | None:
-        """The error of the first call that could not be read, if there is one. It is always structural."""
+        """The error of the first unreadable call, if any. Always structural."""
         return next((BadCall("structural", call.error) for call in self.calls if call.error is not None), None)
 
 
@@ -124,7 +125,7 @@ class RenderedImage:
 
     @property
     def label(self) -> str:
-        """What is shown to people in place of its pads."""
+        """The text for people in place of the pads."""
         size = f"{self.image.width} x {self.image.height}"
         return f"[image {size}, {self.image.size / 1000:.1f} kB, {self.stop - self.start} pads]"
 
@@ -134,29 +135,29 @@ class RenderedImage:
 
 
 def single_pads(tokens: array[int], media: Sequence[RenderedImage]) -> array[int]:
-    """Tokens as a server gets them, which expands pads itself: one for each of their images."""
+    """Tokens for a server that expands pads by itself: a single pad for each image."""
     if not media:
         return tokens
-    found, at = array("i"), 0
-    for one in media:
-        found += tokens[at : one.start + 1]
-        at = one.stop
-    return found + tokens[at:]
+    single, position = array("i"), 0
+    for medium in media:
+        single += tokens[position : medium.start + 1]
+        position = medium.stop
+    return single + tokens[position:]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckCounts:
-    """Comparisons that go on for as long as a process runs. They are counted by the names of their metrics."""
+    """Comparisons during the life of a process. Metrics have the same names."""
 
     bridges_checked: int = 0
-    """Bridges that were compared: about one in 64 with a render, and about one in 64 with a render of the whole
-    conversation. One that the memo does not know yet counts as equal, so that a run repeats exactly."""
+    """Compared bridges: about one in 64 with a render, and about one in 64 with a render of the whole conversation. A
+    bridge missing in the memo counts as equal, so that a run repeats exactly."""
     bridges_different: int = 0
-    """Those that differed. The template's text was taken."""
+    """Bridges with a difference. The template's text was used."""
     encodes_checked: int = 0
-    """Texts that the fast BPE and the tokenizer both encoded."""
+    """Texts encoded by both the fast BPE and the tokenizer."""
     encodes_different: int = 0
-    """Those with other tokens. The tokenizer's were taken."""
+    """Texts with different tokens. The tokenizer's tokens were used."""
 
     def __add__(self, other: CheckCounts) -> CheckCounts:
         return CheckCounts(*map(operator.add, astuple(self), astuple(other)))
@@ -164,7 +165,7 @@ class CheckCounts:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """New tokens, none of them sampled. `spans` partition `tokens`; empty spans are left out."""
+    """New tokens, none sampled. `spans` partition `tokens`; empty spans are left out."""
 
     tokens: Sequence[int]
     spans: tuple[RenderedSpan, ...]
@@ -173,15 +174,15 @@ class Rendered:
     cut: int = 0
     """Observation tokens dropped to fit the budget."""
     special: int = 0
-    """Special tokens in users' text, tools and documents. They are encoded as such, unless `as_text` was called."""
+    """Special tokens in users' text, tools and documents. They are encoded as special, unless `as_text` was called."""
     checks: CheckCounts = CheckCounts()
-    """What was compared while it was made."""
+    """Comparisons during the render."""
     media: tuple[RenderedImage, ...] = ()
     """The images among the tokens, in order."""
 
 
 class SamplingParams(TypedDict, total=False):
-    """The sampling parameters that agentrl itself reads, with SGLang's names."""
+    """The sampling parameters that agentrl reads, with SGLang's names."""
 
     temperature: float
     """0 is greedy."""
@@ -196,20 +197,19 @@ class SamplingParams(TypedDict, total=False):
     logit_bias: Mapping[str, float]
     """Added to the logits, by token id as text."""
     sampling_seed: int
-    """With a seed, the only randomness of a token is a function of (seed, its position in the sequence)."""
+    """With a seed, the randomness of a token is a function of (seed, position in the sequence) alone."""
     structural_tag: str
-    """A grammar that the text must follow, as JSON of xgrammar's structural tags. Only for engines with
-    `takes_grammars`."""
+    """A grammar for the text, as JSON of xgrammar's structural tags. Only for engines with `takes_grammars`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """The original chat message of a turn, if a chat API produced it. The token ids are only an encoding of it."""
+    """The original chat message of a turn from a chat API. The token ids are only an encoding of the message."""
 
     message: Message
     """content, reasoning_content and tool_calls; see `agentrl.chat.client.Speaker`."""
     sent_back: Message
-    """The same message, in the form that the speaker wants to read in its next turn."""
+    """The same message, in the form for the speaker's next turn."""
     by: Mapping[str, str] = field(default_factory=dict)
     """The model and its host."""
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -224,30 +224,30 @@ class Generation:
     log_probs: Sequence[float]
     finish_reason: FinishReason
     matched: int | str | None = None
-    """The stop token or stop string that ended the generation. A stop token is the last of `tokens`."""
+    """The stop token or stop string at the end of the generation. A stop token is the last of `tokens`."""
     weight_version: str | None = None
     """The weights that sampled the last token."""
     cached_tokens: int = 0
-    """Prompt tokens that the engine found in its prefix cache."""
+    """Prompt tokens from the engine's prefix cache."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Other data from the engine: SGLang's `meta_info` without the log-probs (routed experts, top-p ids, ...). It is
-    never serialised."""
+    """Other data from the engine: SGLang's `meta_info` without the log-probs (routed experts, top-p ids, ...). Never
+    serialised."""
     earlier_versions: Sequence[tuple[str, int]] = ()
-    """If the weights changed meanwhile: each version before `weight_version`, and the number of tokens that were
-    sampled when it ended, in order."""
+    """For weights that changed during the generation: each version before `weight_version`, with the number of tokens
+    sampled until its end, in order."""
     said: ChatReply | None = None
     """The turn in messages, from a MessageEngine."""
     constrained: Sequence[bool] = ()
-    """For each token, whether a grammar has changed its probability: it excluded others that the policy could have
-    sampled. Such tokens are not trained. Empty: none."""
+    """For each token, whether a grammar has changed its probability by excluding tokens of the policy. Such tokens are
+    not trained. Empty: none."""
 
     def versions(self) -> Iterator[tuple[str | None, int, int]]:
-        """Each version with the range of the tokens that it sampled, in order; at least one, which may be empty."""
-        at, end, any_yet = 0, len(self.tokens), False
+        """Each version with the range of its sampled tokens, in order. At least one range, possibly empty."""
+        start, end, any_yet = 0, len(self.tokens), False
         for version, stop in (*self.earlier_versions, (self.weight_version, end)):
-            if at < (stop := min(stop, end)):
-                yield version, at, stop
-                at, any_yet = stop, True
+            if start < (stop := min(stop, end)):
+                yield version, start, stop
+                start, any_yet = stop, True
         if not any_yet:
             yield self.weight_version, 0, end
 
@@ -262,7 +262,7 @@ class TurnOptions:
     stop: Sequence[str] = ()
     """Stop strings, added to the run's own."""
     max_tokens: int | None = None
-    """Token budget of one turn. The smallest of all budgets wins."""
+    """Token budget of the turn. The smallest of all budgets wins."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -287,10 +287,10 @@ class StepResult:
     """For the next turn only, instead of the Env's own."""
     info: Mapping[str, JSON] = field(default_factory=dict)
     next_seat: str | None = None
-    """In an Env with seats: whose turn begins now, after an `observe` of that seat. None: the present turn goes on, as
-    after a tool call. The observation answers the seat that acted, which reads it before its next turn."""
+    """In an Env with seats: the seat whose turn begins now, after an `observe` of the seat. None: the present turn goes
+    on, as after a tool call. The seat that acted reads the observation before its next turn."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """In an Env with seats: rewards by seat, each added to the last turn of its seat."""
+    """In an Env with seats: rewards by seat. Each is added to the last turn of its seat."""
 
     def __post_init__(self) -> None:
         empty = not (self.observation.text if isinstance(self.observation, Raw) else self.observation)
@@ -300,7 +300,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """A tool returns it instead of plain content, to give a reward or to end the episode."""
+    """A tool's result with a reward or with the end of the episode, in place of plain content."""
 
     content: JSON
     _: KW_ONLY
@@ -311,20 +311,20 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A total and its named parts. The total is trained on, the parts are logged."""
+    """A total and named parts. The total is trained on, the parts are logged."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     branches: Mapping[str, float] = field(default_factory=dict)
     """Of an agent: the rewards of branches of its session, by name (`solver/1`) or by role (`solver`). A branch is
-    trained on its own reward. `value` is that of the main line, and of the episode in metrics and evaluations."""
+    trained on its own reward. `value` is the reward of the main line, and of the episode in metrics and evaluations."""
 
 
 class StopReason(StrEnum):
     """Why an episode ended."""
 
     DONE = "done"
-    """The Env ended it, or the model called no tool."""
+    """The Env ended the episode, or the model called no tool."""
     MAX_TURNS = "max_turns"
     """`Limits.turns` turns were taken."""
     TURN_MAX_TOKENS = "turn_max_tokens"
@@ -334,7 +334,7 @@ class StopReason(StrEnum):
     CONTEXT_FULL = "context_full"
     """The next turn would not fit into the model's context."""
     BAD_CALLS = "bad_calls"
-    """`BadCallPolicy.in_a_row` turns, one after the other, held a wrong tool call."""
+    """`BadCallPolicy.in_a_row` consecutive turns had a wrong tool call."""
     MAX_IMAGES = "max_images"
     """The images of the episode met `Limits.image_pixels` or `Limits.image_bytes`."""
     DEADLINE = "deadline"
@@ -346,7 +346,7 @@ class StopReason(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> StopReason | None:
-        """Read the names that older trajectories have."""
+        """Read the names in older trajectories."""
         old = {"turns": cls.MAX_TURNS, "turn_cut": cls.TURN_MAX_TOKENS, "tokens": cls.MAX_TOKENS}
         old |= {"context": cls.CONTEXT_FULL, "parse_errors": cls.BAD_CALLS}
         return old.get(str(value))
@@ -369,22 +369,22 @@ _TRUNCATED = frozenset(
 
 
 class _Unset(int):
-    """A number that was not set by the user."""
+    """A number that the user has not set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one episode, in turns, tokens and seconds. Each is a positive number; None means no bound."""
+    """Bounds of an episode, in turns, tokens and seconds. Each is a positive number; None means no bound."""
 
     turns: int = _Unset(16)
-    """An agent with `SessionOptions.replies` has that many turns, unless this is set."""
+    """The default of an agent with `SessionOptions.replies` is the number of replies."""
     tokens: int | None = None
     """Response tokens, sampled and observed together; slime's --rollout-max-response-len counts the same. If thoughts
     are stripped, each segment is counted separately."""
     max_tokens_per_turn: int | None = None
-    """Sampled tokens of one turn. A turn that reaches it ends the episode."""
+    """Sampled tokens of a turn. A turn at the bound ends the episode."""
     observation_tokens: int | None = None
-    """Tokens of one observation. A longer one is cut and marked."""
+    """Tokens of an observation. A longer observation is cut and marked."""
     context: int | None = None
     """Prompt and response together. None takes the engine's own limit."""
     image_pixels: int | None = 100_000_000
@@ -392,31 +392,33 @@ class Limits:
     image_bytes: int | None = 1 << 26
     """Bytes of their files."""
     episode_s: float | None = None
-    """Seconds of the whole episode, its engine's included. What is finished by then is scored."""
+    """Seconds of the whole episode, with the engine's time. The finished part is scored."""
     generate_s: float | None = None
-    """One request to the engine. Time in which it waits for new weights is not counted."""
+    """Seconds of a request to the engine. The wait for new weights is not counted."""
     reset_s: float = 120.0
     """Seconds of `reset` and `tools`. More is a failure of the environment."""
     step_s: float = 300.0
-    """Seconds of one `step`, all tools of the turn included. More is a failure of the environment."""
+    """Seconds of a `step` with all tools of the turn. A longer step is a failure of the environment."""
     tool_s: float = 60.0
-    """Seconds of one tool. The model reads that it took too long. `@tool(timeout=...)` wins."""
+    """Seconds of a tool. The model reads that the tool took too long. `@tool(timeout=...)` wins."""
     score_s: float = 120.0
     """Seconds of `score`. More is a failure of the environment."""
     close_s: float = 30.0
-    """Seconds of `close` and of the resources that were entered. What is open then is abandoned."""
+    """Seconds of `close` and of the entered resources. Afterwards open resources are abandoned."""
 
     def __post_init__(self) -> None:
-        for own in fields(self):
-            object.__setattr__(self, own.name, _bound(f"limits.{own.name}", getattr(self, own.name), str(own.type)))
+        for bound in fields(self):
+            object.__setattr__(
+                self, bound.name, _bound(f"limits.{bound.name}", getattr(self, bound.name), str(bound.type))
+            )
 
     def turns_or(self, usual: int | None) -> int:
-        """The bound on turns; if it was not set, `usual` if that is given."""
+        """The bound on turns. The default if the user set no bound: `usual`, unless None."""
         return usual if usual is not None and isinstance(self.turns, _Unset) else int(self.turns)
 
     @classmethod
     def of(cls, given: Mapping[str, JSON]) -> Self:
-        """The limits in a configuration. Raises ConfigError for an unknown key and for a value that is not a bound."""
+        """The limits in a configuration. Raises ConfigError for an unknown key and for an invalid bound."""
         for key in given:
             if key not in cls.__slots__:
                 raise ConfigError(unknown_key(f"limits.{key}", cls.__slots__))

@@ -1,1 +1,1 @@
-"""Small helpers for every room. They know nothing of episodes."""
+"""Small helpers for every room. No helper knows of episodes."""

@@ -1,4 +1,4 @@
-"""Who waits for what: an episode notes each hook, tool and request that it waits for, and since when."""
+"""The hook, tool or request for which an episode waits, and the start of the wait."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from contextvars import ContextVar
 
 
 class Activity:
-    """What one episode does now. Several things may go on at once; the last begun is the one that it waits for."""
+    """The present work of one episode. Several entries may be open at once; `now` gives the latest."""
 
-    __slots__ = ("_begun", "_moved")
+    __slots__ = ("_entries", "_moved")
 
     def __init__(self) -> None:
-        self._begun: list[tuple[str, float]] = []
+        self._entries: list[tuple[str, float]] = []
         self._moved = time.time()
 
     def begin(self, name: str) -> tuple[str, float]:
         """Note a beginning. Give the result to `end`."""
         entry = name, time.time()
-        self._begun.append(entry)
+        self._entries.append(entry)
         return entry
 
     def end(self, entry: tuple[str, float]) -> None:
-        if entry in self._begun:
-            self._begun.remove(entry)
+        if entry in self._entries:
+            self._entries.remove(entry)
         self._moved = time.time()
 
     @property
     def now(self) -> tuple[str, float]:
-        """The name of what is done, and since when in seconds since 1970. The name is "" between two things."""
-        begun = list(self._begun)  # another thread reads this
-        return (begun[-1][0], max(begun[-1][1], self._moved)) if begun else ("", self._moved)
+        """The name of the present work, and its start in seconds since 1970. The name is "" between two entries."""
+        entries = list(self._entries)  # another thread reads this
+        return (entries[-1][0], max(entries[-1][1], self._moved)) if entries else ("", self._moved)
 
 
 activity: ContextVar[Activity | None] = ContextVar("agentrl_activity", default=None)
-"""That of the episode which this task plays."""
+"""The activity of the episode of this task."""
 
 
 @contextmanager
 def doing(name: str) -> Iterator[None]:
-    """Note that the episode of this task does something while the block runs."""
+    """Enter `name` into the activity of this task's episode while the block runs."""
     present = activity.get()
     if present is None:
         yield

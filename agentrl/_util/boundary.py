@@ -18,11 +18,11 @@ from agentrl.errors import Boundary, ConfigError, EngineLostError, Failure, Ledg
 watcher: ContextVar[Callable[[Boundary], contextlib.AbstractContextManager[Any]] | None] = ContextVar(
     "agentrl_boundary_watcher", default=None
 )
-"""A context manager that a host opens around each crossing in its task, for example a span of its traces."""
+"""A context manager for each crossing, such as a span of a trace. A host sets it in its task."""
 
 
 class FailedError(Exception):
-    """Carries a Failure out of an episode; `Episode.run` records it."""
+    """Carries a Failure out of an episode. `Episode.run` records the Failure."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.error)
@@ -32,18 +32,17 @@ class FailedError(Exception):
 def at_boundary(
     name: Boundary, *, data: bool = False, hook: Callable[..., Any] | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Turn exceptions into a FailedError that names the boundary, except those that must end the run.
+    """Turn exceptions into a FailedError that names the boundary. Exceptions that must end the run pass.
 
-    `data`: an episode's own messages are rendered, so a TemplateError blames them and not the template.
-    `hook`: the hook that is called, or whose result is read. If no line of the user's code raised, the error names
-    its definition.
+    `data`: the text of the episode is rendered, so a TemplateError blames the text, not the template. `hook`: the
+    called hook, or the hook of the result. If no line of the user's code raised, the error names the hook's definition.
     """
     crossing, watch = _Crossing(name, data, hook), watcher.get()
     return crossing if watch is None else _watched(crossing, watch)
 
 
 class _Crossing:
-    """A class, because a turn has nine of them, and a generator's context manager takes four times as long."""
+    """A class is four times as fast as a generator's context manager. A turn has nine crossings."""
 
     __slots__ = ("_activity", "_entry", "data", "hook", "name")
 
@@ -56,18 +55,20 @@ class _Crossing:
         if self._activity is not None:
             self._entry = self._activity.begin(self.name)
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._activity is not None:
             self._activity.end(self._entry)
         if isinstance(exc, Exception | asyncio.CancelledError) and not self._passes(exc):
             failure = Failure.of(exc, self.name)
-            own = isinstance(exc, TemplateError | asyncio.CancelledError)
-            raise FailedError(failure if own else _located(failure, self.hook)) from exc
+            as_is = isinstance(exc, TemplateError | asyncio.CancelledError)
+            raise FailedError(failure if as_is else _located(failure, self.hook)) from exc
 
     def _passes(self, exc: BaseException) -> bool:
         """Whether the exception ends the run."""
         if isinstance(exc, asyncio.CancelledError):
-            # Or was the hook's own task cancelled? The host must not take that for the end of the run.
+            # Or was the hook's own task cancelled? For the host this is not the end of the run.
             return is_cancelled()
         ends = isinstance(exc, ConfigError | EngineLostError | LedgerError | ResumeError | FailedError)
         return ends and not (self.data and isinstance(exc, TemplateError))

@@ -1,4 +1,4 @@
-"""A thread for blocking hooks, deadlines that do not count its queue, and a stricter `gather`."""
+"""A thread for blocking hooks, deadlines without the time in its queue, and a stricter `gather`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ log = logging.getLogger("agentrl")
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order. Unlike asyncio.gather, the first exception cancels the others and waits for them."""
+    """Results in order. Unlike asyncio.gather, the first exception cancels the other coroutines and waits for their
+    end."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
@@ -29,14 +30,14 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class Deadline:
-    """`asyncio.timeout` with a clock that can be stopped, so that waiting in a queue is not counted."""
+    """`asyncio.timeout` with a clock that can be stopped, so that time in a queue is not counted."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds, self._timeout = seconds, asyncio.timeout(seconds)
         self._open = False
         self._token: Token[Deadline | None] | None = None
         self.queued = False
-        """It expired before the thread was free for its function."""
+        """Whether the deadline expired before the thread was free for the function."""
 
     async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
@@ -59,7 +60,7 @@ class Deadline:
         return f"{waited} {self._seconds:g} s"
 
     def left(self) -> float | None:
-        """Seconds until it expires; None if it never does."""
+        """Seconds until the deadline expires. None without a deadline."""
         when = self._timeout.when() if self._open and not self.expired() else None
         return None if when is None else when - asyncio.get_running_loop().time()
 
@@ -74,21 +75,21 @@ _deadline: ContextVar[Deadline | None] = ContextVar("agentrl_deadline", default=
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
-    """The time inside does not count towards the deadline of the running hook, because it waits in a queue."""
+    """Stop the deadline of the running hook inside the block, because the block waits in a queue."""
     deadline = _deadline.get()
-    left = deadline.left() if deadline else None
-    if deadline is None or left is None:
+    seconds = deadline.left() if deadline else None
+    if deadline is None or seconds is None:
         yield
         return
     deadline.set(None)
     try:
         yield
     finally:
-        deadline.set(left)
+        deadline.set(seconds)
 
 
 class _Job(Generic[T]):
-    """A function for a Worker to run. The event loop owns it; the thread only reads."""
+    """A function for a Worker to run. The event loop owns the job; the thread only reads."""
 
     def __init__(self, function: Callable[[], T], *, always: bool) -> None:
         self.function, self.always = function, always
@@ -97,26 +98,26 @@ class _Job(Generic[T]):
         self.context = copy_context()
         self.given_up = False
         self.deadline = _deadline.get()
-        self.left = self.deadline.left() if self.deadline else None
+        self.seconds_left = self.deadline.left() if self.deadline else None
 
     def stop_clock(self) -> None:
-        if self.deadline is not None and self.left is not None:
+        if self.deadline is not None and self.seconds_left is not None:
             self.deadline.set(None)
 
     def start_clock(self) -> None:
-        if self.deadline is not None and self.left is not None:
-            self.deadline.set(self.left)
+        if self.deadline is not None and self.seconds_left is not None:
+            self.deadline.set(self.seconds_left)
 
 
 class Worker:
-    """One daemon thread, started on first use, that runs blocking functions one at a time and in order.
+    """A daemon thread that runs blocking functions in order. The first function starts the thread.
 
-    Each owner has its own thread, because sqlite connections and synchronous browsers are bound to one. The thread is a
-    daemon, because a function that never returns must not keep the process alive (`ThreadPoolExecutor` would join it at
-    exit).
+    Each owner has its own thread, because sqlite connections and synchronous browsers are bound to a thread. The thread
+    is a daemon, because a function without an end must not keep the process alive (`ThreadPoolExecutor` joins its
+    threads at exit).
 
-    The clock of a function's `Deadline` stops while the thread runs other functions. It runs again if one of
-    those has exceeded its own deadline, because then the thread may never be free again.
+    The clock of a function's `Deadline` stops while the thread runs other functions. If such a function exceeds its own
+    deadline, the clock runs again, because the thread may never be free.
     """
 
     def __init__(self, name: str) -> None:
@@ -130,7 +131,7 @@ class Worker:
     async def run(self, function: Callable[[], T], *, always: bool = False) -> T:
         """The function's result or exception. A cancelled function that has not started never starts, unless `always`.
 
-        Raises InfraError if the thread cannot be started; a later call tries again.
+        Raises InfraError if the thread cannot be started. A later call tries again.
         """
         if self._stopped:
             raise RuntimeError(f"{self._name} is closed; its thread has ended")
@@ -148,11 +149,11 @@ class Worker:
 
     @property
     def occupied(self) -> bool:
-        """Whether it still runs an abandoned function."""
+        """Whether the thread still runs an abandoned function."""
         return bool(self._pending) and self._pending[0].given_up
 
     def stop(self) -> None:
-        """Let the thread end after its present jobs. It does not wait."""
+        """Let the thread end after its present jobs. Returns at once."""
         self._stopped = True
         self._jobs.put(None)
 
@@ -177,7 +178,7 @@ class Worker:
             self._pending.remove(job)
 
     def _restart_clocks(self) -> None:
-        """Start the clock of the first job, which runs now. If it was abandoned, start the clocks of all."""
+        """Start the clock of the running job. If the job was abandoned, start the clocks of all jobs."""
         for job in self._pending if self._pending[0].given_up else self._pending[:1]:
             job.start_clock()
 
@@ -213,16 +214,16 @@ class Worker:
 
 
 def safe_to_raise(exc: BaseException, where: str) -> Exception | asyncio.CancelledError:
-    """`exc`, or a RuntimeError in its place: in a task, StopIteration is refused and SystemExit ends the event loop."""
+    """`exc`, or a RuntimeError in its place: a task refuses StopIteration, and SystemExit ends the event loop."""
     if isinstance(exc, Exception | asyncio.CancelledError) and not isinstance(exc, StopIteration):
         return exc
     return RuntimeError(f"{type(exc).__name__} {where}: {exc}")
 
 
 def is_cancelled() -> bool:
-    """Whether the running task itself was cancelled, and not just something that it waited for.
+    """Whether the running task itself was cancelled, and not only the future for which the task waited.
 
-    It is meant for the host's tasks. No hook of an Env runs in them, so a hook can only cancel its own task.
+    Only for the host's tasks. Hooks of an Env run in other tasks, so a hook can cancel only its own task.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

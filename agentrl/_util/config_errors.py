@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in one line: the key, its value or the file, and the remedy."""
+"""Errors of a configuration in one line: the key, the value or the file, and the remedy."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ _KINDS = {
     **dict.fromkeys(("dict_type", "mapping_type", "model_type", "dataclass_type"), "a mapping of keys to values"),
     "path_type": "a path",
 }
-"""By pydantic's name of an error: what was not given."""
+"""The expected kind of value, by the name of pydantic's error."""
 
 
 def problems(exc: ValidationError, kind: Any, whole: str = "it") -> str:
-    """Each wrong key of a configuration of the type `kind`, and what is wrong with it. `whole` names all of it."""
+    """Each wrong key of a configuration of the type `kind`, with the problem. `whole` names the configuration."""
     return "; ".join(dict.fromkeys(_problem(error, kind, whole) for error in exc.errors()))
 
 
 def _problem(error: ErrorDetails, kind: Any, whole: str) -> str:
-    key, said = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+    key, text = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
     if error["type"] == "missing":
         return f"{key} is missing"
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return unknown(error["loc"], kind)
-    if wanted := _KINDS.get(error["type"]):
+    if expected := _KINDS.get(error["type"]):
         section = _at(kind, error["loc"]) if key else None
         keys = ", ".join(keys_of(section))
         null = isinstance(section, tuple) and type(None) in get_args(section[0])
-        said = f"Input should be {wanted}{f' ({keys})' if keys else ''}{' or null' if null else ''}"
-    if should := _SHOULD.match(said):
-        given = f", not {error['input']!r}"
-        return f"{key or whole} must {should[1]}{given if len(given) < _LONG else ''}"
-    return f"{key}: {said}" if key and key not in said else said
+        text = f"Input should be {expected}{f' ({keys})' if keys else ''}{' or null' if null else ''}"
+    if should := _SHOULD.match(text):
+        value = f", not {error['input']!r}"
+        return f"{key or whole} must {should[1]}{value if len(value) < _LONG else ''}"
+    return f"{key}: {text}" if key and key not in text else text
 
 
 def unknown(place: Sequence[int | str], kind: Any) -> str:
@@ -59,22 +59,22 @@ def unknown(place: Sequence[int | str], kind: Any) -> str:
     elsewhere = {f"under {other}": keys_of(top[other]) for other in top if [other] != outer}
     elsewhere |= {"at the top level": top} if outer else {}
     for where, keys in elsewhere.items():
-        if meant := next((each for each in (name, name.removeprefix("max_")) if each in keys), None):
+        if meant := next((candidate for candidate in (name, name.removeprefix("max_")) if candidate in keys), None):
             return f"unknown key {key}; did you mean {meant} {where}?"
     return unknown_key(key, keys_of(_at(kind, outer)))
 
 
 def _at(kind: Any, place: Sequence[int | str]) -> Any:
-    """The type at a place in a configuration of the type `kind`, as far as it has keys."""
+    """The type at a place in a configuration of the type `kind`. The last known type if a part has no keys."""
     for name in place:
         kind = keys_of(kind).get(str(name), kind)
     return kind
 
 
 def keys_of(kind: Any) -> Mapping[str, Any]:
-    """The keys that a model, a dataclass or a TypedDict takes, each with its type. Of any other type, none.
+    """The keys of a model, a dataclass or a TypedDict, each with its type. Empty for any other type.
 
-    A mapping of keys to types is such a kind, too.
+    `kind` may also be a mapping of keys to types.
     """
     if isinstance(kind, Mapping):
         return kind
@@ -93,12 +93,13 @@ def _written(key: str, field: FieldInfo) -> str:
     return field.validation_alias if isinstance(field.validation_alias, str) else key
 
 
-def check_file(path: Path, remedy: str, what: str = "file", named_by: str = "") -> None:
-    """Raises ConfigError if there is no file at the path. The line gives a similar name beside it, or the remedy."""
+def check_file(path: Path, remedy: str, kind: str = "file", named_by: str = "") -> None:
+    """Raises ConfigError if no file is at the path. The message gives the similar name of a neighbouring file, or the
+    remedy."""
     if path.is_file():
         return
     where = f"{named_by} {path}".strip()
     if path.is_dir():
         raise ConfigError(f"{where}: it is a folder; name a file in it")
     beside = (other.name for other in islice(path.parent.glob("*"), _BESIDE))
-    raise ConfigError(f"{where}: no such {what}{did_you_mean(path.name, beside, f'; {remedy}', cutoff=_ALIKE)}")
+    raise ConfigError(f"{where}: no such {kind}{did_you_mean(path.name, beside, f'; {remedy}', cutoff=_ALIKE)}")

@@ -1,4 +1,4 @@
-"""The content of a value as text that is the same in every process. Its hash shows whether data changed."""
+"""The content of a value as text that is the same in every process. A hash of the text shows whether data changed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from agentrl.plain import JSON, MAX_DEPTH
 _TEXTS = (bytes, date, Decimal, Enum, PurePath, UUID)
 """Types whose text is their content."""
 _SETS = 3
-"""How deep sets within sets are read. Members have no order, so an object that two of them share gets no number."""
+"""The limit of sets within sets. Members have no order, so an object in two members gets no number."""
 
 
 def content(value: Any) -> str:
     """The content of a value as text, without addresses and without the order of sets. Plain JSON is written as `json`
     does.
 
-    An object is read as pickle would write it. If it cannot be pickled, the name of its class takes its place.
+    An object is read by pickle's protocol. For an object that cannot be pickled, the text is the name of the class.
     """
     return json.dumps(_ValueReader().of(value), sort_keys=True)
 
@@ -35,7 +35,7 @@ class _ValueReader:
     inside: set[int] = field(default_factory=set)
     """Ids of the lists, mappings and sets around the current value."""
     seen: dict[int, tuple[int, object]] = field(default_factory=dict)
-    """The number of each object met so far, by its id. The objects are kept alive, so that no id is used twice."""
+    """The number of each object so far, by `id`. The objects are kept alive, so that no id is used twice."""
 
     def of(self, value: Any) -> JSON:
         if isinstance(value, _TEXTS) and not isinstance(value, str | int):
@@ -56,7 +56,7 @@ class _ValueReader:
                 return self._members(value)
             if isinstance(value, list | tuple):
                 return [self.of(item) for item in value]
-            numbers = all(isinstance(key, int | float) for key in value)  # `json` sorts them as numbers
+            numbers = all(isinstance(key, int | float) for key in value)  # `json` sorts numbers by value
             return {key if numbers else self._key(key): self.of(item) for key, item in value.items()}
         finally:
             self.inside.discard(id(value))
@@ -77,18 +77,18 @@ class _ValueReader:
             return f"object {self.seen[id(value)][0]}"
         self.seen[id(value)] = len(self.seen), value
         if is_dataclass(value):
-            return self._held({one.name: getattr(value, one.name, None) for one in fields(value)})
+            return self._held({attribute.name: getattr(value, attribute.name, None) for attribute in fields(value)})
         return self._held([type(value), *_state(value)])
 
 
 def _state(value: Any) -> list[Any]:
-    """What pickle would write of an object."""
+    """The state of an object for pickle. Empty if the object cannot be pickled."""
     try:
         if hasattr(value, "dtype") and hasattr(value, "tolist"):  # pickles of tensors hold addresses
             return [str(value.dtype), value.tolist()]
-        written = value.__reduce_ex__(4)
-        if isinstance(written, str):
-            return [written]
-        return [*written[1:3], *map(list, filter(None, written[3:5]))]
+        reduced = value.__reduce_ex__(4)
+        if isinstance(reduced, str):
+            return [reduced]
+        return [*reduced[1:3], *map(list, filter(None, reduced[3:5]))]
     except Exception:  # noqa: BLE001 - the boundary of a foreign class
         return []

@@ -1,4 +1,4 @@
-"""A lock that other processes see: a file that the process which holds it removes. A killed one's is free."""
+"""A lock between processes, made of a file. The holder removes the file. A killed process frees its lock."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ log = logging.getLogger("agentrl")
 
 
 def try_lock(file: Path) -> int | None:
-    """The descriptor for `unlock`; None while another process holds the lock.
+    """The descriptor for `unlock`. None while another process holds the lock.
 
-    Raises OSError if the file cannot be opened. On a file system without locks every process gets it, with a warning.
+    Raises OSError if the file cannot be opened. On a file system without locks every process gets the lock, with a
+    warning.
     """
     while True:
         descriptor = os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
@@ -29,7 +30,7 @@ def try_lock(file: Path) -> int | None:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), file.stat()):
                 return descriptor
-        os.close(descriptor)  # the process before has just removed it
+        os.close(descriptor)  # the earlier holder has just removed the file
 
 
 def unlock(file: Path, descriptor: int) -> None:

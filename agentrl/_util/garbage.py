@@ -1,7 +1,7 @@
-"""Fewer garbage collections in a process that is agentrl's own.
+"""Fewer garbage collections in the processes of agentrl's commands.
 
-Python's collector walks every container again and again, and thousands of live episodes have millions. None of them is
-garbage before it ends, and hardly any needs the collector then.
+Python's collector walks every container repeatedly, and thousands of live episodes have millions of containers. No
+container is garbage before its episode ends. Few need the collector afterwards.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 _THRESHOLDS = (20_000, 50, 100)
-"""New containers before the young are collected; such collections before the middle-aged; such before the old."""
+"""The thresholds of the collector: new containers, young collections and middle-aged collections."""
 
 
 class _Collector:
@@ -18,7 +18,7 @@ class _Collector:
 
 
 def claim_process() -> None:
-    """Say that this process runs an agentrl command. In a host's or a library user's, the collector is theirs."""
+    """Mark this process as agentrl's own. In other processes the collector belongs to the host or to the user."""
     _Collector.is_ours = True
 
 

@@ -21,16 +21,16 @@ from agentrl.errors import ConfigError, InfraError, one_line
 from agentrl.types import JSON
 
 _LARGE_BYTES = 1 << 20
-"""aiohttp sends a larger body in pieces, between other work, and wants a stream for it."""
+"""aiohttp sends a larger body in pieces, between other work, and needs a stream for a large body."""
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 _ASKS_TO_WAIT = {429, 503}
 _LONGEST_WAIT_S = 60.0
-"""Upper bound of a single wait, whatever Retry-After the server asks for."""
+"""Upper bound of a single wait in seconds, for any Retry-After of the server."""
 _MAX_REFUSED_CONNECTS = 3
-"""Connection attempts to a server that has not answered yet; it may still be starting."""
+"""Connection attempts before the first answer of a server, which may still be starting."""
 _CHAT = "/chat/completions"
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit", "insufficient balance")
-"""Texts of an HTTP 429 answer that mean waiting does not help."""
+"""Texts of an HTTP 429 answer for which waiting does not help."""
 
 _NO_JSON = {
     "text/html": "a web page; correct its address",
@@ -60,7 +60,7 @@ class _ConnectionRefusedError(InfraError):
 
 @dataclass(slots=True)
 class _LoopState:
-    """The state of one event loop. The session lives while it is in use, so callers need not close it."""
+    """The state of one event loop. The session closes after its last request."""
 
     slots: asyncio.Semaphore
     users: int = 0
@@ -71,20 +71,20 @@ class _LoopState:
 class HttpService:
     """JSON over HTTP POST to one URL, from any number of event loops.
 
-    After `trip` requests in a row that failed with all their retries, the circuit is open for `open_s` seconds: each
-    request fails at once. Then one request is tried. With `trip=0` the circuit never opens.
+    After `trip` consecutive requests failed with all their retries, the circuit is open for `open_s` seconds, and each
+    request fails at once. Then a single request is tried. With `trip=0` the circuit never opens.
     """
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     seconds: float = 60.0
-    """Deadline of one request with its retries. Waiting for a free slot is not counted."""
+    """Seconds for one request with its retries. The wait for a free slot is not counted."""
     retries: int = 3
     concurrency: int = 64
     trip: int = 5
     open_s: float = 30.0
     always_json: bool = False
-    """A web page or a stream means that the address is wrong, not that a proxy answers for a server that is down."""
+    """A web page or a stream means a wrong address, not a proxy in front of a dead server."""
     _loops: PerLoop[_LoopState] = field(default_factory=PerLoop, repr=False)
     _breaker: Breaker = field(default_factory=lambda: Breaker(), repr=False)
     _pause: Pause = field(default_factory=lambda: Pause(), repr=False)
@@ -101,14 +101,14 @@ class HttpService:
     async def post(
         self, body: JSON, *, headers: Mapping[str, str] | None = None, read: Callable[[JSON], Any] | None = None
     ) -> Any:
-        """The JSON that the server answers, or what `read` makes of it.
+        """The JSON of the server's answer, or the result of `read`.
 
-        Raises InfraError if there is none: the server is down, too slow, or answers with an error. Raises RefusedError,
-        a ConfigError, for a request that it will always refuse: 400, 401, 403, 404, 405, 413, 422. `read` may raise
-        both. Messages contain no value of a header.
+        Raises InfraError if the server is down, is too slow, or answers with an error. Raises RefusedError, a
+        ConfigError, for a request with the HTTP status 400, 401, 403, 404, 405, 413 or 422, since a retry cannot help.
+        `read` may raise both. Messages contain no value of a header.
 
-        If a server asks to wait (Retry-After with 429 or 503), no request is sent to it until then, for at most
-        a minute at a time.
+        After an answer with Retry-After (429 or 503), no request is sent until the given time, for at most a minute at
+        a time.
         """
         sent = {"Content-Type": "application/json", **self.headers, **(headers or {})}
         async with self._session() as session:
@@ -166,9 +166,9 @@ class HttpService:
         except aiohttp.ClientError as exc:
             raise InfraError(_hidden(one_line(exc), headers)) from None
 
-    def _refuse(self, status: int, said: str, headers: Mapping[str, str]) -> None:
-        """Raises the error that an HTTP error status means."""
-        words = " ".join(said.split())
+    def _refuse(self, status: int, body: str, headers: Mapping[str, str]) -> None:
+        """Raises the error for an HTTP error status."""
+        words = " ".join(body.split())
         hopeless = status == 429 and any(mark in words.lower() for mark in _NO_MONEY)
         if status in _ASKS_TO_WAIT and not hopeless:
             raise _BusyError(f"HTTP {status}: {words[:200]}", retry_after(headers, datetime.now(UTC)))
@@ -228,10 +228,10 @@ def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
         except (KeyError, ValueError):
             continue
     try:
-        at = parsedate_to_datetime(headers["Retry-After"])
+        date = parsedate_to_datetime(headers["Retry-After"])
     except (KeyError, ValueError, TypeError):
         return None
-    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - now).total_seconds())
+    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - now).total_seconds())
 
 
 def _as_it_is(answer: JSON) -> JSON:
@@ -239,7 +239,7 @@ def _as_it_is(answer: JSON) -> JSON:
 
 
 def _hidden(words: str, headers: Mapping[str, str]) -> str:
-    """The text without any secret of the headers: a server may repeat what it was sent."""
+    """The text without any secret of the headers: a server may repeat parts of the request."""
     for name, value in headers.items():
         if name.lower() not in ("content-type", "accept", "user-agent"):
             for secret in (value, value.rpartition(" ")[2]):
@@ -248,7 +248,7 @@ def _hidden(words: str, headers: Mapping[str, str]) -> str:
 
 
 class Pause:
-    """The time until which a server accepts no request. All event loops share it."""
+    """The time before which a server accepts no request. All event loops share the pause."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -258,17 +258,18 @@ class Pause:
             self._until = max(self._until, time.monotonic() + min(seconds, _LONGEST_WAIT_S))
 
     async def over(self, deadline: asyncio.Timeout) -> None:
-        """Wait until the pause is over, and a little longer, so that requests are spread out. Moves the deadline."""
-        left = self._until - time.monotonic()
-        if left > 0:
-            left += random.uniform(0.0, min(1.0, 0.2 * left))
+        """Wait until the end of the pause and a random part longer, so that requests are spread out. Moves the
+        deadline."""
+        seconds = self._until - time.monotonic()
+        if seconds > 0:
+            seconds += random.uniform(0.0, min(1.0, 0.2 * seconds))
             when = deadline.when()
-            deadline.reschedule(None if when is None else when + left)
-            await asyncio.sleep(left)
+            deadline.reschedule(None if when is None else when + seconds)
+            await asyncio.sleep(seconds)
 
 
 class Breaker:
-    """Counts failures in a row. All event loops share it."""
+    """Counts consecutive failures. All event loops share the counter."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -279,15 +280,14 @@ class Breaker:
         """Whether the server has ever answered."""
 
     def check(self, url: str, open_s: float) -> None:
-        """Raises InfraError while the circuit is open. After that it lets one request through, and refuses the others
-        until that one has succeeded.
-        """
+        """Raises InfraError while the circuit is open. Afterwards a single request passes, and the other requests are
+        refused until the first has succeeded."""
         with self._lock:
             if not self._until:
                 return
-            left = self._until - time.monotonic()
-            if left > 0:
-                raise InfraError(f"{url} is not asked for {left:.0f} s, it failed too often: {self._error}")
+            seconds = self._until - time.monotonic()
+            if seconds > 0:
+                raise InfraError(f"{url} is not asked for {seconds:.0f} s, it failed too often: {self._error}")
             self._until = time.monotonic() + open_s
 
     def failed(self, error: str, trip: int, open_s: float) -> None:

@@ -29,8 +29,8 @@ _importing = threading.RLock()
 def load_object(path: str, kind: type = object) -> Any:
     """The object at `file.py:name`, `package.module:name` or `package.module.name`.
 
-    Raises ConfigError for any error of the import. If the module has no such name, the message lists its subclasses of
-    `kind`.
+    Raises ConfigError for any error of the import. If the module lacks the name, the message lists the module's
+    subclasses of `kind`.
     """
     if "::" in path:
         raise ConfigError(f"{path!r} does not name an object; write {path.replace('::', ':')}")
@@ -47,21 +47,21 @@ def load_object(path: str, kind: type = object) -> Any:
 
 def _instead(module: ModuleType, name: str, kind: type) -> str:
     """The remedy for a wrong name: a similar name, and the module's subclasses of `kind`."""
-    known = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
-    names = known or [n for n in vars(module) if not n.startswith("_")]
-    return did_you_mean(name, names, "; it has: {}" if known else "")
+    subclasses = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
+    names = subclasses or [n for n in vars(module) if not n.startswith("_")]
+    return did_you_mean(name, names, "; it has: {}" if subclasses else "")
 
 
 def cause(exc: BaseException) -> str:
     """`file:line: Type: text` in one line, for the innermost line of the user's code."""
     text = " ".join(str(exc).split())
-    said = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+    message = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith("<frozen")]
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
-    if not (own or frames):
-        return said
-    frame = (own or frames)[-1]
-    return f"{short(frame.filename)}:{frame.lineno}: {said}"
+    user_frames = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    if not (user_frames or frames):
+        return message
+    frame = (user_frames or frames)[-1]
+    return f"{short(frame.filename)}:{frame.lineno}: {message}"
 
 
 def not_the_users(file: str) -> bool:
@@ -70,7 +70,7 @@ def not_the_users(file: str) -> bool:
 
 
 def definition(function: Callable[..., Any]) -> str | None:
-    """`file:line` of a function of the user's; None for one of a package, of Python or of agentrl."""
+    """`file:line` of a function of the user. None for a function of a package, of Python or of agentrl."""
     code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
     if code is None or not_the_users(code.co_filename):
         return None
@@ -78,15 +78,15 @@ def definition(function: Callable[..., Any]) -> str | None:
 
 
 def own_frames(formatted: str) -> str:
-    """The frames of a formatted traceback that are in the user's code."""
+    """The frames of a formatted traceback in the user's code."""
     frames = re.finditer(r'^  File "(?P<file>.+)", line \d+, in .*\n(?:    .*\n)*', formatted, re.MULTILINE)
     return "".join(frame.group() for frame in frames if not frame["file"].startswith(_NOT_THE_USERS))
 
 
 def own_line(formatted: str) -> str:
     """`file:line`, the innermost line of the user's code in a formatted traceback; "" if there is none."""
-    own = re.findall(r'^  File "(.+)", line (\d+), in ', own_frames(formatted), re.MULTILINE)
-    return f"{short(own[-1][0])}:{own[-1][1]}" if own else ""
+    lines = re.findall(r'^  File "(.+)", line (\d+), in ', own_frames(formatted), re.MULTILINE)
+    return f"{short(lines[-1][0])}:{lines[-1][1]}" if lines else ""
 
 
 def _load_module(module_path: str, path: str) -> ModuleType:
@@ -103,10 +103,10 @@ def _load_module(module_path: str, path: str) -> ModuleType:
 
 
 def _load_file(file: Path) -> ModuleType:
-    """Import a file under a name made of its path, so that two files called env.py do not clash, and pickling works."""
+    """Import a file under a name made of the path, so that two files called env.py do not clash, and pickling works."""
     check_file(file, f"give its path from here, {Path.cwd()}")
     name = f"agentrl_user_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
-    with _importing:  # no thread may see a module that another has read only in part
+    with _importing:  # no thread may see a partly executed module
         return sys.modules[name] if name in sys.modules else _import_file(file, name)
 
 
@@ -117,7 +117,7 @@ def _import_file(file: Path, name: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     folder = str(file.resolve().parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # as `python file.py` would, so that its neighbours import
+        sys.path.insert(0, folder)  # as `python file.py` does, so that imports of neighbouring files work
     try:
         spec.loader.exec_module(module)
     except BaseException as exc:
@@ -137,10 +137,10 @@ def _import_cause(exc: BaseException) -> str:
 
 
 def short(file: str) -> str:
-    """The path relative to the current folder if it is inside it, as the user wrote it."""
+    """The path relative to the current folder if the file is inside."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
-def _is_subclass(found: Any, kind: type) -> bool:
-    return kind is not object and isinstance(found, type) and issubclass(found, kind) and found is not kind
+def _is_subclass(value: Any, kind: type) -> bool:
+    return kind is not object and isinstance(value, type) and issubclass(value, kind) and value is not kind

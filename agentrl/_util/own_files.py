@@ -1,8 +1,7 @@
-"""Whether a file that is unpickled, which can run code, was written by this process's user alone.
+"""Whether only this process's user can have written a file. Unpickling a file can run code.
 
-A network file system may show another owner or another mode than the writer's. With root_squash, the files of root
-belong to nobody. Some mounts show mode 0777 for every file. So a file is compared with one that is made at that moment
-in the same folder.
+A network file system may show another owner or mode than the writer's. With root_squash, the files of root belong to
+nobody. Some mounts show mode 0777 for every file. So the check compares the file with a new file in the same folder.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_own(path: Path, name: str) -> None:
-    """Raises ConfigError if others can have written the file, or can write to the folder. `name` begins the message.
+    """Raises ConfigError if other users can have written the file, or can write to the folder. `name` begins the
+    message.
 
-    Raises OSError if there is no such file.
+    Raises OSError if the file is missing.
     """
     check_owner(path, name)
     if not path.stat().st_mode & _OTHERS:
@@ -39,7 +39,7 @@ def check_own(path: Path, name: str) -> None:
 
 
 def check_owner(path: Path, name: str) -> None:
-    """Raises ConfigError if another user has made the file or the folder. The rest is as in `check_own`."""
+    """Raises ConfigError if another user has made the file or the folder. Other details are as in `check_own`."""
     owner = path.stat().st_uid
     if owner == os.getuid():
         return

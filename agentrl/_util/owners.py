@@ -1,8 +1,8 @@
-"""Who owns what outlives a process, as text that is kept with it, and whether that owner is dead.
+"""The owner of files and machines, as text, and whether the owner is dead. The text is stored with the file or machine.
 
-An owner is a process. On its own machine, and in its own pid namespace, the process id and start time show whether it
-is alive; a reused process id has another start time. Owners elsewhere (on another machine, in a container) cannot be
-seen from here. They show that they live by heartbeats in a folder that both can see.
+An owner is a process. On the same machine, in the same pid namespace, the process id and start time show whether the
+process is alive. A reused process id has another start time. Owners on other machines and in containers cannot be seen.
+They write heartbeats into a shared folder.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _INITIAL = "4026531836"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process that owns something."""
+    """A process that owns files or machines."""
 
     host: str
     """Name and id of the machine or container."""
     boot: str
-    """Id of this boot of the machine; its containers see the same. Empty where there is none, as on macOS."""
+    """Id of the machine's present boot. Containers see the id of their machine. Empty where unknown, as on macOS."""
     namespace: str
-    """The pid namespace in which `pid` is valid. Empty if it is not known."""
+    """The pid namespace in which `pid` is valid. Empty if unknown."""
     pid: int
     start: str
     """When the process started, in clock ticks since the boot."""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """The owner that `str` wrote, or None if it is from something else."""
+        """The owner in a text of `str`, or None for any other text."""
         match = re.fullmatch(r"([\w.-]+)~(\w*)~(\d*)~(\d+)~(\d*)", text)
         return cls(match[1], match[2], match[3], int(match[4]), match[5]) if match else None
 
@@ -48,28 +48,28 @@ class Owner:
 
 
 def current() -> str:
-    """This process as an owner. Its characters are letters, digits and `._-~`, so it fits into a label or file name."""
+    """This process as an owner. The text has only letters, digits and `._-~`, so it fits into a label or file name."""
     return str(_owner(os.getpid()))
 
 
 def is_dead(owner: str) -> bool | None:
-    """Whether an owner is dead, as far as it can be seen from here. None if it cannot be seen."""
-    other, own = Owner.parse(owner), _owner(os.getpid())
+    """Whether an owner is dead. None if the owner cannot be seen from this process."""
+    other, here = Owner.parse(owner), _owner(os.getpid())
     if other is None:
         return None
-    if other.boot and other.namespace and (other.boot, other.namespace) == (own.boot, own.namespace):
+    if other.boot and other.namespace and (other.boot, other.namespace) == (here.boot, here.namespace):
         return not _lives(other)
-    rebooted = other.boot and own.boot and other.boot != own.boot and other.host == own.host
-    if rebooted and other.namespace == own.namespace == _INITIAL:  # containers of several machines may look alike
+    rebooted = other.boot and here.boot and other.boot != here.boot and other.host == here.host
+    if rebooted and other.namespace == here.namespace == _INITIAL:  # containers of several machines may look alike
         return True
     return None
 
 
 class Heartbeat:
-    """Touches this process's file in a folder, so that others see that it lives.
+    """Touches this process's file in a folder as a sign of life.
 
-    A thread does it, so a busy event loop does not make the owner look dead. Nothing is shared between heartbeats, so
-    nothing needs a lock or survives a fork. `failed` is called with each error of the file system.
+    A thread writes, so that a busy event loop does not look dead. Heartbeats share no state, so no lock is needed and a
+    fork is harmless. `failed` is called with each error of the file system.
     """
 
     def __init__(self, folder: Path, every_s: float, failed: Callable[[OSError], None]) -> None:
@@ -99,7 +99,7 @@ class Heartbeat:
 
 
 def silent_s(folder: Path, owner: str) -> float | None:
-    """Seconds since the last heartbeat of an owner. None if it has written none, or the folder cannot be read."""
+    """Seconds since the last heartbeat of an owner. None without a heartbeat, or if the folder cannot be read."""
     try:
         return folder_time(folder) - (folder / owner).stat().st_mtime
     except OSError:
@@ -107,7 +107,7 @@ def silent_s(folder: Path, owner: str) -> float | None:
 
 
 def folder_time(folder: Path) -> float:
-    """The time by the clock that the folder's files show, which may be another machine's. Raises OSError."""
+    """The time by the clock of the folder's files, possibly of another machine. Raises OSError."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_mtime
 
@@ -120,7 +120,9 @@ def _lives(owner: Owner) -> bool:
     except (PermissionError, OverflowError):  # another user's
         pass
     state, start = _process(owner.pid)
-    return not start or (start == owner.start and state not in "ZX")  # without a start, /proc hides it: it does live
+    return not start or (
+        start == owner.start and state not in "ZX"
+    )  # without a start time, /proc hides the process, which does live
 
 
 @cache
@@ -141,7 +143,7 @@ def _namespace(pid: int) -> str:
 
 
 def _process(pid: int) -> tuple[str, str]:
-    """The state of a process and its start time; both empty if it cannot be seen."""
+    """The state of a process and its start time. Both are empty if the process cannot be seen."""
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
 

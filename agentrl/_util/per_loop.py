@@ -1,4 +1,4 @@
-"""One object for each event loop: aiohttp's sessions, semaphores and tasks are bound to the loop that made them."""
+"""An object for each event loop: aiohttp's sessions, semaphores and tasks are bound to the loop of their creation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class PerLoop(dict[AbstractEventLoop, T]):
-    """Objects by event loop. Threads may share it, because each adds the object of its own loop only.
+    """Objects by event loop. Threads may share a PerLoop, because each adds only the object of its own loop.
 
     The objects hold their loops, so weak keys would not prevent leaks. Each new loop drops the objects of closed loops.
     """
@@ -24,6 +24,6 @@ class PerLoop(dict[AbstractEventLoop, T]):
         return self[loop]
 
     def pop_closed(self) -> list[tuple[AbstractEventLoop, T]]:
-        """Drop the objects of closed loops. Threads that do so at once get each object once."""
+        """Remove and return the objects of closed loops. Concurrent threads get each object once."""
         closed = [(loop, self.pop(loop, None)) for loop in list(self) if loop.is_closed()]
         return [(loop, value) for loop, value in closed if value is not None]

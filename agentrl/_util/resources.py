@@ -1,8 +1,8 @@
-"""A separate task for each async context manager, and one for the hooks of one Env.
+"""A separate task for each async context manager, and a task for the hooks of an Env.
 
-The task that entered a cancel scope (a task group has one) must exit it, and is cancelled when the scope fails. The
-task of an episode cannot do this: it may end before its Env is closed, as an Env can be parked, and only the host may
-cancel it.
+The task that entered a cancel scope (a task group has one) must exit the scope, and is cancelled when the scope fails.
+The task of an episode cannot exit scopes: the episode may end before its Env is closed, as an Env can be parked, and
+only the host may cancel the task.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ T = TypeVar("T")
 log = logging.getLogger("agentrl")
 
 _abandoned: set[asyncio.Task[Any]] = set()
-"""Abandoned tasks. They are kept here because the event loop holds tasks only weakly."""
+"""Abandoned tasks, kept because the event loop holds tasks only weakly."""
 
 
 class OwnTask:
-    """A task that runs coroutines one after the other. It is made on first use."""
+    """A task that runs coroutines one after the other. The first use starts the task."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -34,8 +34,7 @@ class OwnTask:
         self._queue: asyncio.Queue[_Call[Any] | None] = asyncio.Queue()
 
     async def run(self, coroutine: Awaitable[T], *, patience: float | None = None) -> T:
-        """The coroutine's result or exception. When the caller is cancelled, so is the coroutine, and this waits for
-        it.
+        """The coroutine's result or exception. A cancelled caller cancels the coroutine and waits for its end.
 
         A coroutine that ignores its cancellation for `patience` seconds is abandoned.
         """
@@ -78,21 +77,21 @@ class _Call(Generic[T]):
         self._coroutine, self._task = coroutine, task
         self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.future.add_done_callback(_consume_exception)
-        self._begun, self._cancels = False, 0
+        self._started, self._cancels = False, 0
 
     def cancel(self) -> None:
         self._cancels += 1
-        if self._begun:
+        if self._started:
             self._task.cancel()
 
     async def run(self) -> bool:
-        """Whether the task must be replaced: foreign code has cancelled it, and may do so again at any time."""
+        """Whether the task must be replaced: foreign code has cancelled the task, and may do so again at any time."""
         if self._cancels:
             if inspect.iscoroutine(self._coroutine):
                 self._coroutine.close()
             self.future.set_exception(asyncio.CancelledError())
             return False
-        self._begun = True
+        self._started = True
         try:
             result = await self._coroutine
         except BaseException as exc:
@@ -111,13 +110,13 @@ class Resources:
 
     def __init__(self, patience: float = 1.0) -> None:
         self._patience = patience
-        """Seconds that the owner has to begin closing them once the event loop ends. Then they close themselves."""
+        """Seconds for the owner to begin closing after the event loop ends. Then the resources close by themselves."""
         self._closing = asyncio.Event()
         self._opening: set[_HeldResource[Any]] = set()
-        self._held: list[_HeldResource[Any]] = []
+        self._resources: list[_HeldResource[Any]] = []
 
     async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
-        """Enter it and return its value. When the caller is cancelled, so is the opening, and this waits for it."""
+        """Enter a resource and return its value. A cancelled caller cancels the opening and waits for its end."""
         holding = _HeldResource(resource, self._closing, self._patience)
         self._opening.add(holding)
         try:
@@ -125,44 +124,46 @@ class Resources:
         finally:
             self._opening.discard(holding)
             if holding.is_held():
-                self._held.append(holding)
-        for variable in context:  # later hooks see the variables it has set, as if it ran here
+                self._resources.append(holding)
+        for variable in context:  # later hooks see the context variables, as without a task
             if holding.before.get(variable, _UNSET) is not context[variable]:
                 variable.set(context[variable])
         return value
 
     def begin_close(self) -> None:
-        """Announce that the owner will close them, so that they wait for it even while the event loop ends."""
+        """Announce that the owner will close the resources. They then wait for the owner even while the event loop
+        ends."""
         self._closing.set()
 
     async def close(self) -> list[BaseException]:
-        """Exit them, newest first, and return their errors. A cancellation is passed on, and waited for."""
+        """Exit the resources, newest first, and return their errors. A cancellation is passed on, after the exits."""
         self.begin_close()
         errors = list[BaseException]()
-        while self._held:
-            holding = self._held.pop()
+        while self._resources:
+            holding = self._resources.pop()
             holding.leave()
             await wait_through_cancellation(holding.task, holding.task.cancel, raises=False)
             errors += holding.error()
         return errors
 
     async def release(self, until: float, seconds: float, then: Callable[[], None]) -> list[BaseException]:
-        """Exit them, newest first, until the loop's time is `until`, and return their errors. Abandon the rest.
+        """Exit the resources, newest first, until the loop's time is `until`, and return their errors. Abandon the
+        rest.
 
-        The abandoned ones get `seconds` more, then they are cancelled. Nothing waits for them. `then` is called when
-        the last one has ended or was given up.
+        Abandoned resources get `seconds` more. Then they are cancelled in the background. `then` is called after the
+        last resource has ended or was given up.
         """
-        held = [*self._opening, *reversed(self._held)]
-        self._opening, self._held = set(), []
-        for holding in held:
+        resources = [*self._opening, *reversed(self._resources)]
+        self._opening, self._resources = set(), []
+        for holding in resources:
             await holding.leave_by(until)
-        if running := [holding.task for holding in held if not holding.task.done()]:
+        if running := [holding.task for holding in resources if not holding.task.done()]:
             await asyncio.wait(running, timeout=min(seconds, _LAST_MOMENT_S))
         if pending := [task for task in running if not task.done()]:
             abandon(asyncio.create_task(_end(pending, seconds, then)), *pending)
         else:
             then()
-        return _errors_of_release(held, seconds)
+        return _errors_of_release(resources, seconds)
 
 
 class SharedResource(Generic[T]):
@@ -172,34 +173,35 @@ class SharedResource(Generic[T]):
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         self._make = make
         self._lock = asyncio.Lock()
-        self._held: _HeldResource[T] | None = None
+        self._resource: _HeldResource[T] | None = None
 
     async def get(self) -> T:
-        """Raises what opening it raises; the next call tries again. A cancelled user does not end the opening."""
+        """The resource. Raises the errors of its opening; the next call tries again. A cancelled user does not end the
+        opening."""
         async with self._lock:
-            if self._held is None or self._held.task.done():
-                # In an empty context: it outlives the episode of its first user.
-                self._held = Context().run(_HeldResource, self._make(), asyncio.Event(), 0.0)
-            held = self._held
-        await asyncio.wait([held.entered])
-        if isinstance(held.entered.exception(), asyncio.CancelledError):
-            raise InfraError(f"{held.name} was closed before it was open")
-        return held.entered.result()[0]
+            if self._resource is None or self._resource.task.done():
+                # In an empty context: the resource outlives the episode of its first user.
+                self._resource = Context().run(_HeldResource, self._make(), asyncio.Event(), 0.0)
+            resource = self._resource
+        await asyncio.wait([resource.entered])
+        if isinstance(resource.entered.exception(), asyncio.CancelledError):
+            raise InfraError(f"{resource.name} was closed before it was open")
+        return resource.entered.result()[0]
 
     async def drop(self, value: T) -> None:
-        """Close it because it broke, unless another one is open already."""
-        if self._held is not None and self._held.is_held() and self._held.entered.result()[0] is value:
+        """Close a broken resource, unless a newer resource is open already."""
+        if self._resource is not None and self._resource.is_held() and self._resource.entered.result()[0] is value:
             await self.close()
 
     async def close(self) -> None:
-        """Close it. A running opening is cancelled."""
+        """Close the resource. A running opening is cancelled."""
         async with self._lock:
-            held, self._held = self._held, None
-            if held is not None:
-                held.leave()
-                await asyncio.wait([held.task])
-                for error in held.error():
-                    log.warning("closing %s failed: %s", held.name, one_line(error))
+            resource, self._resource = self._resource, None
+            if resource is not None:
+                resource.leave()
+                await asyncio.wait([resource.task])
+                for error in resource.error():
+                    log.warning("closing %s failed: %s", resource.name, one_line(error))
 
 
 class _HeldResource(Generic[T]):
@@ -249,13 +251,11 @@ class _HeldResource(Generic[T]):
             self.task.cancel()
 
     async def leave_by(self, until: float) -> None:
-        """Ask the resource to exit, and wait until `until`. Then cancel it, unless it was asked to exit only at that
-        time.
-        """
-        asked = asyncio.get_running_loop().time()
+        """Ask the resource to exit, and wait until `until`. Then cancel an exit that began before `until`."""
+        now = asyncio.get_running_loop().time()
         self.leave()
-        await asyncio.wait([self.task], timeout=max(0.0, until - asked))
-        if asked < until and not self.task.done():
+        await asyncio.wait([self.task], timeout=max(0.0, until - now))
+        if now < until and not self.task.done():
             self.late = True
             self.task.cancel()
 
@@ -273,10 +273,10 @@ class _HeldResource(Generic[T]):
         return [error] if error else []
 
 
-def _errors_of_release(held: Sequence[_HeldResource[Any]], seconds: float) -> list[BaseException]:
-    """The errors of resources that exited in time, and one TimeoutError for all others."""
-    errors = [error for holding in held if holding.left_in_time for error in holding.error()]
-    if late := [holding.name for holding in held if not holding.left_in_time]:
+def _errors_of_release(resources: Sequence[_HeldResource[Any]], seconds: float) -> list[BaseException]:
+    """The errors of resources that exited in time, and one TimeoutError for all other resources."""
+    errors = [error for holding in resources if holding.left_in_time for error in holding.error()]
+    if late := [holding.name for holding in resources if not holding.left_in_time]:
         errors.append(TimeoutError(f"{', '.join(late)}: not released within close_s, {seconds:g} s; still open"))
     return errors
 
@@ -284,8 +284,8 @@ def _errors_of_release(held: Sequence[_HeldResource[Any]], seconds: float) -> li
 async def survive_cancellation(coming: Coroutine[Any, Any, T], patience: float) -> T:
     """Ignore one cancellation of the running task, and wait up to `patience` seconds for `coming`.
 
-    An event loop that ends cancels all its tasks, once. Their owners then close them in order. A failed cancel scope is
-    different: it cancels again at once.
+    An ending event loop cancels all tasks once. Their owners then close them in order. A failed cancel scope cancels
+    again at once.
     """
     task = asyncio.current_task()
     if task is not None:
@@ -302,7 +302,7 @@ async def wait_through_cancellation(
 ) -> T:
     """The result of `future`. If the caller is cancelled, `cancel` is called, and CancelledError is raised at the end.
 
-    After a cancellation, it waits for at most `patience` seconds, if given.
+    After a cancellation the wait lasts at most `patience` seconds, if set.
     """
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
@@ -350,6 +350,6 @@ async def _end(tasks: list[asyncio.Task[None]], seconds: float, then: Callable[[
 
 
 _LAST_MOMENT_S = 1.0
-"""Grace for a cancelled resource, and for resources that were asked to close only after the deadline."""
+"""Seconds for a cancelled resource, and for resources whose exit began only after the deadline."""
 
 _UNSET = object()

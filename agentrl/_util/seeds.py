@@ -1,4 +1,4 @@
-"""Seeds of sampling that are made from names and numbers."""
+"""Sampling seeds from names and numbers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import hashlib
 
 
 def sampling_seed(*parts: str | int) -> int:
-    """A seed of 31 bits that depends on every part; SGLang's kernels take int32."""
+    """A seed of 31 bits that depends on every part. SGLang's kernels take int32."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 
 def nth_seed(seed: int, number: int) -> int:
-    """The seed of the n-th sampling that shares `seed` with others. The first has `seed` itself.
+    """The seed of the n-th sampling with a common `seed`. The first has `seed` itself.
 
-    It is no sum: hosts give a group's episodes consecutive seeds, so that sums of different episodes would be equal.
+    The result is not a sum. Hosts give a group's episodes consecutive seeds, so sums of different episodes would be
+    equal.
     """
     return sampling_seed(seed, number) if number else seed

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run: it closes its resources first."""
+"""Ctrl-C and SIGTERM end a run after its resources are closed."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ class Terminated(KeyboardInterrupt):
 
 
 _PATIENCE_S = 10.0
-"""A second Ctrl-C is ignored for this many seconds: it would leave the cleanup incomplete."""
+"""Seconds during which a second Ctrl-C is ignored, so that the cleanup completes."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run`, where Ctrl-C and SIGTERM cancel `main`. Raises KeyboardInterrupt or Terminated after the cleanup.
 
     A second SIGTERM is ignored: schedulers often send two, and the second must not interrupt the cleanup. A second
-    Ctrl-C is ignored for ten seconds; after that it ends the cleanup. Outside the main thread, where Python takes no
-    signals, this is `asyncio.run`. If SIGINT has a handler, or is ignored, that is kept.
+    Ctrl-C is ignored for ten seconds; later it ends the cleanup. Outside the main thread, where Python takes no
+    signals, this is `asyncio.run`. An existing handler of SIGINT stays.
     """
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(main)
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
-    asked: list[tuple[int, float]] = []
+    signals: list[tuple[int, float]] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        if not asked:
-            asked.append((number, time.monotonic()))
+        if not signals:
+            signals.append((number, time.monotonic()))
             if running:
                 loop, task = running[0]
                 loop.call_soon_threadsafe(task.cancel)  # wakes the loop, too
-        elif number == signal.SIGINT and time.monotonic() - asked[0][1] > _PATIENCE_S:
+        elif number == signal.SIGINT and time.monotonic() - signals[0][1] > _PATIENCE_S:
             raise KeyboardInterrupt
 
     async def supervised() -> T:
         task = asyncio.current_task()
         assert task is not None
         running.append((asyncio.get_running_loop(), task))
-        if asked:
+        if signals:
             task.cancel()
         return await main
 
@@ -56,8 +56,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         try:
             return asyncio.run(supervised())
         except asyncio.CancelledError:
-            if asked:
-                raise (KeyboardInterrupt if asked[0][0] == signal.SIGINT else Terminated) from None
+            if signals:
+                raise (KeyboardInterrupt if signals[0][0] == signal.SIGINT else Terminated) from None
             raise
         finally:
             main.close()  # of no effect, unless the loop never began
@@ -76,9 +76,10 @@ def _handled_by(handler: Callable[[int, FrameType | None], None], taken: Sequenc
 
 @contextmanager
 def raising_at_once() -> Iterator[None]:
-    """In here, Ctrl-C and SIGTERM raise KeyboardInterrupt and Terminated at once, also within `run`.
+    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt and Terminated at once in the block, also within `run`.
 
-    For blocking work that may break off anywhere, such as a download: a cancelled task would end only after it.
+    For blocking work that may break off anywhere, such as a download: a cancelled task would end only after the
+    download.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -94,7 +95,7 @@ def raising_at_once() -> Iterator[None]:
 
 @contextmanager
 def stopping() -> Iterator[asyncio.Event]:
-    """In here, Ctrl-C and SIGTERM set an event, for a server that shuts down normally. Needs the main thread."""
+    """Let Ctrl-C and SIGTERM set an event in the block, for a server with a normal shutdown. Needs the main thread."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)

@@ -11,8 +11,8 @@ from agentrl.errors import TemplateError
 def text_of(content: Any) -> str:
     """Content as text: parts of text are joined, None becomes an empty string.
 
-    Raises TemplateError for anything else. Templates write an image, a number or a mapping as Python prints it, or
-    silently drop it, and the model would be trained on that.
+    Raises TemplateError for other content. Templates print or silently drop an image, a number or a mapping, and the
+    model would be trained on the result.
     """
     if content is None:
         return ""
@@ -24,29 +24,29 @@ def text_of(content: Any) -> str:
 
 
 def texts_in(content: Any) -> list[str]:
-    """The texts in content that may hold other things too, such as images."""
+    """The texts in content that may also hold images."""
     parts = content if isinstance(content, list | tuple) else [content]
-    found = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    return [text for text in found if isinstance(text, str)]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def with_text(content: Any, text: str) -> Any:
     """Content with `text` in place of its texts. Parts of other kinds keep their places.
 
-    `text` is the first part of the content's texts, and then maybe a mark. Texts after it are left out.
+    `text` is the beginning of the content's texts, possibly followed by a mark. Later texts are left out.
     """
     if isinstance(content, str) or not isinstance(content, list | tuple):
         return text
-    rest, found = text, list[Any]()
+    rest, result = text, list[Any]()
     for part in content:
-        own = texts_in([part])
-        if not own:
-            found.append(part)
+        texts = texts_in([part])
+        if not texts:
+            result.append(part)
         elif rest:
-            shown = own[0] if rest.startswith(own[0]) else rest
-            rest = rest.removeprefix(shown)
-            found.append({"type": "text", "text": shown})
-    return [*found, {"type": "text", "text": rest}] if rest else found
+            prefix = texts[0] if rest.startswith(texts[0]) else rest
+            rest = rest.removeprefix(prefix)
+            result.append({"type": "text", "text": prefix})
+    return [*result, {"type": "text", "text": rest}] if rest else result
 
 
 def _part(part: Any) -> str:

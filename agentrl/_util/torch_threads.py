@@ -1,4 +1,4 @@
-"""How torch's threads wait for each other: asleep, so that other programs and threads get their cores."""
+"""torch's threads sleep while they wait, so that other programs and threads get their cores."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import sys
 log = logging.getLogger("agentrl")
 
 _CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Variables by which a user decides how they wait. OpenMP reads them when torch is imported."""
+"""Variables for the user's own choice. OpenMP reads them when torch is imported."""
 _warned: list[bool] = []
 
 
 def wait_passively() -> None:
-    """Have the threads of a torch that is imported later sleep while they wait, unless the environment decides.
+    """Let the threads of a later imported torch sleep while they wait, unless the environment has a setting.
 
-    By default they spin. On cores that others use too, as in an engine beside an event loop, a thread that spins keeps
-    the one that it waits for from running: ten times the time and more. If torch is there already, a warning says what
-    to set.
+    By default the threads spin. On shared cores, as in an engine beside an event loop, a spinning thread delays the
+    thread with the work: ten times the time and more. If torch is already imported, a warning gives the variables to
+    set.
     """
     if any(name in os.environ for name in _CHOICES):
         return

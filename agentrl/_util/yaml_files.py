@@ -1,4 +1,4 @@
-"""Read a configuration from a YAML file. Each mistake in it is one line, with the file, the line and the remedy."""
+"""Read a configuration from a YAML file. An error message is one line with the file, the line and the remedy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _CHANGED = {
     "tag:yaml.org,2002:float": (r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$", list("-+.0123456789")),
     "tag:yaml.org,2002:timestamp": (r"^$", []),
 }
-"""What YAML 1.2 takes for other than text, without numbers of other bases."""
+"""Patterns of YAML 1.2 for values that are not text. Numbers of other bases are left out."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is written twice. YAML would take the last one in silence."""
+    """Refuses a repeated key. YAML would silently take the last value."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -41,12 +41,12 @@ class _Loader(yaml.SafeLoader):
 
 
 class _NewLoader(_Loader):
-    """YAML 1.2, as programs of today write it: `yes` and `on` are texts, and so is 22:10."""
+    """YAML 1.2, the format of present programs: `yes`, `on` and 22:10 are texts."""
 
 
 _NewLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag not in _CHANGED]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _CHANGED]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for tag, (pattern, beginnings) in _CHANGED.items():
     _NewLoader.add_implicit_resolver(tag, re.compile(pattern), beginnings)
@@ -59,10 +59,10 @@ def read_yaml(
     *,
     version: Literal["1.1", "1.2"] = "1.1",
 ) -> dict[str, Any]:
-    """The mapping in a YAML file, which the option `named_by` names. Raises ConfigError."""
+    """The mapping in a YAML file. `named_by` is the option with the path. Raises ConfigError."""
     path, where = Path(file), f"{named_by} {file}".strip()
     try:
-        found = yaml.load(path.read_bytes().decode("utf-8-sig"), _Loader if version == "1.1" else _NewLoader)
+        content = yaml.load(path.read_bytes().decode("utf-8-sig"), _Loader if version == "1.1" else _NewLoader)
     except OSError as exc:
         check_file(path, f"give its path from here, {Path.cwd()}", named_by=named_by)
         raise ConfigError(f"{where}: {exc.strerror}; name a YAML file that you may read") from exc
@@ -71,12 +71,12 @@ def read_yaml(
         raise ConfigError(f"{where}:{line}: not UTF-8 text; save it as UTF-8") from exc
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         raise ConfigError(f"{where}{_not_yaml(exc)}") from exc
-    if not isinstance(found, dict):
-        what = "the file is empty" if found is None else "not a mapping of keys to values"
-        raise ConfigError(f"{where}: {what}; write `{such_as}`")
-    if odd := [key for key in found if not isinstance(key, str)]:
+    if not isinstance(content, dict):
+        problem = "the file is empty" if content is None else "not a mapping of keys to values"
+        raise ConfigError(f"{where}: {problem}; write `{such_as}`")
+    if odd := [key for key in content if not isinstance(key, str)]:
         raise ConfigError(f"{where}: the key {odd[0]!r} is not text; put it in quotes")
-    return found
+    return content
 
 
 def _not_yaml(exc: Exception) -> str:

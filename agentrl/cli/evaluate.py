@@ -250,7 +250,7 @@ async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: R
                     name="eval",
                     on_episode=on_episode,
                     keep_unscored=True,
-                    known=finished,
+                    finished=finished,
                     keep=lambda episode, place: results.add(episode, (results.keys[place[0]], place[1])),
                 )
 

@@ -1,1 +1,1 @@
-"""One episode: a Conversation and an Env in turns, its options, its end, and how it is parked and resumed."""
+"""The life of an episode: a Conversation and an Env in turns, the options, the end, parking and resuming."""

@@ -1,4 +1,4 @@
-"""Replies to tool calls that could not be read, and how they join the Env's answer in a template's roles."""
+"""Replies to unreadable tool calls. The replies join the Env's answer in the roles of the template."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from agentrl.types import Action, Message, Observation, Observed, Raw, ToolCall
 
 
 def observed(observation: Observation, where: str) -> Observed:
-    """An Env's observation as plain data, converted once on entry. Raises TypeError if it is not an observation."""
+    """An Env's observation as plain data, converted once on entry. Raises TypeError for other values."""
     if isinstance(observation, Raw) and isinstance(observation.text, str):
         return Raw(text(observation.text), text(observation.end))
     if isinstance(observation, str):
         return [{"role": "user", "content": text(observation)}]
     readable = isinstance(observation, Image | Sequence) and not isinstance(observation, bytes | bytearray)
-    found = as_messages(observation) if readable else ()
-    if not readable or not all(isinstance(m, Mapping) and "role" in m for m in found):
+    entries = as_messages(observation) if readable else ()
+    if not readable or not all(isinstance(m, Mapping) and "role" in m for m in entries):
         raise TypeError(
             f"{where} gave {observation!r:.80}; return text, an Image, a list of these, a list of messages with a role "
             "each, or Raw"
         )
-    shown = [{**m, "content": normal_content(m["content"])} if has_image(m.get("content")) else m for m in found]
-    messages: list[Message] = to_json(shown, where)
+    normalized = [{**m, "content": normal_content(m["content"])} if has_image(m.get("content")) else m for m in entries]
+    messages: list[Message] = to_json(normalized, where)
     return messages
 
 
@@ -44,25 +44,25 @@ def messages_of(observed: Observed) -> Sequence[Message]:
 
 
 def replies(action: Action, policy: BadCallPolicy, capabilities: Mapping[str, bool]) -> list[Message]:
-    """One message for each call that could not be read.
+    """A message for each unreadable call.
 
-    Its role is tool. The exception is a turn in which no call was read, under a template that cannot carry a tool
-    result without a call: some templates refuse it, others drop it silently. Then the role is user.
+    The role is tool. The role is user for a turn without a readable call, under a template that cannot carry a tool
+    result without a call: some templates refuse the result, others drop it silently.
     """
     as_tool = capabilities.get("orphan_tool", False) or any(call.error is None for call in action.calls)
-    found: list[Message] = []
+    messages: list[Message] = []
     for call in action.calls:
         if call.error is not None:
             content = text(policy.reply(call.error))
             tool = {"role": "tool", "tool_call_id": call.id, "name": call.name or "unknown", "content": content}
-            found.append(tool if as_tool else {"role": "user", "content": content})
-    return found
+            messages.append(tool if as_tool else {"role": "user", "content": content})
+    return messages
 
 
 def joined(pending: Observed, last: Observation, capabilities: Mapping[str, bool]) -> Observed:
     """Two observations as one. If the template forbids a user after tool results, text joins the last result.
 
-    Raises TypeError for Raw together with messages: Raw continues the model's turn, messages end it.
+    Raises TypeError for Raw together with messages: Raw continues the model's turn, messages end the turn.
     """
     if isinstance(pending, Raw) and isinstance(last, Raw):
         return Raw(pending.text + text(last.text), pending.end + text(last.text))

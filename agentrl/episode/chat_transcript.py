@@ -1,4 +1,4 @@
-"""The turns of a player that reads and writes messages. Its messages are the record; their tokens are only a copy."""
+"""The turns of a player of messages. The player's messages are the record. Their tokens are only a copy."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _NOT_ANSWERED = "(This call was not executed.)"
 
 @dataclass(slots=True)
 class ChatTranscript:
-    """The messages of one conversation, and what is reported about them in `Trajectory.info["player"]`."""
+    """The messages of a conversation, and the report about the player in `Trajectory.info["player"]`."""
 
     _last: ChatReply | None = None
     _at: dict[int, tuple[Message, Action]] = field(default_factory=dict)
-    """The messages that the speaker wrote, in the form it wants to read them, and their actions."""
+    """The speaker's messages, in the form for its later requests, with their actions. Keys are indices of the
+    trajectory's messages."""
 
     @property
     def any(self) -> bool:
@@ -30,16 +31,16 @@ class ChatTranscript:
         return bool(self._at)
 
     def heard(self, generation: Generation, trajectory: Trajectory) -> None:
-        """Record an answer, and add up its usage."""
-        self._last = said = generation.said
-        if said is None:
+        """Record an answer, and add up the usage."""
+        self._last = reply = generation.said
+        if reply is None:
             return
-        player = trajectory.info.setdefault("player", dict(said.by))
-        for name, value in said.counts.items():
+        player = trajectory.info.setdefault("player", dict(reply.by))
+        for name, value in reply.counts.items():
             player[name] = player.get(name, 0) + value
 
     def read(self, action: Action, trajectory: Trajectory) -> Action:
-        """The action of the last answer, if its tokens parse to `action`. The Env gets this."""
+        """The action of the last answer, if its tokens parse to `action`. The Env gets the result."""
         if self._last is None or action.finish_reason != "stop":
             return action
         action, reason = as_said(action, self._last.message)
@@ -48,7 +49,7 @@ class ChatTranscript:
         return action
 
     def keep(self, trajectory: Trajectory) -> None:
-        """Keep the last answer for later requests; its action has been appended."""
+        """Keep the last answer for later requests. Call it after the action was appended."""
         action = trajectory.last_action if self._last is not None else None
         if self._last is not None and action is not None:
             cut = action.finish_reason != "stop"
@@ -57,33 +58,33 @@ class ChatTranscript:
             self._last = None
 
     def not_carried(self, trajectory: Trajectory, reason: str, turn: int | None = None) -> None:
-        """Record that the tokens of a turn, by default the last, differ from its message or from what answered it."""
+        """Record that the tokens of a turn, by default the last, differ from the message or from the Env's answer."""
         turn = len(trajectory.said) - 1 if turn is None else turn
         trajectory.info["player"].setdefault("not_carried", {}).setdefault(str(turn), reason)
 
     def messages(self, trajectory: Trajectory, renderer: Renderer) -> list[Message]:
-        """The conversation so far as the speaker reads it: its own messages unchanged, raw text as the user's."""
-        told, open_calls, turn = list[Message](), _OpenCalls(), 0
+        """The conversation in the speaker's form: the speaker's own messages unchanged, raw text as the user's."""
+        conversation, open_calls, turn = list[Message](), _OpenCalls(), 0
         if not trajectory.messages or trajectory.messages[0].get("role") == "assistant":
             prompt = trajectory.segments[0]
-            told.append({"role": "user", "content": renderer.decode(prompt.ids[: prompt.prompt_length])})
+            conversation.append({"role": "user", "content": renderer.decode(prompt.ids[: prompt.prompt_length])})
         raws = [turn.raw for turn in trajectory.turns]
         for place, message in enumerate(trajectory.messages):
             if place not in self._at:
-                told += open_calls.answered(message)
+                conversation += open_calls.answered(message)
                 continue
-            said, action = self._at[place]
-            told += [*open_calls.left(), said]
-            open_calls = _OpenCalls.of(said, action)
+            reply, action = self._at[place]
+            conversation += [*open_calls.left(), reply]
+            open_calls = _OpenCalls.of(reply, action)
             if raw := raws[turn]:
-                told += [*open_calls.left(), {"role": "user", "content": raw}]
+                conversation += [*open_calls.left(), {"role": "user", "content": raw}]
             turn += 1
-        return [*told, *open_calls.left()]
+        return [*conversation, *open_calls.left()]
 
 
 @dataclass(slots=True)
 class _OpenCalls:
-    """Calls of the last message that nothing has answered yet. Servers want an answer to each."""
+    """Calls of the last message without an answer. Servers require an answer to each."""
 
     ids: dict[str, str] = field(default_factory=dict)
     """The speaker's own id of each call, by the id in the action."""
@@ -91,28 +92,28 @@ class _OpenCalls:
     """Why each unreadable call could not be read."""
 
     @classmethod
-    def of(cls, said: Message, action: Action) -> _OpenCalls:
-        own = [call["id"] for call in said.get("tool_calls", ())]
-        calls = list(action.calls[: len(own)])
-        names = [call.id for call in calls] + own[len(calls) :]
+    def of(cls, reply: Message, action: Action) -> _OpenCalls:
+        ids = [call["id"] for call in reply.get("tool_calls", ())]
+        calls = list(action.calls[: len(ids)])
+        names = [call.id for call in calls] + ids[len(calls) :]
         errors = {call.id: call.error for call in calls if call.error is not None}
-        return cls(dict(zip(names, own, strict=True)), errors)
+        return cls(dict(zip(names, ids, strict=True)), errors)
 
     def answered(self, message: Message) -> list[Message]:
-        """A message of the Env as the speaker reads it, after answers to the calls that it leaves open."""
+        """A message of the Env in the speaker's form, after answers to the calls that the Env left open."""
         if message.get("role") == "tool":
             name = message.get("tool_call_id", "")
             self.errors.pop(name, None)
             return [{**message, "tool_call_id": self.ids.pop(name, name)}]
         blamed = next((name for name, error in self.errors.items() if error in str(message.get("content"))), None)
         if blamed is not None and message.get("role") == "user":
-            # The answer to a call that could not be read, from an Env whose template has no other place for it.
+            # The answer to an unreadable call, under a template without another place for the answer.
             del self.errors[blamed]
             return [{"role": "tool", "tool_call_id": self.ids.pop(blamed), "content": message["content"]}]
         return [*self.left(), message]
 
     def left(self) -> list[Message]:
-        """An answer to each call that is still open."""
+        """An answer to each open call."""
         open_ids = [*self.ids.values()]
         self.ids.clear()
         self.errors.clear()
@@ -120,17 +121,17 @@ class _OpenCalls:
 
 
 def as_said(action: Action, message: Message) -> tuple[Action, str | None]:
-    """The action of the message, and how it differs from that of its tokens. None if the two are exactly equal.
+    """The action of the message, and the difference from the action of the tokens. None if both are exactly equal.
 
-    A thought that the template cannot carry is no difference: the tokens are the answer without it.
+    A thought that the template cannot carry is no difference: the tokens are the answer without the thought.
     """
     content, thought = str(message.get("content") or "").strip(), message.get("reasoning_content")
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     carried = action.content.strip() == content, _written(action.calls) == _written(calls)
-    said = replace(action, reasoning=action.reasoning if thought is None else str(thought))
+    corrected = replace(action, reasoning=action.reasoning if thought is None else str(thought))
     if all(carried):
-        return said, None
-    return replace(said, content=content, calls=tuple(calls)), _departure(calls, action, texts_equal=carried[0])
+        return corrected, None
+    return replace(corrected, content=content, calls=tuple(calls)), _departure(calls, action, texts_equal=carried[0])
 
 
 def _departure(calls: Sequence[ToolCall], action: Action, *, texts_equal: bool) -> str:
@@ -158,7 +159,7 @@ def _written(calls: Sequence[ToolCall]) -> list[str]:
 
 
 def as_user(messages: Sequence[Message]) -> list[Message]:
-    """The messages with tool results as text of the user, for a template that cannot write them as results."""
+    """The messages with tool results as text of the user, for a template without tool results."""
     text = "\n\n".join(str(message.get("content") or "") for message in messages)
     return [{"role": "user", "content": text}]
 

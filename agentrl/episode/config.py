@@ -1,4 +1,4 @@
-"""The keys of a configuration that control how its episodes are played, declared once for every trainer and host."""
+"""The configuration keys for the play of episodes, declared once for every trainer and host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.types import JSON, Limits, SamplingParams
 
 
 class EpisodeConfig(BaseModel):
-    """The keys that every trainer and host has. Each adds its own in a subclass."""
+    """The keys of every trainer and host. Subclasses add keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -31,13 +31,13 @@ class EpisodeConfig(BaseModel):
     thinking: Thinking = "keep"
     """Earlier thoughts that the template would drop: kept as sampled, or stripped, each time in a new segment."""
     special_tokens: SpecialTokens = "keep"
-    """Special tokens in the text of users, tools and documents: kept, as in the template's own render, or encoded
-    as text, so that none can forge a turn."""
+    """Special tokens in the text of users, tools and documents: kept, as in the template's own render, or encoded as
+    text, so that none can forge a turn."""
     opponents: list[str] = Field(default_factory=lambda: ["policy"], min_length=1)
     """In an Env with seats, who plays against the policy, in turn from task to task: policy (itself, all seats are
     trained), `file.py:function` of messages and tools, or, in the embedded trainer, a folder with older weights."""
     gateway: GatewayConfig = GatewayConfig()
-    """Where agents reach their model. By default only those on this machine do."""
+    """The address at which agents reach their model. The default serves agents of this machine only."""
 
     @field_validator("limits")
     @classmethod
@@ -51,19 +51,19 @@ class EpisodeConfig(BaseModel):
         return self
 
     @classmethod
-    def parse(cls, where: str, given: Any) -> Self:
-        """Validate the mapping found at `where`. Raises ConfigError with one line that names each wrong key."""
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{where} must be a mapping such as {{env: my_env.py:MyEnv}}, not {given!r:.200}")
+    def parse(cls, where: str, settings: Any) -> Self:
+        """Validate the mapping at `where`. Raises ConfigError with one line that names each wrong key."""
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"{where} must be a mapping such as {{env: my_env.py:MyEnv}}, not {settings!r:.200}")
         try:
-            return cls.model_validate(given)
+            return cls.model_validate(settings)
         except ValidationError as exc:
             raise ConfigError(f"{where}: {problems(exc, cls)}") from exc
 
     def options(self, sampling_params: SamplingParams | None = None, **implied: JSON) -> EpisodeOptions:
-        """The options of its episodes. The keys of `limits` override the limits that are `implied`.
+        """The options of the episodes. The keys of `limits` override the `implied` limits.
 
-        Raises ConfigError if they exclude each other.
+        Raises ConfigError for options that exclude each other.
         """
         return EpisodeOptions(
             limits=Limits(**{**implied, **self.limits}),
@@ -79,7 +79,7 @@ class EpisodeConfig(BaseModel):
 
 
 def load_reward(path: str | None, key: str = "reward ") -> RewardFn | None:
-    """The function at a path. `key` precedes the path in the ConfigError for what is no function."""
+    """The function at a path. `key` begins the message of the ConfigError for other objects."""
     if path is None:
         return None
     function = load_object(path)

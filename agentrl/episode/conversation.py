@@ -1,4 +1,4 @@
-"""A conversation with a model, exact to the token: sample a turn, then observe the answer. It needs no Env.
+"""A conversation with a model, exact to the token: sample a turn, then observe the answer. No Env is needed.
 
     talk = Conversation(engine, renderer, Trajectory(), EpisodeOptions())
     await talk.open()
@@ -7,7 +7,7 @@
     action, stop = await talk.sample()
     stop = stop or talk.observe([{"role": "user", "content": "And of Spain?"}])
 
-The caller gives the answers. An episode asks its Env for them.
+The caller gives the answers. In an episode the Env gives the answers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Sampled(NamedTuple):
 
 @dataclass(slots=True)
 class Conversation:
-    """One model's turns and observations, under the limits of `options`. Everything is recorded in `trajectory`.
+    """Turns and observations of a model, under the limits of `options`. All are recorded in `trajectory`.
 
     Methods raise FailedError if the engine or the template breaks.
     """
@@ -73,28 +73,28 @@ class Conversation:
     aborted: Callable[[], bool] | None = None
     """See `EpisodeHooks.aborted`."""
     thoughts: ReasoningStripper | None = None
-    """How far thoughts have been stripped; None if they are kept."""
+    """The progress of stripping thoughts. None if thoughts are kept."""
     context: int = 0
     """Tokens of the longest sequence; known from `open` on."""
     turns_before: int = 0
-    """Turns of the same conversation that are not in `trajectory`."""
+    """Earlier turns of the same conversation outside of `trajectory`."""
     rid: str = ""
-    """The request that the engine is answering now."""
+    """The id of the running request to the engine."""
     discarded_tokens: int = 0
-    """Tokens that were discarded: after a stop string that the engine missed, or of a speaker after the limit."""
+    """Discarded tokens: after a stop string that the engine missed, or after a speaker's limit."""
     speaker: MessageEngine | None = field(init=False)
-    """The engine, if it is asked with messages. Checked once, because checking a protocol is slow."""
+    """The engine, if it takes messages. Checked once, because checking a protocol is slow."""
     spoken: ChatTranscript = field(default_factory=ChatTranscript)
-    """The messages of a MessageEngine, in its own form."""
+    """The messages of a MessageEngine, in the engine's own form."""
     _unanswered: Action | None = None
-    """The last action, from when it is read until its answer is rendered: its tokens are a tuple, which is large."""
+    """The last action, until its answer is rendered. The tokens are a large tuple."""
 
     def __post_init__(self) -> None:
         self.renderer = self.options.renderer(self.renderer)
         self.speaker = self.engine if isinstance(self.engine, MessageEngine) else None
 
     async def open(self) -> None:
-        """Ask the engine for its longest sequence."""
+        """Ask the engine for the length of its longest sequence."""
         with at_boundary("engine"):
             self.context = self.options.limits.context or await self.engine.context_length()
 
@@ -127,7 +127,7 @@ class Conversation:
             self.thoughts.begin(observed)
 
     async def sample(self, turn_options: TurnOptions = TurnOptions()) -> Sampled:  # noqa: B008 - immutable
-        """Sample a turn, or the rest of a turn that an abort left open, and parse it."""
+        """Sample a turn, or the rest of an aborted turn, and parse it."""
         trajectory = self.trajectory
         stop = await self._generate(turn_options)
         if stop is StopReason.ABORTED or not trajectory.open:
@@ -135,7 +135,7 @@ class Conversation:
         return Sampled(self._read_turn(), stop)
 
     def say(self, generation: Generation) -> Action:
-        """Append a whole turn that is known already, such as an assistant's message of recorded chat, and parse it."""
+        """Append a complete turn, such as an assistant's message of recorded chat, and parse it."""
         with at_boundary("engine"):
             _check(generation)
         self.trajectory.append_model(generation)
@@ -160,7 +160,8 @@ class Conversation:
         return action
 
     def observe(self, observed: Observed) -> StopReason | None:
-        """Append the next observation. If no turn would fit after it, append nothing and return the reason to stop."""
+        """Append the next observation. If no turn would fit afterwards, append nothing and return the reason to
+        stop."""
         with at_boundary("render", data=True):
             rendered, anew = self._next(observed)
         return self._append_next(observed, rendered, anew)
@@ -168,13 +169,13 @@ class Conversation:
     async def observe_aside(self, observed: Observed) -> StopReason | None:
         """As `observe`. A long observation is rendered in a thread, so that other episodes continue.
 
-        An observation that certainly does not fit is not rendered at all.
+        An observation that certainly does not fit is not rendered.
         """
         await admission()
         with at_boundary("render", data=True):
             if self.options.limits.observation_tokens is None:
-                left = self.context - (0 if self.thoughts else self.trajectory.length)
-                if await too_long(self.renderer, texts_of(observed), left) is not None:
+                room = self.context - (0 if self.thoughts else self.trajectory.length)
+                if await too_long(self.renderer, texts_of(observed), room) is not None:
                     return StopReason.CONTEXT_FULL
             rendered, anew = await aside(size_of(observed), lambda: self._next(observed))
         return self._append_next(observed, rendered, anew)
@@ -213,7 +214,8 @@ class Conversation:
         return self.aborted is not None and self.aborted()
 
     async def _generate(self, turn_options: TurnOptions) -> StopReason | None:
-        """Sample until the turn is complete. Aborts by the engine are followed by another generation."""
+        """Sample until the turn is complete. After an abort by the engine the turn continues with another
+        generation."""
         aborts = EngineAborts(self.options.engine_retry_s)
         while True:
             if self.is_aborted():
@@ -223,10 +225,10 @@ class Conversation:
                 return reason
             started = time.monotonic()
             if self.speaker is not None:
-                asked = await self._ask_speaker(self.speaker, turn_options, budget)
-                if asked is None:
+                answer = await self._ask_speaker(self.speaker, turn_options, budget)
+                if answer is None:
                     return StopReason.CONTEXT_FULL
-                generation, cut = asked
+                generation, cut = answer
                 reason = reason if cut else StopReason.TURN_MAX_TOKENS
             else:
                 generation = await self._ask_engine(turn_options, budget)
@@ -248,18 +250,19 @@ class Conversation:
             generation = await self._in_time(self._asked(params))
             _check(generation)
         seconds = time.monotonic() - started
-        await admission()  # before the turn is recorded: to be cancelled here is to be cancelled while it was sampled
-        given = len(generation.tokens)
+        await admission()  # before the turn is recorded: a cancellation here equals a cancellation during sampling
+        sampled = len(generation.tokens)
         generation = self._cut_at_stop(generation, params)
         if generation.finish_reason == "abort" and "structural_tag" in params:  # the grammar would begin again
-            self.discarded_tokens += given
+            self.discarded_tokens += sampled
             return Generation((), (), "abort")
-        self.discarded_tokens += given - len(generation.tokens)
+        self.discarded_tokens += sampled - len(generation.tokens)
         trajectory.append_model(generation, prompt_tokens=sent, seconds=seconds)
         return generation
 
     async def _asked(self, params: SamplingParams) -> Generation:
-        """The engine's answer. Raises EngineError if it read the images as other tokens than the trainer will."""
+        """The engine's answer. Raises EngineError if the engine and the trainer read different tokens for the
+        images."""
         segment, session_id = self.trajectory.segment, self.trajectory.session_id
         request: RequestFields = {"session_id": session_id, "rid": self.rid}
         if segment.media:
@@ -288,7 +291,7 @@ class Conversation:
     async def _ask_speaker(
         self, engine: MessageEngine, turn_options: TurnOptions, budget: int
     ) -> tuple[Generation, bool] | None:
-        """A turn, and whether it was cut to `budget`. None if the conversation is too long for the speaker."""
+        """A turn, and whether the turn was cut to `budget`. None if the conversation is too long for the speaker."""
         trajectory, started = self.trajectory, time.monotonic()
         sent, cap = trajectory.length, min(self._caps(turn_options), default=None)
         params = self._sampling_params(turn_options, cap or 0)
@@ -318,11 +321,11 @@ class Conversation:
         return generation, cut
 
     def _cut_at_stop(self, generation: Generation, params: SamplingParams) -> Generation:
-        """End a turn at its first stop token, or where its text first has a stop string.
+        """End a turn at its first stop token, or at the first stop string in its text.
 
-        An engine answers with later tokens too if it samples several in a step (speculative decoding), and it misses a
-        stop string that an abort has split: it searches only the tokens of the present request. Tokens behind the stop
-        are no part of the turn. They are counted as discarded, are not in any prompt, and are never trained.
+        With speculative decoding an engine also returns later tokens. The engine misses a stop string that an abort has
+        split, because the search covers only the tokens of the present request. Tokens after the stop are no part of
+        the turn. They are counted as discarded, are not in any prompt, and are never trained.
         """
         ends: list[tuple[int, int, int | str]] = []
         if (count := self._end_of_stop_token(generation, params)) is not None:
@@ -332,10 +335,10 @@ class Conversation:
         if not ends:
             return generation
         count, _, matched = min(ends, key=lambda end: end[:2])
-        known = generation.finish_reason == "stop" or (
+        complete = generation.finish_reason == "stop" or (
             generation.finish_reason == "length" and not self.trajectory.open
         )
-        if count == len(generation.tokens) and known:
+        if count == len(generation.tokens) and complete:
             return generation
         return replace(
             generation,
@@ -347,14 +350,14 @@ class Conversation:
         )
 
     def _end_of_stop_token(self, generation: Generation, params: SamplingParams) -> int | None:
-        """The number of tokens up to the first one that ends the turn."""
+        """The number of tokens up to the first stop token."""
         if params.get("ignore_eos"):
             return None
         least, stops = params.get("min_new_tokens") or 0, params["stop_token_ids"]
         return next((i for i, token in enumerate(generation.tokens, 1) if i > least and token in stops), None)
 
     def _end_of_stop_string(self, generation: Generation, stop: str) -> int | None:
-        """The number of tokens with which the turn's text first has the stop string."""
+        """The number of tokens up to the end of the first stop string."""
         tokens, longest = generation.tokens, len(stop.encode())  # a token is at least a byte
         before = self.trajectory.turn_tokens[-longest:] if self.trajectory.open else []
 
@@ -379,7 +382,7 @@ class Conversation:
         except TemplateError:
             if not self.spoken.any:
                 raise
-            # The template cannot write what answers this turn, but its speaker reads it anyway.
+            # The template cannot write the answer to this turn, but the speaker reads the answer.
             self.spoken.not_carried(self.trajectory, "the chat template refuses the answer to it")
             plain_action = with_calls(action, ())
             return self.renderer.bridge(self.trajectory.messages, plain_action, as_user(observed), budget=budget)
@@ -389,7 +392,7 @@ class Conversation:
         return self.renderer.decode(rendered.tokens[rendered.spans[-1].start :])
 
     def _budget(self, turn_options: TurnOptions) -> tuple[int, StopReason]:
-        """Tokens that may be sampled now, and the reason to stop when they are used up."""
+        """Tokens that may be sampled now, and the reason to stop at the end of the budget."""
         trajectory, limits = self.trajectory, self.options.limits
         spent = len(trajectory.turn_tokens) if trajectory.open else 0
         budgets = [(self.context - trajectory.length, StopReason.CONTEXT_FULL)]
@@ -401,19 +404,19 @@ class Conversation:
 
     def _caps(self, turn_options: TurnOptions) -> list[int]:
         """Bounds of one turn, in tokens."""
-        given = self.options.sampling_params.get("max_new_tokens")
-        caps = (self.options.limits.max_tokens_per_turn, turn_options.max_tokens, given)
+        sampling_cap = self.options.sampling_params.get("max_new_tokens")
+        caps = (self.options.limits.max_tokens_per_turn, turn_options.max_tokens, sampling_cap)
         return [cap for cap in caps if cap is not None]
 
     def _sampling_params(self, turn_options: TurnOptions, budget: int) -> SamplingParams:
-        given = self.options.sampling_params
-        stop_token_ids = {*(given.get("stop_token_ids") or ()), *self.renderer.stop_token_ids}
-        params: SamplingParams = {**given, "max_new_tokens": budget, "stop_token_ids": sorted(stop_token_ids)}
-        if stop := [*stop_strings(given), *turn_options.stop]:
+        base = self.options.sampling_params
+        stop_token_ids = {*(base.get("stop_token_ids") or ()), *self.renderer.stop_token_ids}
+        params: SamplingParams = {**base, "max_new_tokens": budget, "stop_token_ids": sorted(stop_token_ids)}
+        if stop := [*stop_strings(base), *turn_options.stop]:
             params["stop"] = stop
         if self.renderer.vision is not None:
-            params["logit_bias"] = without_pads(given.get("logit_bias"), self.renderer.vision)
-        if least := given.get("min_new_tokens"):
+            params["logit_bias"] = without_pads(base.get("logit_bias"), self.renderer.vision)
+        if least := base.get("min_new_tokens"):
             params["min_new_tokens"] = min(least, budget)  # SGLang refuses more than max_new_tokens
         return params
 

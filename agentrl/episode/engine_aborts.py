@@ -1,4 +1,4 @@
-"""A turn is asked for again when the engine aborts it by itself, as for new weights. This bounds how long."""
+"""Repeated requests for a turn that the engine aborts by itself, as for new weights. The time is bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("agentrl")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Between two requests. The pause doubles each time."""
 _REQUEST_S = 10.0
-"""Of a request, at most this counts: a paused engine answers when its weights are there."""
+"""Counted seconds of a request, at most: a paused engine answers after its new weights have arrived."""
 _USUAL = 4
 """So many aborts in a row are no cause to warn."""
 _WARN_S = 60.0
@@ -25,14 +25,15 @@ _warned_at = float("-inf")
 
 @dataclass(slots=True)
 class EngineAborts:
-    """The aborts of one turn since its last token."""
+    """The aborts of a turn since the last token."""
 
     bound_s: float
     count: int = 0
     lost_s: float = 0.0
 
     async def wait(self, tokens: int, request_s: float) -> None:
-        """Wait before the next request. The last one took `request_s` seconds, and was aborted after so many tokens.
+        """Wait before the next request. The last request took `request_s` seconds, and was aborted after `tokens`
+        tokens.
 
         Raises EngineError after `bound_s` seconds without a token.
         """
@@ -48,7 +49,7 @@ class EngineAborts:
             )
         if self.count > _USUAL:
             _warn(self)
-        with uncounted():  # the episode is not slow: it has no engine
+        with uncounted():  # the episode is not slow, but without an engine
             await asyncio.sleep(pause)
         self.lost_s += pause
 

@@ -1,4 +1,4 @@
-"""Episodes that wake together take turns of their event loop, so that it also serves everything else."""
+"""Take turns with the event loop: episodes that wake together leave time for other work."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections import deque
 from agentrl._util.per_loop import PerLoop
 
 TICK_S = 0.004
-"""Work of episodes in one round of the loop. Less costs CPU: each round asks the system for news."""
+"""Seconds of episodes' work in one round of the loop. Shorter rounds cost CPU: each round asks the system for news."""
 _LEARNED = 0.2
-"""The weight of the last round in the estimate of what one turn costs."""
+"""The weight of the last round in the estimated cost of a turn."""
 
 
 class Gate:
-    """Admits the work of turns in the order of arrival, about `TICK_S` of it in each round of one event loop.
+    """Admits the work of turns in the order of arrival, about `TICK_S` in each round of an event loop.
 
     After a weight update, a thousand answers arrive at once. Without a gate, the loop renders a thousand observations
-    before it looks at a socket or a timer again.
+    before it looks at a socket or a timer.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Gate:
         """When the present round began; None if no round is measured."""
         self._admitted = 0
         self._cost = TICK_S / 4
-        """Seconds that one admission has kept the loop busy, on average."""
+        """Average seconds of the loop for an admission."""
 
     async def enter(self) -> None:
         """Return at once if this round has time left, else in a later round. Cancellation gives the place up."""
@@ -41,7 +41,7 @@ class Gate:
         self._admitted += 1
 
     def _measure(self) -> None:
-        """Begin a round. It ends after what is ready to run now."""
+        """Begin a round. The round ends after the work that is ready now."""
         self._began, self._admitted = time.perf_counter(), 0
         asyncio.get_running_loop().call_soon(self._next_round)
 
@@ -53,9 +53,9 @@ class Gate:
         self._began = None
         if not self._waiting:
             return
-        left = max(1, int(TICK_S / max(self._cost, 1e-6)))
+        quota = max(1, int(TICK_S / max(self._cost, 1e-6)))
         admitted = 0
-        while self._waiting and admitted < left:
+        while self._waiting and admitted < quota:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_result(None)

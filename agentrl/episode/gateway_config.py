@@ -1,4 +1,4 @@
-"""Where agents reach their model: the gateway's address, its certificate and its limits."""
+"""The gateway between agents and their model: address, certificate and limits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _REMOTE_RATE = 20.0
-"""Requests a second of one session that comes from other machines, if `requests_per_s` is not set."""
+"""Requests a second of a session from other machines. The default of `requests_per_s`."""
 
 
 class GatewayConfig(BaseModel):
     """Where agents reach their model. The default serves agents and sandboxes of this machine.
 
-    Agents on other machines need an address that is not loopback, and either a certificate or a proxy of yours with
-    TLS. Each process that plays episodes has a gateway of its own.
+    Agents on other machines need an address that is not loopback, and either a certificate or your own proxy with TLS.
+    Each process that plays episodes has its own gateway.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -25,19 +25,19 @@ class GatewayConfig(BaseModel):
     host: str = "127.0.0.1"
     """Address to listen at. Other machines reach any address that is not loopback; 0.0.0.0 is every address."""
     port: int = Field(default=0, ge=0, le=65535)
-    """Port to listen at; 0 takes a free one. With workers it must be 0, since each process has a gateway."""
+    """Port to listen at; 0 takes a free port. With workers it must be 0, since each process has a gateway."""
     certificate: str | None = None
-    """PEM file with the certificate chain. With it the gateway speaks HTTPS only."""
+    """PEM file with the certificate chain. With a certificate the gateway speaks HTTPS only."""
     private_key: str | None = None
-    """PEM file with the certificate's key. Default: it is in the file of the certificate."""
+    """PEM file with the certificate's key. Default: the file of the certificate."""
     public_url: str | None = None
-    """The base URL that agents get, if they reach the gateway by another name or through a proxy:
-    `https://agents.example.org`. `{port}` in it stands for the port."""
+    """The base URL for agents that reach the gateway by another name or through a proxy: `https://agents.example.org`.
+    `{port}` stands for the port."""
     body_mb: float = Field(default=64.0, gt=0, le=1024)
     """The largest body of a request, in MiB, as received and decompressed."""
     requests_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Requests a second of one session, with bursts of three times as many; more get a 503. Default: 20, or no limit if
-    only this machine reaches the gateway."""
+    """Requests a second of a session, with bursts of three times as many. Further requests get a 503. Default: 20, or
+    no limit if only this machine reaches the gateway."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -72,7 +72,7 @@ class GatewayConfig(BaseModel):
 
     @property
     def rate(self) -> float | None:
-        """Requests a second of one session. None: no limit."""
+        """Requests a second of a session. None: no limit."""
         default = None if self.local and self.public_url is None else _REMOTE_RATE
         return default if self.requests_per_s is None else self.requests_per_s
 
@@ -81,7 +81,7 @@ class GatewayConfig(BaseModel):
         return int(self.body_mb * (1 << 20))
 
     def url(self, port: int) -> str:
-        """The base URL that agents get, without a slash at its end. `port` is the one that the gateway listens at."""
+        """The base URL for agents, without a slash at the end. `port` is the gateway's port."""
         if self.public_url is not None:
             return self.public_url.replace("{port}", str(port)).rstrip("/")
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -99,7 +99,7 @@ class GatewayConfig(BaseModel):
 
 
 def is_address(name: str) -> bool:
-    """Whether it is an IP address, not a name."""
+    """Whether the name is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -108,7 +108,7 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether only this machine reaches the host."""
     return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

@@ -1,4 +1,4 @@
-"""The part of a host's configuration that is the same under every host: the Env, its limits, the model, the engine."""
+"""The part of a host's configuration that is equal under every host: the Env, its limits, the model, the engine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"
 class ParkingConfig(BaseModel):
     """How aborted episodes are kept.
 
-    On storage that all nodes see, `folder` lets any node resume any episode. One process at a time owns an episode. If
-    it dies, another may take the episode from its last saved state.
+    On storage that all nodes see, `folder` lets any node resume any episode. A single process owns an episode at a
+    time. After its death another process may take the episode from the last saved state.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -33,13 +33,13 @@ class ParkingConfig(BaseModel):
     folder: str | None = Field(default=None, min_length=1)
     """Folder for the states of episodes. Default: a temporary folder of this process, removed at its end."""
     keep_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
-    """Seconds for which an aborted episode is kept. 0: never; it restarts."""
+    """Seconds for which an aborted episode is kept. 0: never; the episode restarts."""
     dead_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Seconds without a heartbeat after which a process on another node counts as dead. The clocks of network file
     systems may lag by some seconds."""
     every_turn: bool = False
-    """Save after each turn, too, and keep an ended episode until this process ends or `keep_s` is over. So a process
-    that is killed loses no finished turn. It costs one `Env.snapshot` a turn. Needs `folder`."""
+    """Save after each turn, too, and keep an ended episode until this process ends or `keep_s` is over. So a killed
+    process loses no finished turn. The cost is one `Env.snapshot` a turn. Needs `folder`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -49,14 +49,14 @@ class ParkingConfig(BaseModel):
 
 
 class HostedConfig(EpisodeConfig):
-    """The keys of a host's `agentrl` mapping. A host adds its own keys in a subclass.
+    """The keys of a host's `agentrl` mapping. A subclass adds the host's own keys.
 
-    A row's metadata["env"] replaces `env`. It gets `env_config` as well, unless `env_configs` names it. `limits`
-    override the host's flags. Stripped thoughts may turn one episode into several samples.
+    A row's metadata["env"] replaces `env`. The named Env gets `env_config`, unless `env_configs` names the Env.
+    `limits` override the host's flags. Stripped thoughts may turn an episode into several samples.
     """
 
     env_configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """What an Env gets in place of `env_config`, by the Env's path as rows write it."""
+    """An Env's configuration in place of `env_config`, by the Env's path in the rows."""
 
     model: str | None = None
     """Folder of the tokenizer. Default: the host's."""
@@ -67,8 +67,8 @@ class HostedConfig(EpisodeConfig):
     engine: str | None = None
     """URL of an SGLang server or router. Default: the host's."""
     engine_retry_s: float = Field(default=RETRY_S, ge=0, allow_inf_nan=False)
-    """Seconds for which requests to an unavailable engine are repeated, and those that the engine aborts by itself,
-    before an episode fails."""
+    """Seconds of repeated requests to an unavailable engine, or after the engine's own aborts, before an episode
+    fails."""
     parking: ParkingConfig = ParkingConfig()
     """How aborted episodes are kept until the host sends them back."""
 
@@ -92,7 +92,7 @@ class HostedConfig(EpisodeConfig):
             ) from exc
 
     def template_text(self) -> str | None:
-        """The chat template that replaces the tokenizer's. Raises ConfigError for a file that cannot be read."""
+        """The chat template in place of the tokenizer's. Raises ConfigError for an unreadable file."""
         if self.chat_template is None:
             return None
         try:
@@ -102,7 +102,8 @@ class HostedConfig(EpisodeConfig):
 
 
 def from_environment() -> tuple[str, Any]:
-    """The name and the content of the configuration file that AGENTRL_CONFIG names; both empty if it is not set."""
+    """The name and the content of the configuration file in AGENTRL_CONFIG. Both are empty if the variable is not
+    set."""
     if path := os.environ.get(CONFIG_FILE_VARIABLE):
         return f"{path} (named by {CONFIG_FILE_VARIABLE})", _read(path)
     return "", {}
@@ -110,6 +111,6 @@ def from_environment() -> tuple[str, Any]:
 
 @cache
 def _read(path: str) -> Any:
-    """Read the file once in a process: editing it during a run must not change the run."""
-    given = read_yaml(path, CONFIG_FILE_VARIABLE)
-    return given.get("agentrl", given)
+    """Cached: an edit during a run must not change the run."""
+    content = read_yaml(path, CONFIG_FILE_VARIABLE)
+    return content.get("agentrl", content)

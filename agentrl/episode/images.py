@@ -1,8 +1,8 @@
-"""Images of an episode: their bounds, and the checks that the engine reads them as the trainer will.
+"""Images of an episode: their bounds, and the check that the engine and the trainer read the same images.
 
-SGLang expands each image's pad by itself. Where it does so otherwise than the trainer (another size, another processor,
-or a patch that decodes and tokenises the prompt again), it answers without an error. Only the number of prompt tokens
-tells, so it is compared for each generation.
+SGLang expands each image's pad by itself. With another size, another processor or a patch that tokenises the prompt
+again, SGLang answers without an error. Only the number of prompt tokens shows the difference, so each generation
+compares the number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEVER = -1e4
 
 
 def check_takes_images(engine: Engine) -> None:
-    """Raises ConfigError for an engine that cannot be given images."""
+    """Raises ConfigError for an engine without images."""
     if not getattr(engine, "takes_images", False):
         raise ConfigError(
             f"{type(engine).__name__} takes no images: play this Env with a model of the Qwen-VL family, in an SGLang "
@@ -30,16 +30,16 @@ def check_takes_images(engine: Engine) -> None:
 
 
 def too_many_images(trajectory: Trajectory, rendered: Rendered, limits: Limits) -> bool:
-    """Whether the images of the episode and those of `rendered` are more than the limits allow. An image counts once,
-    however many segments and turns show it."""
+    """Whether the images of the episode and of `rendered` exceed the limits. An image counts once, in any number of
+    segments and turns."""
     if not rendered.media:
         return False
-    return too_much([one for segment in trajectory.segments for one in segment.media] + [*rendered.media], limits)
+    return too_much([medium for segment in trajectory.segments for medium in segment.media] + [*rendered.media], limits)
 
 
 def too_much(media: Iterable[RenderedImage], limits: Limits) -> bool:
     """Whether the images are more than the limits allow. An equal image counts once."""
-    images = {one.image.uri: one.image for one in media}.values()
+    images = {medium.image.uri: medium.image for medium in media}.values()
     pixels = sum(image.width * image.height for image in images)
     size = sum(image.size for image in images)
     return (limits.image_pixels is not None and pixels > limits.image_pixels) or (
@@ -47,10 +47,10 @@ def too_much(media: Iterable[RenderedImage], limits: Limits) -> bool:
     )
 
 
-def without_pads(given: Mapping[str, float] | None, vision: ImageCounter) -> dict[str, float]:
-    """A logit_bias that forbids the tokens that stand for media. A trainer would look for the features of an image that
-    is not there, and stop the whole run."""
-    return {**(given or {}), **dict.fromkeys(map(str, vision.forbidden), _NEVER)}
+def without_pads(bias: Mapping[str, float] | None, vision: ImageCounter) -> dict[str, float]:
+    """A logit_bias that forbids the tokens of media. For a sampled media token the trainer would look for a missing
+    image, and stop the whole run."""
+    return {**(bias or {}), **dict.fromkeys(map(str, vision.forbidden), _NEVER)}
 
 
 def check_images(generation: Generation, segment: Segment, vision: ImageCounter) -> None:

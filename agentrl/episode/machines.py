@@ -1,4 +1,4 @@
-"""Running machines in the state of an Env: found in it, and removed once nothing needs them."""
+"""Find running machines in the state of an Env, and remove unneeded machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.sandbox import MachineSnapshot
 log = logging.getLogger("agentrl")
 
 _releasing: set[asyncio.Task[None]] = set()
-"""So that none is forgotten."""
+"""Strong references to the running tasks."""
 
 
 class _Nowhere:
@@ -24,29 +24,29 @@ class _Nowhere:
 
 
 class _MachineFinder(pickle.Pickler):
-    """Looks at every object that pickle would write."""
+    """Visits every object of a pickle."""
 
     def __init__(self) -> None:
         super().__init__(_Nowhere())
-        self.found: list[MachineSnapshot] = []
+        self.machines: list[MachineSnapshot] = []
 
     def reducer_override(self, obj: Any, /) -> Any:
         if isinstance(obj, MachineSnapshot):
-            self.found.append(obj)
+            self.machines.append(obj)
         return NotImplemented
 
 
 def machines_in(saved: Any) -> tuple[MachineSnapshot, ...]:
-    """The machines in the result of `Env.snapshot`, wherever they are in it."""
+    """The machines in the result of `Env.snapshot`, at any depth."""
     finder = _MachineFinder()
-    with suppress(Exception):  # whoever writes the state reports it
+    with suppress(Exception):  # the writer of the state reports the error
         finder.dump(saved)
-    return tuple(dict.fromkeys(finder.found))
+    return tuple(dict.fromkeys(finder.machines))
 
 
 async def release(machines: Iterable[MachineSnapshot]) -> None:
-    """Remove machines, even if this call is cancelled. Errors are logged: each has its own time, too."""
-    tasks = [asyncio.create_task(_released(one)) for one in machines]
+    """Remove machines, even if this call is cancelled. Errors are logged: every machine also expires."""
+    tasks = [asyncio.create_task(_released(machine)) for machine in machines]
     _releasing.update(tasks)
     for task in tasks:
         task.add_done_callback(_releasing.discard)

@@ -1,4 +1,4 @@
-"""The settings of an episode, and the hooks of the program that plays it."""
+"""The settings of an episode, and the hooks of the program around the episode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RewardFn: TypeAlias = "Callable[[Trajectory], MaybeAwait[float | Reward]]"
 """A reward function: scores a finished trajectory in place of `Env.score`."""
 
 ParkFn: TypeAlias = "Callable[[Parked], Awaitable[None]]"
-"""Takes over an aborted episode. It then owns `Parked.env`, if there is one, and must close it. Raises if it cannot."""
+"""Takes over an aborted episode. The function then owns `Parked.env` and must close it. Raises if parking fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,44 +36,42 @@ class EpisodeOptions:
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     """Parameters of the engine: temperature, top_p, sampling_seed, ..."""
     thinking: Thinking = "keep"
-    """Some templates drop earlier thoughts from the next prompt. "keep" keeps the thoughts as they were sampled.
-    "strip" follows the template, and begins a new segment of the trajectory each time (see `ReasoningStripper`)."""
+    """Some templates drop earlier thoughts from the next prompt. "keep" keeps the sampled thoughts. "strip" follows the
+    template, and begins a new segment of the trajectory each time (see `ReasoningStripper`)."""
 
     special_tokens: SpecialTokens = "keep"
     """Special tokens such as `<|im_end|>` in users' text, tools and documents. "keep" encodes them as the template's
-    own render does, and they can forge a turn. "as_text" encodes them as text. Their count is a metric."""
+    own render does, so they can forge a turn. "as_text" encodes them as text. A metric counts them."""
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
-    """Where an AgentEnv's agent reaches its model."""
+    """The address at which an AgentEnv's agent reaches its model."""
     engine_retry_s: float = RETRY_S
-    """Seconds for which a request is repeated that the engine aborts by itself, without a token, before the episode
-    fails."""
+    """Seconds of repeated requests after the engine's own aborts, without a token, before the episode fails."""
 
     def __post_init__(self) -> None:
         if self.thinking == "strip" and self.limits.observation_tokens is not None:
             raise ConfigError('thinking "strip" renders whole observations again: leave out limits.observation_tokens')
 
     def renderer(self, renderer: Renderer) -> Renderer:
-        """The renderer that these options require. Raises TemplateError if its tokenizer cannot do that."""
+        """The renderer for these options. Raises TemplateError if the tokenizer lacks a required ability."""
         return renderer.as_text() if self.special_tokens == "as_text" else renderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeHooks:
-    """Hooks for a program that plays many episodes. A program that plays a few needs none of them."""
+    """Hooks for a program with many episodes. A program with a few episodes needs no hooks."""
 
     aborted: Callable[[], bool] | None = None
     """The flag that stops episodes. It is read before reset, before each generation, around each step and before
-    scoring. Once it is True, nothing new is started. If the engine aborts a generation while it is False, for example
+    scoring. Once it is True, no work is started. If the engine aborts a generation while the flag is False, for example
     to update weights, sampling continues in the same turn. Without a flag, such an abort ends the episode."""
     slots: PhaseSlots | None = None
     """Bounds on how many episodes reset, step and score at once."""
     on_turn: Callable[[Trajectory], None] | None = None
     """Called after each turn."""
     park: ParkFn | None = None
-    """Takes an aborted episode, which `resume_episode` can continue. If it fails, info["not_parked"] has the reason. An
-    episode that was aborted before its reset is not parked, because there is nothing to keep."""
+    """Takes an aborted episode for a later `resume_episode`. After an error, info["not_parked"] has the reason. An
+    episode that was aborted before its reset has no state, and is not parked."""
     save: ParkFn | None = None
-    """Takes the state of an episode that goes on: after each turn, and when it has ended but is not scored. The next
-    turn waits for it. The Env stays open. It is not called for agents, nor for an Env that can only be kept open. If it
-    raises ResumeError, the episode fails. After any other error the episode goes on, and info["not_saved"] has the
-    reason."""
+    """Takes the state of a running episode: after each turn, and at the end before scoring. The next turn waits for the
+    call. The Env stays open. Not called for agents, nor for an Env that can only be kept open. After a ResumeError the
+    episode fails. After any other error the episode goes on, and info["not_saved"] has the reason."""

@@ -1,10 +1,10 @@
 """Parking: an aborted episode is kept until its host sends it again.
 
-How it is kept depends on what the Env class declares:
+The method depends on the Env class:
 
-- "snapshot", if it has `snapshot` and `restore`: its state is written to a file, and the Env is closed. A running
-  machine in the state (`MachineSnapshot`) is removed when no file needs it any more
-- "replay", if it is `deterministic`: the Env is closed, and the recorded actions are executed again on return
+- "snapshot" with `snapshot` and `restore`: the state is written to a file, and the Env is closed. A running machine in
+  the state (`MachineSnapshot`) is removed when no file needs the machine
+- "replay" with `deterministic`: the Env is closed, and the recorded actions are executed again on return
 - "alive" otherwise: the Env stays open, in this process and event loop, for a bounded time
 """
 
@@ -47,7 +47,7 @@ VERSION = 9
 
 _HEADER = b"agentrl parked %d\n" % VERSION
 _SESSIONS = UUID("5cf1ee42-9c5a-4f0b-8b5e-2f1f6c9e1d57")
-"""The namespace of keys that follow from a session id."""
+"""The namespace of keys made from session ids."""
 
 
 def resume_method(cls: type[Env]) -> ResumeMethod:
@@ -61,8 +61,8 @@ async def hand_over(
     park: ParkFn | None, env: Env, state: EpisodeState, returning: Parked | None, *, timeout: float
 ) -> bool:
     """Give an aborted episode to `park`. Return whether the Env stays open. An error here does not fail the episode."""
-    begun = state.trajectory.length or runtime(env).before_close is not None
-    if park is None or not begun:
+    has_begun = state.trajectory.length or runtime(env).before_close is not None
+    if park is None or not has_begun:
         return False
     state.trajectory.info.update(runtime(env).info())
     try:
@@ -76,7 +76,7 @@ async def hand_over(
 
 
 async def save_state(save: ParkFn | None, env: Env, state: EpisodeState, *, timeout: float) -> None:
-    """Give the state of an episode that goes on to `save`. Raises FailedError if another process has taken it."""
+    """Give the state of a running episode to `save`. Raises FailedError if another process has taken the episode."""
     if save is None or is_agent(type(env)) or resume_method(type(env)) == "alive":
         return
     try:
@@ -105,42 +105,43 @@ def _note_unparked(env: Env, trajectory: Trajectory, exc: Exception) -> None:
 
 
 class Parking:
-    """Keeps aborted episodes of one event loop. Each has a ticket: small, picklable, and good for one use.
+    """Keeps aborted episodes of one event loop. Each has a ticket: small, picklable, and good for a single use.
 
-    Open Envs are kept in memory, and closed when their time is over. Everything else is written to files. `folder` is
-    created if it is missing, and every process that sees it can take the episodes in it (see `SavedEpisodes`; `dead_s`
-    is explained there). The default is a temporary folder of this process, removed at its end. Raises ConfigError for a
-    folder that others can write to, because unpickling a file can run code.
+    Open Envs are kept in memory, and closed when their time is over. Other episodes are written to files. `folder` is
+    created if missing. Every process with access can take the folder's episodes (see `SavedEpisodes`, also for
+    `dead_s`). The default is a temporary folder of this process, removed at its end. Raises ConfigError for a folder
+    with write access for other users, because unpickling a file can run code.
     """
 
     def __init__(self, folder: str | None = None, *, dead_s: float = 60.0) -> None:
-        self._given = None if folder is None else _saved(_own_folder(folder), dead_s)
+        self._store = None if folder is None else _saved(_own_folder(folder), dead_s)
         self._dead_s = dead_s
         self._alive: dict[str, tuple[Parked, asyncio.TimerHandle]] = {}
         self._closing: set[asyncio.Task[Any]] = set()
-        self._noted: dict[str, Mapping[str, JSON]] = {}
+        self._tickets: dict[str, Mapping[str, JSON]] = {}
         self._ended: dict[str, asyncio.TimerHandle] = {}
         self._machines: dict[str, tuple[MachineSnapshot, ...]] = {}
-        """Those in the files of this object's episodes, by key."""
+        """The machines in the files of this object's episodes, by key."""
 
     @property
     def shared(self) -> bool:
-        """Whether other processes can take the episodes that are parked here."""
-        return self._given is not None
+        """Whether other processes can take episodes from the folder."""
+        return self._store is not None
 
     def key(self, session_id: str) -> str:
-        """The key of an episode. On a shared folder it follows from the session, so that any process finds it.
+        """The key of an episode. On a shared folder the key follows from the session, so that any process finds the
+        episode.
 
-        A session that this process is playing already gets another key: it is not the name of one episode.
+        A session that this process is playing already gets another key, because several episodes have its name.
         """
         stable = uuid5(_SESSIONS, session_id).hex
-        return stable if self._given and session_id and not self._given.plays(stable) else uuid4().hex
+        return stable if self._store and session_id and not self._store.plays(stable) else uuid4().hex
 
     async def park(self, parked: Parked, seconds: float, key: str = "") -> dict[str, JSON]:
-        """Keep an episode for some seconds, and return its ticket.
+        """Keep an episode for some seconds, and return the ticket.
 
-        An open Env belongs to this object from then on. Raises the errors of pickle and of the disk; then nothing is
-        kept.
+        The Parking then owns an open Env. Raises the errors of pickle and of the disk; after an error the episode is
+        not kept.
         """
         key, until = key or uuid4().hex, time.time() + seconds
         if parked.how == "alive":  # no await here, so that a cancellation leaves the Env with one owner
@@ -152,7 +153,7 @@ class Parking:
         return {"version": VERSION, "how": parked.how, "key": key, "until": until}
 
     async def save(self, key: str, parked: Parked, seconds: float, state: SavedState = "taken") -> None:
-        """Write the state of an episode that is being played here, in case this process dies.
+        """Write the state of an episode in play, in case this process dies.
 
         Raises the errors of pickle and of the disk, and ResumeError if another process has taken the episode.
         """
@@ -167,12 +168,12 @@ class Parking:
     async def take(
         self, ticket: Mapping[str, JSON], seconds: float = 3600.0, stopped: Callable[[], bool] | None = None
     ) -> Parked:
-        """The episode of a ticket, which is used up. The caller owns `Parked.env` and must close it.
+        """The episode of a ticket. The ticket is then used up. The caller owns `Parked.env` and must close it.
 
-        On a shared folder the caller also owns the episode's file: it parks the episode again, or calls `ended` or
-        `give_back`. If the process that dies leaves the file, it is kept for `seconds`. While a process that seems to
-        live owns the episode, this waits until it is dead. Raises ResumeError if there is none, and OwnedEpisodeError
-        if its owner lives on, or `stopped` says that waiting has no use.
+        On a shared folder the caller also owns the episode's file. The caller must park the episode again, or call
+        `ended` or `give_back`. After the caller's death the file stays for `seconds`. While a living process owns the
+        episode, the call waits for its death. Raises ResumeError for a missing episode, and OwnedEpisodeError if the
+        owner lives on, or if `stopped` returns True.
         """
         key = key_of(ticket)
         if ticket.get("how") != "alive":
@@ -184,7 +185,7 @@ class Parking:
         return parked
 
     async def take_key(self, key: str, seconds: float, stopped: Callable[[], bool] | None = None) -> Parked:
-        """The episode whose file has a key. The rest is as in `take`."""
+        """The episode of a file's key. Other details are as in `take`."""
         give_up = time.monotonic() + 1.5 * self._dead_s
         while True:
             try:
@@ -195,9 +196,8 @@ class Parking:
                 await asyncio.sleep(min(1.0, self._dead_s / 20))
 
     async def ended(self, key: str, parked: Parked | None = None, seconds: float = 0.0) -> None:
-        """The episode has ended here. With `parked`, its end is kept for some seconds, in case this process dies before
-        its host has the result.
-        """
+        """Mark an episode as ended. With `parked`, the end is kept for some seconds, in case this process dies before
+        its host has the result."""
         if parked is None:
             removed = await asyncio.to_thread(self._saved.remove, key)
             self._forget(key, needed=self._saved.shared and not removed)
@@ -206,34 +206,34 @@ class Parking:
         self._ended[key] = asyncio.get_running_loop().call_later(seconds, self._forget_ended, key)
 
     async def give_back(self, key: str) -> None:
-        """Leave an episode that was taken here to any process, in the state in which it was taken or saved."""
+        """Leave a taken episode to any process, in its last saved state."""
         await asyncio.to_thread(self._saved.give_back, key)
-        self._forget(key, needed=self._saved.shared)  # else no file has it any more
+        self._forget(key, needed=self._saved.shared)  # otherwise no file holds the machine
 
     def note(self, name: str, ticket: Mapping[str, JSON], seconds: float) -> None:
-        """Remember the ticket of `name` for some seconds, in case it does not come back with its owner."""
+        """Remember the ticket of `name` for some seconds, in case the owner returns without the ticket."""
 
         def forget() -> None:
-            if self._noted.get(name) is ticket:
-                del self._noted[name]
+            if self._tickets.get(name) is ticket:
+                del self._tickets[name]
 
         if name:
-            self._noted[name] = ticket
+            self._tickets[name] = ticket
             asyncio.get_running_loop().call_later(seconds, forget)
 
     def noted(self, name: str) -> Mapping[str, JSON] | None:
         """The ticket of `name`, which is then forgotten."""
-        return self._noted.pop(name, None)
+        return self._tickets.pop(name, None)
 
     async def close(self) -> None:
-        """Close the parked Envs, and forget the episodes that have ended. Parked files stay until they expire."""
+        """Close the parked Envs, and forget the ended episodes. Parked files stay until they expire."""
         for key, (_, timer) in list(self._alive.items()):
             timer.cancel()
             self._expire(key)
         for key in list(self._ended):
             self._forget_ended(key)
-        if self._given is not None:
-            await asyncio.to_thread(self._given.close)
+        if self._store is not None:
+            await asyncio.to_thread(self._store.close)
         if self._closing:
             await asyncio.wait(self._closing)
 
@@ -243,7 +243,7 @@ class Parking:
             self._begin(close_env(parked.env))
 
     def _forget(self, key: str, *, needed: bool) -> None:
-        """Forget the machines of an episode, and remove them unless somebody else needs them."""
+        """Forget the machines of an episode, and remove unneeded machines."""
         machines = self._machines.pop(key, ())
         if not needed:
             self._release(machines)
@@ -265,13 +265,13 @@ class Parking:
     def _write(
         self, key: str, parked: Parked, until: float, state: SavedState, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Called in a thread, which ends its work even if the caller is cancelled."""
+        """Called in a thread, whose work ends even if the caller is cancelled."""
         before, needed = self._machines.get(key, ()), parked.machines
         try:
             self._saved.write(key, _HEADER + pickle.dumps(parked), until, state)
         except BaseException as exc:
             needed = before
-            if isinstance(exc, ResumeError):  # they are in the file that another process has taken
+            if isinstance(exc, ResumeError):  # the machines are in the file that another process has taken
                 self._machines.pop(key, None)
             raise
         else:
@@ -279,20 +279,20 @@ class Parking:
             if state == "parked":
                 del self._machines[key]
         finally:
-            unneeded = [one for one in (*before, *parked.machines) if one not in needed]
-            with suppress(RuntimeError):  # the loop is closed: they are removed at their own time
+            unneeded = [machine for machine in (*before, *parked.machines) if machine not in needed]
+            with suppress(RuntimeError):  # the loop is closed: the machines expire by themselves
                 loop.call_soon_threadsafe(self._release, unneeded)
 
     def _read(self, key: str, until: float) -> Parked:
         saved = self._saved
         try:
-            written = saved.take(key, until)
+            data = saved.take(key, until)
             if not saved.shared:
                 saved.remove(key)
         except OSError as exc:
             raise ResumeError(f"its saved state cannot be read: {exc}") from exc
         try:
-            parked = _unpickled(written)
+            parked = _unpickled(data)
         except BaseException:
             saved.remove(key)
             raise
@@ -301,25 +301,25 @@ class Parking:
 
     @property
     def _saved(self) -> SavedEpisodes:
-        if self._given is not None:
-            return self._given
+        if self._store is not None:
+            return self._store
         with _making:  # threads write files: two at once would each make a folder
             return _saved_privately()
 
 
-def _unpickled(written: bytes) -> Parked:
+def _unpickled(data: bytes) -> Parked:
     """Raises ResumeError."""
-    if not written.startswith(_HEADER):
+    if not data.startswith(_HEADER):
         raise ResumeError("its saved state was written by another version of agentrl")
     try:
-        return cast(Parked, pickle.loads(written[len(_HEADER) :]))
+        return cast(Parked, pickle.loads(data[len(_HEADER) :]))
     except Exception as exc:  # the pickle boundary: classes that changed raise anything
         raise ResumeError(f"its saved state cannot be read: {type(exc).__name__}: {exc}") from exc
 
 
 def key_of(ticket: Mapping[str, JSON]) -> str:
-    """The key in a ticket. Raises ResumeError if it is invalid: tickets come back in metadata, which others may
-    change."""
+    """The key in a ticket. Raises ResumeError for an invalid key: tickets come back in metadata, and users may change
+    metadata."""
     if ticket.get("version") != VERSION:
         raise ResumeError(f"its ticket has version {ticket.get('version')!r}; this agentrl reads {VERSION}")
     try:
@@ -333,7 +333,7 @@ _making = threading.Lock()
 
 @cache
 def _saved(folder: Path, dead_s: float) -> SavedEpisodes:
-    """One object for all event loops of this process: it knows what the process owns."""
+    """An object for all event loops of this process, with the files that the process owns."""
     return SavedEpisodes(folder, shared=True, dead_s=dead_s)
 
 

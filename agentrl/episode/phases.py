@@ -1,4 +1,4 @@
-"""How many episodes may be in one phase at once: reset, step or score."""
+"""The bound on episodes in a phase at once: reset, step or score."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Phase: TypeAlias = Literal["reset", "step", "score"]
 
 
 class PhaseSlots:
-    """Slots for the phases that have a bound; the others have none.
+    """Slots for the bounded phases. Other phases have no bound.
 
-    An episode waits for its slot outside of the phase's own deadline, such as `Limits.step_s`. Use it in one event
-    loop.
+    An episode waits for its slot outside of the phase's own deadline, such as `Limits.step_s`. Use PhaseSlots in a
+    single event loop.
     """
 
     def __init__(self, at_once: Mapping[Phase, int]) -> None:

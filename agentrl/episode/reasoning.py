@@ -14,15 +14,15 @@ from agentrl.types import Message, Observed, Raw, Rendered
 
 @dataclass(slots=True)
 class ReasoningStripper:
-    """How many thoughts of one episode the template has dropped. It drops the oldest first.
+    """The number of thoughts of an episode that the template has dropped, oldest first.
 
-    Nothing is dropped if messages lack part of what was sampled and read: after Raw text, or after a call that could
-    not be read. The same holds under a template that writes no thoughts at all, and one that refuses a message:
-    gpt-oss' template takes a call with text or with a thought, not with both. `info["thoughts_kept"]` has the reason.
+    No thought is dropped if messages lack part of the sampled or read text: after Raw text, or after an unreadable
+    call. The same holds under a template without thoughts, and under a template that refuses a message: gpt-oss'
+    template takes a call with text or with a thought, not with both. `info["thoughts_kept"]` has the reason.
     """
 
     given: int = 0
-    """Number of messages in the first prompt. The task decides about thoughts in them."""
+    """Number of messages in the first prompt. The task decides about their thoughts."""
     dropped: int = 0
     """How many of the model's own thoughts are no longer in the prompt."""
     raw: bool = False
@@ -32,10 +32,10 @@ class ReasoningStripper:
         self.given, self.raw = len(messages_of(observed)), isinstance(observed, Raw)
 
     def strip(self, trajectory: Trajectory, observed: Observed, renderer: Renderer) -> Rendered | None:
-        """The template's own prompt for the next turn if it drops another thought, else None.
+        """The template's own prompt for the next turn if it drops a further thought, else None.
 
-        A thought is dropped if the prompt is the same without it. Other differences between a template and sampled
-        text, such as the spacing of a call, begin no segment.
+        A thought is dropped if the prompt is the same without the thought. Other differences between a template and
+        sampled text, such as the spacing of a call, begin no segment.
         """
         self.raw = self.raw or isinstance(observed, Raw)
         if self._unwritten(trajectory) or not renderer.certificate.capabilities.get("thinking", False):
@@ -43,7 +43,7 @@ class ReasoningStripper:
         messages = [*trajectory.messages, *messages_of(observed)]
         try:
             prompt, dropped = self._prompt(messages, renderer)
-        except TemplateError as exc:  # the model may write what its template cannot: that is no reason to stop
+        except TemplateError as exc:  # the model may write text that the template cannot: no reason to stop
             trajectory.info["thoughts_kept"] = str(exc)
             return None
         if dropped == self.dropped:
@@ -52,10 +52,10 @@ class ReasoningStripper:
         return prompt
 
     def _prompt(self, messages: Sequence[Message], renderer: Renderer) -> tuple[Rendered | None, int]:
-        """The template's prompt, if a thought may be dropped, and how many thoughts it drops."""
-        own = [i for i in range(self.given, len(messages)) if messages[i].get("reasoning_content")]
+        """The template's prompt, if a thought may be dropped, and the number of dropped thoughts."""
+        indices = [i for i in range(self.given, len(messages)) if messages[i].get("reasoning_content")]
         prompt, dropped = None, self.dropped
-        for i in own[dropped:]:
+        for i in indices[dropped:]:
             prompt = prompt or renderer.prompt(messages)
             if renderer.prompt([*messages[:i], _thoughtless(messages[i]), *messages[i + 1 :]]).tokens != prompt.tokens:
                 break
@@ -63,7 +63,7 @@ class ReasoningStripper:
         return prompt, dropped
 
     def _unwritten(self, trajectory: Trajectory) -> bool:
-        """Whether the messages lack something that was sampled or read."""
+        """Whether the messages lack sampled or read text."""
         return self.raw or any(action.error for action in trajectory.said)
 
 

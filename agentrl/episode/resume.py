@@ -30,11 +30,11 @@ async def resume_episode(
     reward: RewardFn | None = None,
     hooks: EpisodeHooks | None = None,
 ) -> Trajectory:
-    """Continue an episode where it stopped, even in the middle of a turn. The rest is as in `run_episode`.
+    """Continue an episode where it stopped, even in the middle of a turn. Other details are as in `run_episode`.
 
-    `env` is `parked.env` if there is one, else a fresh one of the same class. Budgets include what was spent before.
-    `Limits.episode_s` does not count the time in between. Whether thoughts are stripped cannot change. If the Env
-    cannot be restored, or answers a recorded action differently, `env` is closed and ResumeError is raised.
+    `env` is `parked.env`, or a fresh Env of the same class. Budgets include earlier spending. `Limits.episode_s` does
+    not count the time in between. Whether thoughts are stripped cannot change. If the Env cannot be restored, or
+    answers a recorded action differently, `env` is closed and ResumeError is raised.
     """
     if parked.episode.table is not None:
         raise ConfigError("the parked episode has seats: resume it with resume_seats")
@@ -54,7 +54,7 @@ async def resume_seats(
     reward: RewardFn | None = None,
     hooks: EpisodeHooks | None = None,
 ) -> dict[str, Trajectory]:
-    """Continue an episode with seats where it stopped. The rest is as in `resume_episode` and `run_seats`."""
+    """Continue an episode with seats where it stopped. Other details are as in `resume_episode` and `run_seats`."""
     table = parked.episode.table
     if table is None:
         raise ConfigError("the parked episode has no seats: resume it with resume_episode")
@@ -81,16 +81,16 @@ async def _return(episode: Episode, parked: Parked) -> None:
 
 
 async def _restore(episode: Episode, parked: Parked) -> bool:
-    """Take the Env as it was, or restore one from its snapshot. Return True."""
+    """Take the open Env, or restore an Env from its snapshot. Return True."""
     env, limits = episode.env, episode.talk.options.limits
-    kept = runtime(env)
+    env_runtime = runtime(env)
     if parked.env is None:
         begin_env(env, parked.episode.trajectory.task, limits)
-        kept.rng.setstate(parked.rng)
-        kept.tool_errors.update(parked.episode.trajectory.info.get("tool_errors", {}))
-        await kept.hook(env.restore, parked.saved, timeout=limits.reset_s)
-        kept.offered = tuple(map(tool_name, parked.episode.trajectory.tools))
-    kept.limits = limits
+        env_runtime.rng.setstate(parked.rng)
+        env_runtime.tool_errors.update(parked.episode.trajectory.info.get("tool_errors", {}))
+        await env_runtime.hook(env.restore, parked.saved, timeout=limits.reset_s)
+        env_runtime.offered = tuple(map(tool_name, parked.episode.trajectory.tools))
+    env_runtime.limits = limits
     return True
 
 
@@ -100,8 +100,7 @@ async def _again(episode: Episode, parked: Parked) -> bool:
 
 
 async def _replay(episode: Episode, parked: Parked) -> bool:
-    """Play the recorded actions to the fresh Env, in an episode that is thrown away. False if the host aborts
-    meanwhile.
+    """Play the recorded actions to the fresh Env, in a discarded episode. False if the host aborts meanwhile.
 
     Raises ResumeError if any token differs from the record.
     """
@@ -109,16 +108,16 @@ async def _replay(episode: Episode, parked: Parked) -> bool:
     again = Trajectory(parked.episode.given or recorded.task, session_id=recorded.session_id)
     state = EpisodeState(again, None if parked.episode.thoughts is None else ReasoningStripper())
     talk = episode.talk
-    played = Episode.of(episode.env, state, talk.engine, talk.renderer, talk.options, None, episode.hooks)
-    await played.begin()
-    await played.reset()
+    replay = Episode.of(episode.env, state, talk.engine, talk.renderer, talk.options, None, episode.hooks)
+    await replay.begin()
+    await replay.reset()
     for turn, action in zip(recorded.turns[:steps], recorded.actions, strict=False):
         if talk.is_aborted():
             return False
         log_probs = [0.0] * len(action.tokens)
         again.append_model(Generation(action.tokens, log_probs, turn.finish_reason, turn.matched))
         again.append_action(action)
-        stop = await played.step(action)
+        stop = await replay.step(action)
         if stop not in (None, parked.episode.stop) or not begins(recorded, again):
             raise ResumeError(f"the environment diverged: it answered turn {state.steps} differently than before")
     unanswered = sum(turn.sampled_tokens for turn in recorded.turns[steps:])

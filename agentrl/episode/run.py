@@ -1,4 +1,4 @@
-"""One episode: reset, turns of model and Env until there is a reason to stop, score, close."""
+"""The course of an episode: reset, turns of model and Env until there is a reason to stop, score, close."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ async def run_episode(
     session_id: str | None = None,
     hooks: EpisodeHooks | None = None,
 ) -> Trajectory:
-    """Play one episode and return its trajectory, even if something broke.
+    """Play an episode and return its trajectory, even after a failure.
 
-    The trajectory's `stop` is why the episode ended. If it is StopReason.FAILED, `failure` is what broke. `reward`
-    replaces `Env.score`. `session_id` names the episode to the engine; the default is a random one. `hooks` is for
-    programs that abort and resume episodes.
+    `stop` of the trajectory is the reason of the end. With StopReason.FAILED, `failure` has the cause. `reward`
+    replaces `Env.score`. `session_id` names the episode to the engine; the default is random. `hooks` is for programs
+    that abort and resume episodes.
 
     Raises ConfigError, TemplateError, LedgerError and cancellation. Any other error is recorded.
     """
@@ -74,7 +74,7 @@ async def run_episode(
 
 @dataclass(slots=True)
 class Episode:
-    """One Env and one model that take turns."""
+    """An Env and a model that take turns."""
 
     env: Env
     state: EpisodeState
@@ -82,9 +82,9 @@ class Episode:
     reward: RewardFn | None
     hooks: EpisodeHooks
     returning: Parked | None = None
-    """The parked episode, until its Env is restored. If it is aborted before that, it is parked again unchanged."""
+    """The parked episode, until its Env is restored. After an earlier abort the episode is parked again unchanged."""
     _counted: float | None = None
-    """When `EpisodeState.played_s` was last brought up to date; None while it does not run."""
+    """The time of the last update of `EpisodeState.played_s`. None while the clock stands."""
 
     @classmethod
     def of(
@@ -105,14 +105,14 @@ class Episode:
 
     async def run(self, begin: Callable[[], Awaitable[None]]) -> Trajectory:
         """Begin, play to the end, and close the Env or leave it to `park`. Raises as run_episode and `begin` do."""
-        trajectory, kept = self.whole.trajectory, False
+        trajectory, stays_open = self.whole.trajectory, False
         trajectory.stop = None
         try:
             await begin()
             trajectory.stop = await self._stop()
             if trajectory.stop is StopReason.ABORTED:
                 timeout = self.talk.options.limits.step_s
-                kept = await hand_over(self.hooks.park, self.env, self.whole, self.returning, timeout=timeout)
+                stays_open = await hand_over(self.hooks.park, self.env, self.whole, self.returning, timeout=timeout)
         except FailedError as failed:
             trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
             log.warning(
@@ -120,7 +120,7 @@ class Episode:
             )
         finally:
             self.forget()
-            if not kept and (error := await close_env(self.env)):
+            if not stays_open and (error := await close_env(self.env)):
                 trajectory.info["close_error"] = one_line(error)
         trajectory.info.update(runtime(self.env).info())
         return trajectory
@@ -131,11 +131,11 @@ class Episode:
 
     @property
     def whole(self) -> EpisodeState:
-        """The state that stands for the episode."""
+        """The state that represents the whole episode."""
         return self.state
 
     async def begin(self) -> None:
-        """Bind the Env to its own copy of the task. Only this episode sees its changes to it."""
+        """Bind the Env to its own copy of the task. Only this episode sees the Env's changes to the copy."""
         trajectory = self.whole.trajectory
         self.whole.given = trajectory.task
         trajectory.task = own_task(trajectory.task)
@@ -157,7 +157,7 @@ class Episode:
         return self.whole.stop
 
     async def _score(self) -> None:
-        """Write the reward: 0 without a turn, after a prompt that is too long, for example. Raises FailedError."""
+        """Write the reward. The reward is 0 without a turn, for example after a too long prompt. Raises FailedError."""
         if self.state.trajectory.last_action is None:
             nothing_earned(self.state.trajectory, None)
             return
@@ -168,11 +168,11 @@ class Episode:
     async def _play(self) -> StopReason:
         """Play until there is a reason to stop. Raises FailedError."""
         limit, self._counted = self.talk.options.limits.episode_s, time.monotonic()
-        left = None if limit is None else limit - self.whole.played_s
+        seconds = None if limit is None else limit - self.whole.played_s
         try:
             if self.talk.is_aborted():
                 return StopReason.ABORTED
-            return await self.env._agentrl_play(self, left)
+            return await self.env._agentrl_play(self, seconds)
         finally:
             self._count()
             self._counted = None
@@ -183,14 +183,14 @@ class Episode:
             self.whole.played_s, self._counted = self.whole.played_s + now - self._counted, now
 
     async def _save(self) -> None:
-        """Give the state to `hooks.save`, if there is one. Raises FailedError."""
+        """Give the state to `hooks.save`, if set. Raises FailedError."""
         if self.hooks.save is not None:
             self._count()
             await save_state(self.hooks.save, self.env, self.whole, timeout=self.talk.options.limits.step_s)
 
-    async def take_turns(self, left: float | None) -> StopReason:
-        """Reset and take turns until there is a reason to stop, for at most `left` seconds. Raises FailedError."""
-        deadline = Deadline(left)
+    async def take_turns(self, seconds: float | None) -> StopReason:
+        """Reset and take turns until there is a reason to stop, for at most `seconds`. Raises FailedError."""
+        deadline = Deadline(seconds)
         try:
             async with deadline:
                 if not self.whole.trajectory.length:
@@ -206,12 +206,12 @@ class Episode:
             raise
 
     async def reopen(self) -> None:
-        """Make the conversation ready to continue a recorded one."""
+        """Prepare the conversation to continue a recorded conversation."""
         await self.talk.open()
         self.talk.use_tools(self.state.trajectory.tools)
 
     def _note_deadline(self) -> None:
-        """Name the phase in which the episode was when its time was up."""
+        """Name the phase of the episode at its deadline."""
         trajectory = self.state.trajectory
         phase = trajectory.info["deadline_in"] = self.state.next if trajectory.length else "reset"
         turns, limit = len(trajectory.turns), self.talk.options.limits.episode_s
@@ -233,7 +233,7 @@ class Episode:
         self.state.turn_options = env.turn_options
 
     async def _turn(self) -> StopReason | None:
-        """Play one turn of the model and the Env's answer, or the rest of it. Return the reason to stop, if any."""
+        """Play a turn of the model and the Env's answer, or the rest of both. Return the reason to stop, if any."""
         state, stop, action = self.state, None, None
         if state.next == "generate":
             action, stop = await self.talk.sample(state.turn_options)
@@ -259,8 +259,8 @@ class Episode:
         turn, started = trajectory.segment.turns[-1], time.monotonic()
         with at_boundary("step", hook=env.step):
             async with slot(self.hooks.slots, "step"):
-                result, said = await self._answer(action)
-            read, reward = self._plain(result, said, action)
+                result, corrections = await self._answer(action)
+            read, reward = self._plain(result, corrections, action)
             trajectory.info.update(to_json_lossy(dict(result.info)) if result.info else {})
         state.steps += 1
         turn.env_s, turn.reward = time.monotonic() - started, reward
@@ -273,19 +273,23 @@ class Episode:
             trajectory.append_unread(read)
         return stop
 
-    def _plain(self, result: StepResult, said: Sequence[Message], action: Action) -> tuple[Observed, float | None]:
+    def _plain(
+        self, result: StepResult, corrections: Sequence[Message], action: Action
+    ) -> tuple[Observed, float | None]:
         """The observation, with the policy's replies, and the reward of a step. Raises TypeError or ValueError for an
-        invalid one."""
+        invalid observation or reward."""
         where = f"{type(self.env).__name__}.step"
         if unknown := {*result.rewards, result.next_seat or next(iter(self.env.seats), None)} - {*self.env.seats, None}:
             raise ValueError(f"{where} names the seat {unknown.pop()!r}, and the Env's seats are {self.env.seats!r}")
         nothing = (result.done or result.next_seat is not None) and not result.observation
         read = () if nothing else observed(result.observation, where)
         if not isinstance(read, Raw):
-            calls = [call for call in action.calls if call.error is None or not said]  # those that the Env was shown
+            calls = [
+                call for call in action.calls if call.error is None or not corrections
+            ]  # the calls that the Env has seen
             by_id = self.talk.renderer.certificate.results == "id"
             read = in_call_order(read, calls, by_id=by_id)
-            read = in_call_order([*said, *read], action.calls) if said and not result.done else read
+            read = in_call_order([*corrections, *read], action.calls) if corrections and not result.done else read
         return read, None if result.reward is None else number(result.reward, f"the reward of {where}")
 
     async def _observe(self, result: StepResult, read: Observed) -> StopReason | None:
@@ -302,18 +306,18 @@ class Episode:
         return await self.talk.observe_aside(before_next)
 
     async def _answer(self, action: Action) -> tuple[StepResult, Sequence[Message]]:
-        """The Env's answer, and the replies of the BadCallPolicy, if any, to calls that could not be read."""
-        env, said = self.env, list[Message]()
+        """The Env's answer, and the BadCallPolicy's replies to unreadable calls, if any."""
+        env, corrections = self.env, list[Message]()
         runtime(env).call_errors.clear()
         if self.policy and action.error:
-            said = replies(action, self.policy, self.talk.renderer.certificate.capabilities)
-            if len(said) == len(action.calls):
-                return StepResult(said), ()
-        calls = [call for call in action.calls if call.error is None or not said]
-        own = tuple(
+            corrections = replies(action, self.policy, self.talk.renderer.certificate.capabilities)
+            if len(corrections) == len(action.calls):
+                return StepResult(corrections), ()
+        calls = [call for call in action.calls if call.error is None or not corrections]
+        copies = tuple(
             ToolCall(call.id, call.name, copied(call.arguments, "arguments"), call.raw, call.error) for call in calls
         )
-        seen = with_calls(action, own)
+        seen = with_calls(action, copies)
         result: StepResult = await runtime(env).hook(env.step, seen, timeout=self.talk.options.limits.step_s)
         if not isinstance(result, StepResult):
             raise TypeError(f"{type(env).__name__}.step returned {type(result).__name__}, not a StepResult")
@@ -322,7 +326,7 @@ class Episode:
                 f"{type(env).__name__}.step gave turn_options={result.turn_options!r:.80}; "
                 "return StepResult(turn_options=TurnOptions(...))"
             )
-        return result, said
+        return result, corrections
 
     async def _before_next_turn(self, pending: Observed) -> Observed | None:
         """The observation for the next turn; None if the episode ends."""
@@ -337,5 +341,5 @@ class Episode:
 
     @property
     def policy(self) -> BadCallPolicy | None:
-        """The Env's BadCallPolicy; None without tools, because then nothing is a tool call."""
+        """The Env's BadCallPolicy. None without tools, because then no text is a tool call."""
         return self.env.bad_calls if self.state.trajectory.tools else None

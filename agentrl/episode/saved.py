@@ -1,14 +1,13 @@
-"""Files of episodes. One process owns each, also where several processes on several nodes share the folder.
+"""Files of episodes. A single process owns each file, even if processes on several nodes share the folder.
 
-- KEY.parked: any process can take it. Taking it renames it, which only one process can do
-- KEY.OWNER.taken: its owner plays it
-- KEY.OWNER.ended: its owner has ended it, and its host may not have the result yet
+- KEY.parked: any process can take the episode. Only one process can rename the file
+- KEY.OWNER.taken: the owner plays the episode
+- KEY.OWNER.ended: the owner has ended the episode, and the host may not have the result yet
 
-The owner deletes the file when it is not needed any more. If the owner dies first, another process can take the file.
-An owner on another machine counts as dead when it has not touched its own file in the folder for `dead_s` seconds.
+The owner deletes an unneeded file. If the owner dies first, another process can take the file. An owner on another
+machine counts as dead after `dead_s` seconds without a touch of its heartbeat file in the folder.
 
-A file's mtime is the time at which it expires, by the clock of the folder's file server. So the machines' own clocks
-may differ.
+A file's mtime is its expiry, by the clock of the folder's file server. So the machines' own clocks may differ.
 """
 
 from __future__ import annotations
@@ -38,93 +37,93 @@ _BEATS = 4
 
 
 class OwnedEpisodeError(ResumeError):
-    """Another process that seems to live plays the episode."""
+    """Another process, which seems to live, plays the episode."""
 
 
 class SavedEpisodes:
-    """The files in one folder, as this process sees them. All methods block, and may be called from any thread.
+    """The files in a folder, seen from this process. All methods block, and may be called from any thread.
 
-    `shared`: other processes use the folder, too. They count as dead after `dead_s` seconds without a heartbeat; a
-    process of the same machine and pid namespace is seen to be dead at once. Methods raise OSError.
+    `shared`: other processes use the folder, too. They count as dead after `dead_s` seconds without a heartbeat. The
+    death of a process of the same machine and pid namespace is seen at once. Methods raise OSError.
     """
 
     def __init__(self, folder: Path, *, shared: bool = False, dead_s: float = 60.0) -> None:
         self.folder, self.shared, self.dead_s = folder, shared, dead_s
-        self._own = dict[str, SavedState]()
+        self._states = dict[str, SavedState]()
         self._heart: Heartbeat | None = None
         self._lock = Lock()
         self._swept = float("-inf")
         self._ahead_s = 0.0
-        """The seconds by which the clock of the folder is ahead of this machine's."""
+        """Seconds by which the clock of the folder is ahead of this machine's."""
 
     def plays(self, key: str) -> bool:
         """Whether this process plays an episode."""
-        return self._own.get(key) == "taken"
+        return self._states.get(key) == "taken"
 
     def write(self, key: str, data: bytes, until: float, state: SavedState) -> None:
-        """Write an episode's file, in place of an earlier one. It expires at `until`, in Unix time.
+        """Write an episode's file, in place of an earlier file. The file expires at `until`, in Unix time.
 
-        Raises ResumeError, and writes nothing, if another process has taken the episode meanwhile.
+        Raises ResumeError, and writes no file, if another process has taken the episode meanwhile.
         """
         self._prepare()
         unfinished = self.folder / f"{key}.{uuid4().hex}.{_UNFINISHED}"
         try:
             unfinished.write_bytes(data)
             self._set_expiry(unfinished, until)
-            before = self._own.get(key)
+            before = self._states.get(key)
             if before and not self._path(key, before).exists():
-                del self._own[key]
+                del self._states[key]
                 raise ResumeError(
                     f"another process has resumed it, because this one showed no sign of life for {self.dead_s:g} s"
                 )
             file = self._path(key, before or state)
             unfinished.replace(file)
             if before and before != state:
-                file.rename(self._path(key, state))  # a kill here leaves one file, and never an older state beside it
+                file.rename(self._path(key, state))  # a kill here leaves a single file, never a second, older state
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        self._own[key] = state
+        self._states[key] = state
         if state == "parked":
-            del self._own[key]
+            del self._states[key]
 
     def take(self, key: str, until: float) -> bytes:
-        """The content of an episode's file, which this process owns from then on. It then expires at `until`.
+        """The content of an episode's file. This process then owns the file, which expires at `until`.
 
-        Raises ResumeError if there is none, and OwnedEpisodeError if a process that seems to live plays it.
+        Raises ResumeError for a missing file, and OwnedEpisodeError if a process that seems to live plays the episode.
         """
         self._prepare()
-        with self._lock:  # of two coroutines of this process, one gets it
+        with self._lock:  # of two coroutines of this process, the first gets the episode
             if self.plays(key):
                 raise ResumeError("it is being played in this process already")
             self.remove(key, "ended")
-            self._own[key] = "taken"
-        own = self._path(key, "taken")
+            self._states[key] = "taken"
+        target = self._path(key, "taken")
         try:
             while True:
-                found = self._found(key)
+                path = self._found(key)
                 try:
-                    expired = found.stat().st_mtime < time.time() + self._ahead_s
-                    found.rename(own)
+                    expired = path.stat().st_mtime < time.time() + self._ahead_s
+                    path.rename(target)
                 except FileNotFoundError:
                     continue  # another process was faster
                 break
             if expired:
                 raise ResumeError("it was parked for longer than parking.keep_s")
-            data = own.read_bytes()
-            self._set_expiry(own, until)
+            data = target.read_bytes()
+            self._set_expiry(target, until)
         except BaseException as exc:
             if not isinstance(exc, OwnedEpisodeError):
-                own.unlink(missing_ok=True)
-            del self._own[key]
+                target.unlink(missing_ok=True)
+            del self._states[key]
             raise
         return data
 
     def remove(self, key: str, state: SavedState = "taken") -> bool:
-        """Delete the file of an episode that is in this state here. False if this process does not own it any more."""
-        if self._own.get(key) != state:
+        """Delete the file of an episode in this state. False if this process no longer owns the file."""
+        if self._states.get(key) != state:
             return False
-        del self._own[key]
+        del self._states[key]
         try:
             self._path(key, state).unlink()
         except FileNotFoundError:
@@ -132,15 +131,15 @@ class SavedEpisodes:
         return True
 
     def give_back(self, key: str) -> None:
-        """Let any process take the file of an episode that this process plays, if it still does."""
+        """Let any process take the file of an episode of this process, if this process still owns the file."""
         if self.plays(key):
             with suppress(FileNotFoundError):
                 self._path(key, "taken").rename(self._path(key, "parked"))
-            del self._own[key]
+            del self._states[key]
 
     def close(self) -> None:
-        """Remove what dead processes have left, and this process's heartbeat, unless it still owns files."""
-        if self._heart is not None and not self._own:
+        """Remove the files of dead processes, and this process's heartbeat, unless the process still owns files."""
+        if self._heart is not None and not self._states:
             self._heart.stop()
             self._heart.file.unlink(missing_ok=True)
             self._heart = None
@@ -148,9 +147,11 @@ class SavedEpisodes:
         self._sweep()
 
     def _prepare(self) -> None:
-        """Show that this process lives before it owns anything, and remove what others have left."""
+        """Write a heartbeat before this process owns a file, and remove the files of dead processes."""
         with self._lock:
-            if self.shared and (self._heart is None or self._heart.file.name != current()):  # a forked child is another
+            if self.shared and (
+                self._heart is None or self._heart.file.name != current()
+            ):  # a forked child is a different owner
                 self._heart = Heartbeat(self.folder, self.dead_s / _BEATS, self._warn)
                 self._heart.start()
         self._sweep()
@@ -184,14 +185,16 @@ class SavedEpisodes:
         os.utime(file, (until + self._ahead_s, until + self._ahead_s))
 
     def _sweep(self) -> None:
-        """Remove expired files, unless a process that lives owns them, and what processes that died have left."""
+        """Remove expired files, unless a living process owns the file, and the files of dead processes."""
         if time.monotonic() - self._swept < _SWEEP_S:
             return
         self._swept = time.monotonic()
         if self.shared:
             with suppress(OSError):  # a full disk
                 self._ahead_s = folder_time(self.folder) - time.time()
-        now = time.time() + self._ahead_s
+        self._remove_expired(time.time() + self._ahead_s)
+
+    def _remove_expired(self, now: float) -> None:
         owning = {current()}
         for path, age in self._files(now):
             owner = _owner(path)
@@ -214,7 +217,7 @@ class SavedEpisodes:
 
 
 def _owner(path: Path) -> str:
-    """The owner in a file's name. "" if it has none."""
+    """The owner in a file's name. "" without an owner."""
     return path.stem.partition(".")[2] if path.suffix in (".taken", ".ended") else ""
 
 

@@ -1,4 +1,4 @@
-"""The reward of an episode: `Env.score` or a reward function, less the penalty for calls that could not be read."""
+"""The reward of an episode: `Env.score` or a reward function, less the penalty for unreadable calls."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from agentrl.types import Reward, Task
 
 
 def is_relative(reward: object) -> bool:
-    """Whether a reward function only compares the episodes of a group. `Env.score` then scores each of them, too."""
+    """Whether a reward function only compares the episodes of a group. Then `Env.score` scores each episode, too."""
     return bool(getattr(reward, "relative", False))
 
 
 def check_of(reward: object) -> Callable[[Task], None] | None:
-    """The check that a reward function makes of each task before a run, such as that of a grader's labels."""
+    """A reward function's check of each task before a run, such as a check of labels."""
     check = getattr(reward, "check_task", None)
     return check if callable(check) else None
 
@@ -40,28 +40,29 @@ async def score(
 
 
 def give(trajectory: Trajectory, value: float | Reward) -> None:
-    """Write a reward, its parts and those of branches. Raises ValueError for what is no number, and for branches that
-    the session does not have, or that got no reward."""
-    given = value if isinstance(value, Reward) else Reward(value)
+    """Write a reward, its parts and the rewards of branches. Raises ValueError for a value that is no number, for
+    unknown branches, and for branches without a reward."""
+    grade = value if isinstance(value, Reward) else Reward(value)
     parts = {
-        str(to_json_lossy(name)): number(part, f"part {name!r} of the reward") for name, part in given.parts.items()
+        str(to_json_lossy(name)): number(part, f"part {name!r} of the reward") for name, part in grade.parts.items()
     }
-    branches = {str(name): number(reward, f"the reward of branch {name!r}") for name, reward in given.branches.items()}
+    branches = {str(name): number(reward, f"the reward of branch {name!r}") for name, reward in grade.branches.items()}
     _check_branches(branches, trajectory)
-    trajectory.reward = number(given.value, "the reward")
+    trajectory.reward = number(grade.value, "the reward")
     trajectory.reward_parts, trajectory.branch_rewards = parts, branches
 
 
 def _check_branches(rewards: Mapping[str, float], trajectory: Trajectory) -> None:
-    """A role that the agent's program has not named may be missing on either side: not every session has it."""
-    known = trajectory.branches
-    roles = {SIDE, SUB_AGENT, *map(role_of, known)}
-    if unknown := [name for name in rewards if name not in known and name not in roles]:
+    """Raises ValueError for unknown and missing branches. A role without a name in the agent's program may be missing
+    on either side: not every session has the role."""
+    branches = trajectory.branches
+    roles = {SIDE, SUB_AGENT, *map(role_of, branches)}
+    if unknown := [name for name in rewards if name not in branches and name not in roles]:
         raise ValueError(
             f"score gave branch {unknown[0]!r} a reward, and the session has no such branch; its branches are "
-            f"{', '.join(known) or 'none: name them in the header X-Agentrl-Branch'}"
+            f"{', '.join(branches) or 'none: name them in the header X-Agentrl-Branch'}"
         )
-    missing = [name for name in known if name not in rewards and role_of(name) not in (*rewards, SIDE, SUB_AGENT)]
+    missing = [name for name in branches if name not in rewards and role_of(name) not in (*rewards, SIDE, SUB_AGENT)]
     if rewards and missing:
         raise ValueError(f"score gave branch {missing[0]!r} no reward; add it to Reward(..., branches=...)")
 
@@ -73,7 +74,7 @@ def nothing_earned(trajectory: Trajectory, policy: BadCallPolicy | None) -> None
 
 
 def _penalise(trajectory: Trajectory, penalty: float) -> None:
-    """Take the penalty off the reward, and off that of the branch that could not be read."""
+    """Subtract the penalty from the reward, and from the reward of the unreadable branch."""
     unread = dict.fromkeys(("", *trajectory.branch_rewards), 0)
     for segment in trajectory.segments:
         unread[trajectory.paid_as(segment)] += sum(turn.bad_call == "structural" for turn in segment.turns)

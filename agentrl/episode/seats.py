@@ -1,6 +1,6 @@
-"""An episode of an Env with seats: each seat has a conversation of its own, and they take turns at one Env.
+"""An episode of an Env with seats: each seat has its own conversation, and the seats take turns at a common Env.
 
-A seat's conversation is an ordinary one, with a trajectory, limits, masks and a reward of its own:
+A seat's conversation is ordinary, with its own trajectory, limits, masks and reward:
 
     x   opening + observe("x") ──▶ turn ──▶ step        answer + observe("x") ──▶ turn ──▶ step
     o                                      opening + observe("o") ──▶ turn ──▶ step
@@ -31,7 +31,7 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Generation, Message, Observation, Observed, Raw, StepResult, StopReason, Task
 
 _SHARED = (StopReason.DONE, StopReason.ABORTED, StopReason.FAILED, StopReason.DEADLINE)
-"""Reasons that end an episode for every seat. Any other reason is that of one seat."""
+"""Reasons that end an episode for every seat. Any other reason concerns a single seat."""
 
 
 async def run_seats(
@@ -46,15 +46,16 @@ async def run_seats(
     session_id: str | None = None,
     hooks: EpisodeHooks | None = None,
 ) -> dict[str, Trajectory]:
-    """Play one episode of an Env with seats. Return the trajectory of each seat, in the order of `Env.seats`.
+    """Play an episode of an Env with seats. Return the trajectory of each seat, in the order of `Env.seats`.
 
-    `engine` plays every seat that is not in `players`, an engine by seat: older weights, or a `ChatEngine` around a
-    function, an API or a person. `Limits` and the budgets count for each seat; `Limits.episode_s` for the episode. Each
-    trajectory has its `seat`, its reward and its reason to stop. A limit of one seat, or its bad calls, end the episode
-    for all: the others stop with DONE, and info["ended_by"] names the seat. A broken environment, an abort and the
-    deadline stop all seats for the same reason.
+    `engine` plays every seat without an entry in `players`. The values of `players` are engines: older weights, or a
+    `ChatEngine` around a function, an API or a person. `Limits` and the budgets count for each seat; `Limits.episode_s`
+    for the episode. Each trajectory has its `seat`, its reward and its reason to stop. A limit or the bad calls of a
+    single seat end the episode for all seats: the others stop with DONE, and info["ended_by"] names the seat. A broken
+    environment, an abort and the deadline stop all seats for the same reason.
 
-    The rest, errors included, is as in `run_episode`. Raises ConfigError if the Env has no seats, or no such seat.
+    Other details and errors are as in `run_episode`. Raises ConfigError for an Env without seats, and for an unknown
+    seat.
     """
     seats, options = tuple(env.seats), options or EpisodeOptions()
     if not seats:
@@ -67,7 +68,7 @@ async def run_seats(
 
 
 def new_table(seats: Sequence[str], task: Task, name: str, options: EpisodeOptions) -> Table:
-    """The states of the seats of an episode that is to begin. `name` begins their session ids."""
+    """The states of the seats before an episode begins. `name` begins their session ids."""
     table = Table({}, seats[0], seats[0])
     for seat in seats:
         trajectory = Trajectory(task, session_id=f"{name}-{seat}")
@@ -79,7 +80,7 @@ def new_table(seats: Sequence[str], task: Task, name: str, options: EpisodeOptio
 
 @dataclass(slots=True)
 class SeatedEpisode(Episode):
-    """One Env and the conversations of its seats. `state` and `talk` are those of the seat whose turn it is."""
+    """An Env and the conversations of its seats. `state` and `talk` belong to the acting seat."""
 
     talks: dict[str, Conversation] = field(default_factory=dict)
 
@@ -95,7 +96,7 @@ class SeatedEpisode(Episode):
         reward: RewardFn | None,
         hooks: EpisodeHooks | None,
     ) -> SeatedEpisode:
-        """Raises ConfigError for a player of a seat that the Env does not have."""
+        """The episode at a table. Raises ConfigError for a player of an unknown seat."""
         players, hooks, options = players or {}, hooks or EpisodeHooks(), options or EpisodeOptions()
         if unknown := [seat for seat in players if seat not in table.seats]:
             raise ConfigError(
@@ -138,7 +139,7 @@ class SeatedEpisode(Episode):
         self._sit(self.table.seat)
 
     def _sit(self, seat: str) -> None:
-        """Let a seat act: the hooks of the Env see it, and the episode's next turn is in its conversation."""
+        """Let a seat act: the hooks of the Env see the seat, and the next turn is in the seat's conversation."""
         self.state, self.talk = self.table.seats[seat], self.talks[seat]
         self.env.seat = seat
 
@@ -166,7 +167,8 @@ class SeatedEpisode(Episode):
         await self.begin_turn()
 
     async def begin_turn(self) -> StopReason | None:
-        """Let the seat read what it has not read, and mark its turn as begun. If it cannot go on, return the reason."""
+        """Let the seat read the unread observation, and mark its turn as begun. If the seat cannot go on, return the
+        reason."""
         table = self.table
         self._sit(table.seat)
         if self.talk.is_aborted():
@@ -175,11 +177,11 @@ class SeatedEpisode(Episode):
             seen: Observation = await runtime(self.env).hook(
                 self.env.observe, table.seat, timeout=self.talk.options.limits.step_s
             )
-            given = observed(seen, f"{type(self.env).__name__}.observe")
+            observation = observed(seen, f"{type(self.env).__name__}.observe")
             capabilities = self.talk.renderer.certificate.capabilities
             first = not self.state.trajectory.length
             pending = table.opening if first else table.answers.get(table.seat, ())
-            read = _together(pending, given, capabilities)
+            read = _together(pending, observation, capabilities)
         stop = await (self._begin_talk(read) if first else self._go_on(read))
         if stop is None:
             table.answers.pop(table.seat, None)
@@ -203,7 +205,7 @@ class SeatedEpisode(Episode):
         return stop or await Episode._turn(self)
 
     async def answer_again(self, recorded: Trajectory) -> bool:
-        """Append the seat's next recorded turn, and let the Env answer it. Return whether its tokens are the same."""
+        """Append the seat's next recorded turn, and let the Env answer. Return whether the tokens are the same."""
         if not self.table.begun and await self.begin_turn() is not None:
             return False
         again = self.state.trajectory
@@ -245,10 +247,12 @@ class SeatedEpisode(Episode):
             else:
                 table.early[seat] = table.early.get(seat, 0.0) + value
 
-    def _plain(self, result: StepResult, said: Sequence[Message], action: Action) -> tuple[Observed, float | None]:
+    def _plain(
+        self, result: StepResult, corrections: Sequence[Message], action: Action
+    ) -> tuple[Observed, float | None]:
         for seat, value in result.rewards.items():
             number(value, f"the reward of seat {seat}")
-        return Episode._plain(self, result, said, action)
+        return Episode._plain(self, result, corrections, action)
 
     async def _score(self) -> None:
         """Score each seat. Raises FailedError."""
@@ -272,7 +276,7 @@ class SeatedEpisode(Episode):
         return self.reward is None and type(self.env).score is Env.score
 
     async def run(self, begin: Callable[[], Awaitable[None]]) -> Trajectory:
-        """Play the episode, and write its end into every trajectory. Returns that of the first seat."""
+        """Play the episode, and write its end into every trajectory. Return the trajectory of the first seat."""
         first = self.whole.trajectory
         await Episode.run(self, begin)
         stop, ended_by = first.stop, self.table.seat
@@ -286,7 +290,7 @@ class SeatedEpisode(Episode):
 
 
 async def replay_seats(episode: SeatedEpisode) -> bool:
-    """Play the recorded actions to the fresh Env of an episode, in copies of its conversations that are thrown away.
+    """Play the recorded actions to the fresh Env of an episode, in discarded copies of its conversations.
 
     Return False if the host aborts meanwhile. Raises ResumeError if any token differs from the record.
     """
@@ -294,18 +298,18 @@ async def replay_seats(episode: SeatedEpisode) -> bool:
     again = _unplayed(recorded)
     engines = {seat: talk.engine for seat, talk in episode.talks.items()}
     talk = episode.talk
-    played = SeatedEpisode.around(
+    replay = SeatedEpisode.around(
         episode.env, again, talk.engine, talk.renderer, engines, talk.options, None, episode.hooks
     )
-    await played.begin()
-    await played.reset()
+    await replay.begin()
+    await replay.reset()
     for turn, seat in enumerate(recorded.moves, 1):
         if talk.is_aborted():
             return False
-        if again.seat != seat or not await played.answer_again(recorded.seats[seat].trajectory):
+        if again.seat != seat or not await replay.answer_again(recorded.seats[seat].trajectory):
             raise ResumeError(f"the environment diverged: it answered turn {turn} differently than before")
     if recorded.begun and not again.begun:
-        await played.begin_turn()
+        await replay.begin_turn()
     for seat, state in recorded.seats.items():
         same, trajectory = again.seats[seat].trajectory, state.trajectory
         unanswered = sum(turn.sampled_tokens for turn in trajectory.turns[state.steps :])
@@ -329,14 +333,13 @@ def _unplayed(recorded: Table) -> Table:
 
 def begins(recorded: Trajectory, again: Trajectory) -> bool:
     """Whether the last segment of `again` is the beginning of the same segment of `recorded`. Earlier segments were
-    compared as they grew.
-    """
+    compared during their growth."""
     segments = recorded.segments[len(again.segments) - 1 :]
     return bool(segments) and again.segment.ids == segments[0].ids[: again.length]
 
 
 def _options_of(seat: str, options: EpisodeOptions) -> EpisodeOptions:
-    """The options of a seat: its sampling has a seed of its own, so that equal prompts get different turns."""
+    """The options of a seat: its sampling has its own seed, so that equal prompts get different turns."""
     params = options.sampling_params
     if "sampling_seed" not in params:
         return options
@@ -344,16 +347,16 @@ def _options_of(seat: str, options: EpisodeOptions) -> EpisodeOptions:
     return replace(options, sampling_params={**params, "sampling_seed": seed})
 
 
-def _together(pending: Observed, given: Observed, capabilities: Mapping[str, bool]) -> Observed:
+def _together(pending: Observed, latest: Observed, capabilities: Mapping[str, bool]) -> Observed:
     """Two observations as one. Texts of a user become one message, because some templates refuse two in a row."""
     if not pending:
-        return given
-    if isinstance(pending, Raw) or isinstance(given, Raw):
-        return joined(pending, given, capabilities)
-    last, first = pending[-1], given[0]
+        return latest
+    if isinstance(pending, Raw) or isinstance(latest, Raw):
+        return joined(pending, latest, capabilities)
+    last, first = pending[-1], latest[0]
     plain = isinstance(last.get("content"), str) and isinstance(first.get("content"), str)
-    if plain and first["role"] == "user" and len(given) == 1 and last["role"] == "tool":
+    if plain and first["role"] == "user" and len(latest) == 1 and last["role"] == "tool":
         return joined(pending, first["content"], capabilities)
     if plain and last["role"] == first["role"] == "user":
-        return [*pending[:-1], {**first, "content": f"{last['content']}\n\n{first['content']}"}, *given[1:]]
-    return [*pending, *given]
+        return [*pending[:-1], {**first, "content": f"{last['content']}\n\n{first['content']}"}, *latest[1:]]
+    return [*pending, *latest]

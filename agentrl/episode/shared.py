@@ -1,8 +1,8 @@
-"""Renderers, Envs, engines and the gateway for all episodes of one event loop. Each is made once on first use, and
-closed with the loop.
+"""Renderers, Envs, engines and the gateway for all episodes of an event loop. Each is made on first use, and closed
+with the loop.
 
-slime only calls `adapt`. It has no start hook, so 256 first calls arrive at once, and it has no stop hook. Training and
-evaluation may run on two loops of one process at the same time.
+slime only calls `adapt`. Without a start hook, 256 first calls arrive at once. There is no stop hook. Training and
+evaluation may run on two loops of a process at the same time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("agentrl")
 
 _CONNECTIONS = 256
 _CLOSE_S = 30.0
-"""Seconds that the process waits at its end for the resources of one loop."""
+"""Seconds for closing the resources of a loop at the end of the process."""
 
 
 class LoopResources:
@@ -43,7 +43,7 @@ class LoopResources:
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
-        self._made: dict[Hashable, asyncio.Task[object]] = {}
+        self._tasks: dict[Hashable, asyncio.Task[object]] = {}
         self._parkings: dict[tuple[str | None, float], Parking] = {}
         self._keeper = asyncio.create_task(self._keep())
         self._keeper.add_done_callback(lambda keeper: self._leave(keeper.get_loop()))
@@ -57,7 +57,7 @@ class LoopResources:
         trust_remote_code: bool = False,
         special_tokens: SpecialTokens = "keep",
     ) -> Renderer:
-        """The renderer of a model. `trust_remote_code`: the host has run the tokenizer's own code, so it may run
+        """The renderer of a model. `trust_remote_code`: the host has run the tokenizer's own code, so the code may run
         here."""
         key = (model, template, json.dumps(template_kwargs, sort_keys=True), trust_remote_code, special_tokens)
         return await self._once(("renderer", *key), lambda: asyncio.to_thread(load_renderer_once, *key))
@@ -67,7 +67,7 @@ class LoopResources:
         return await self.entered(key, lambda: config.env_factory(path))
 
     async def entered(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """What the context manager of a key gives. It is made and entered on first use, and exited with the loop."""
+        """The value of a key's context manager. The first use makes and enters the manager. The loop's end exits it."""
         return await self._once(key, lambda: self._stack.enter_async_context(make()))
 
     async def engine(
@@ -79,14 +79,14 @@ class LoopResources:
         retry_s: float = RETRY_S,
         stopped: Callable[[], bool] | None = None,
     ) -> SGLangEngine:
-        """An engine at a URL. `extra` goes into each request, `retry_s` is how long it retries (see SGLangEngine).
+        """An engine at a URL. `extra` goes into each request. `retry_s` is the time for retries (see SGLangEngine).
 
-        `model` is the folder of the model that the engine serves. Token ids that this model does not have are errors.
-        `stopped` is the host's abort flag, the same for all episodes.
+        `model` is the folder of the served model. Token ids outside of the model are errors. `stopped` is the host's
+        abort flag, the same for all episodes.
         """
 
         async def make() -> SGLangEngine:
-            from agentrl.engine.sglang import SGLangEngine  # aiohttp is imported only if it is used
+            from agentrl.engine.sglang import SGLangEngine  # aiohttp is imported only on use
             from agentrl.models.vocabulary import vocabulary_size
 
             vocab_size = vocabulary_size(model) if model else None
@@ -115,27 +115,27 @@ class LoopResources:
         return self._parkings[folder, dead_s]
 
     async def _once(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
-        """The value that the first caller makes, for all callers. All waiting callers see a failure; the next one
+        """The value of the first caller's `make`, for all callers. All waiting callers see a failure; the next call
         retries."""
-        if key not in self._made:
+        if key not in self._tasks:
             task = asyncio.create_task(_run(make))
             task.add_done_callback(lambda done: self._forget_failure(key, done))
-            self._made[key] = task
+            self._tasks[key] = task
         # Shielded, because the first caller may be cancelled alone.
-        return cast(T, await asyncio.shield(self._made[key]))
+        return cast(T, await asyncio.shield(self._tasks[key]))
 
     def _forget_failure(self, key: Hashable, task: asyncio.Task[object]) -> None:
         if task.cancelled() or task.exception() is not None:
-            del self._made[key]
+            del self._tasks[key]
 
     async def close(self) -> None:
         self._keeper.cancel()
         await asyncio.wait([self._keeper])
-        if not self._keeper.cancelled():  # cancelled before it began: nothing was made
+        if not self._keeper.cancelled():  # cancelled before the beginning: no value was made
             self._keeper.result()
 
     async def _keep(self) -> None:
-        """Close everything when the loop ends. A loop cancels its tasks then: it is the only stop hook."""
+        """Close all resources when the loop ends. The loop's cancellation of tasks is the only stop hook."""
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -183,7 +183,7 @@ def load_renderer_once(
     trust_remote_code: bool,
     special_tokens: SpecialTokens = "keep",
 ) -> Renderer:
-    """One renderer for all loops: it is immutable. The lock prevents certifying it twice."""
+    """An immutable renderer for all loops. The lock prevents a second certification."""
     with _loading:
         renderer = _load(model, template, template_kwargs, trust_remote_code)
         return EpisodeOptions(special_tokens=special_tokens).renderer(renderer)

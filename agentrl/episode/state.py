@@ -1,4 +1,4 @@
-"""The state of an episode between two of its turns, and an aborted episode as its host keeps it."""
+"""The state of an episode between two turns, and the form of an aborted episode in its host."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ Next: TypeAlias = Literal["generate", "step"]
 
 @dataclass(slots=True)
 class EpisodeState:
-    """The state of an episode: all it needs to continue, except the Env, the engine and the like. Picklable."""
+    """The state of an episode for its continuation, without the Env and the engine. Picklable."""
 
     trajectory: Trajectory
     thoughts: ReasoningStripper | None = None
     given: Task | None = None
-    """The task as it was given. The Env may have changed its own copy, which the trajectory holds."""
+    """The original task. The Env may have changed its own copy, which the trajectory holds."""
     turn_options: TurnOptions = field(default_factory=TurnOptions)
     """The Env's options for the next turn."""
     next: Next = "generate"
-    """The next thing to do: a generation (or the rest of one), or the Env's step for the last action."""
+    """The next work: a generation (or its rest), or the Env's step for the last action."""
     stop: StopReason | None = None
-    """Why it ended, once it has. It may not be scored yet."""
+    """The reason of the end, before and after scoring."""
     steps: int = 0
     """How many actions the Env has answered."""
     played_s: float = 0.0
-    """Seconds that count towards `Limits.episode_s`."""
+    """Seconds counted towards `Limits.episode_s`."""
     table: Table | None = None
-    """With seats: the states of all, this one included. This one is the first seat's, and stands for the episode."""
+    """With seats: the states of all seats. This state is the first seat's, and represents the episode."""
 
 
 @dataclass(slots=True)
 class Table:
-    """Who sits in an episode with seats, and whose turn it is. Picklable."""
+    """The seats of an episode, and the acting seat. Picklable."""
 
     seats: dict[str, EpisodeState]
     seat: str
-    """Whose turn it is."""
+    """The acting seat."""
     first: str
     """Who began."""
     begun: bool = False
-    """Whether that seat has read what begins its turn."""
+    """Whether the seat has read the observation of its turn."""
     opening: Observed = ()
     """The result of `reset`, which precedes the first observation of each seat."""
     answers: dict[str, Observed] = field(default_factory=dict)
-    """Answers to a seat's last turn, which it reads before its next one."""
+    """Answers to a seat's last turn. The seat reads them before its next turn."""
     early: dict[str, float] = field(default_factory=dict)
-    """Rewards of seats that have had no turn."""
+    """Rewards of seats before their first turn."""
     moves: list[str] = field(default_factory=list)
-    """The seat of each turn that the Env has answered, in order of time."""
+    """The seat of each answered turn, in order of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """An aborted episode, which `resume_episode` continues where it stopped. Picklable unless it is "alive"."""
+    """An aborted episode for `resume_episode`. Picklable unless `how` is "alive"."""
 
     how: ResumeMethod
     episode: EpisodeState
     rng: Any
     """State of `Env.rng`."""
     env: Env | None = None
-    """The open Env if it is "alive", else None. The owner of this object must close it."""
+    """The open Env if `how` is "alive", else None. The owner of this object must close the Env."""
     saved: Any = None
     """The result of `Env.snapshot`."""
     machines: tuple[MachineSnapshot, ...] = ()
-    """The machines in it, which are removed when the state is no longer needed."""
+    """The machines in the snapshot. They are removed when the state is no longer needed."""

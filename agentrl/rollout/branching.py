@@ -1,13 +1,13 @@
-"""Episodes that branch: one is played, then continued several times from one of its turns.
+"""Episodes that branch: an episode is played, then continued several times from a turn.
 
     root      prompt ─ turn 0 ─ turn 1 ─ turn 2 ─ turn 3           trained as any episode
                                  └─ turn 2' ─ ...                  a leaf: its prompt is all tokens before turn 2
                                  └─ turn 2" ─ turn 3" ─ ...
 
 The leaves of a turn are a group: equal beginnings, each with its own reward, and their mean is the baseline. The tokens
-before the turn are a leaf's prompt, so the root alone trains them, and each sampled token of the tree counts once. The
-Env is forked by its snapshot, or else by playing the recorded actions to a fresh one; every token must be the same. If
-a snapshot holds a running machine, each leaf goes on in a copy of it.
+before the turn are a leaf's prompt and are trained by the root alone, so each sampled token of the tree counts once.
+The Env is forked by its snapshot, or else by playing the recorded actions to a fresh Env; every token must be the same.
+If a snapshot holds a running machine, each leaf goes on in a copy of the machine.
 
 Tree search over turns for credit: VinePPO (arXiv 2410.01679), TreeRL (arXiv 2506.11902).
 """
@@ -38,18 +38,18 @@ from agentrl.types import Generation, Rendered, SamplingParams, Task, TurnOption
 
 @dataclass(slots=True)
 class Budget:
-    """What the branches of a tree may cost. A turn's branches begin only while both are left, and are then played to
-    their end, so `tokens` may be exceeded by what one group samples."""
+    """The cost limit of a tree's branches. A turn's branches begin only while both limits are positive. They are
+    played to their end, so a group may exceed `tokens`."""
 
     episodes: int
     """Continuations."""
     tokens: int | None = None
     """Sampled tokens. None: no bound."""
 
-    def allows(self, wanted: int) -> int:
+    def allows(self, count: int) -> int:
         """How many of the wanted continuations may begin."""
         spent = self.tokens is not None and self.tokens <= 0
-        return 0 if spent else min(wanted, self.episodes)
+        return 0 if spent else min(count, self.episodes)
 
     def spend(self, leaves: Sequence[Trajectory]) -> None:
         self.episodes -= len(leaves)
@@ -73,16 +73,16 @@ class _Fork:
 @dataclass(slots=True)
 class EpisodeTree:
     """An episode and its branches. Leave it (`async with`) or `close` it if snapshots of its Env hold running machines,
-    which are kept until then."""
+    which stay until then."""
 
     rollout: Rollout
     root: Trajectory
-    given: Task
-    """The task as it was given."""
+    task: Task
+    """The original task."""
     budget: Budget
     params: SamplingParams
     groups: list[list[Trajectory]] = field(default_factory=list)
-    """The leaves, by the turns at which they began: groups to learn from."""
+    """The groups to learn from: leaves by their first turn."""
     _forks: dict[int, _Fork] = field(default_factory=dict)
 
     @classmethod
@@ -105,12 +105,14 @@ class EpisodeTree:
         forks: dict[int, _Fork] = {}
 
         async def keep(parked: Parked) -> None:
-            state, played = parked.episode, parked.episode.trajectory
+            state, trajectory = parked.episode, parked.episode.trajectory
             if state.stop is not None:  # no turn follows
                 await release(parked.machines)
                 return
             saved = copy.deepcopy(parked.saved)
-            forks[len(played.turns)] = _Fork(saved, parked.rng, state.turn_options, played.thinking, parked.machines)
+            forks[len(trajectory.turns)] = _Fork(
+                saved, parked.rng, state.turn_options, trajectory.thinking, parked.machines
+            )
 
         forked_by_snapshot = resume_method(rollout.envs.cls) == "snapshot"
         try:
@@ -136,24 +138,26 @@ class EpisodeTree:
         await self.close()
 
     async def close(self) -> None:
-        """Remove the machines in its snapshots. Then it cannot branch at turns that need them. Safe to call twice."""
+        """Remove the machines in the snapshots. Afterwards turns that need a machine cannot branch. Safe to call
+        twice."""
         await _drop(self._forks)
 
     @property
     def ledger(self) -> Ledger:
-        """The count of all tokens of the tree; those that branches share are counted once."""
+        """The count of all tokens of the tree. Tokens shared by branches are counted once."""
         leaves = [leaf for group in self.groups for leaf in group]
-        return total_ledger([segment for each in (self.root, *leaves) for segment in each.segments])
+        return total_ledger([segment for episode in (self.root, *leaves) for segment in episode.segments])
 
     async def branch(self, turn: int, n: int) -> list[Trajectory]:
         """Continue the root `n` times from before its turn number `turn`, counted from 0. Return the leaves.
 
-        The budget may allow fewer. If it allows less than two, none is played, because one has no baseline. A leaf
-        whose environment fails is masked as `env_failure`. Limits count what the root spent before the branch, too.
-        `Env.score` and reward functions see a leaf's whole conversation in `messages`, and its own turns in `turns`.
+        The budget may allow fewer leaves. If the budget allows less than two, no leaf is played, because a single leaf
+        has no baseline. A leaf with a failed environment is masked as `env_failure`. Limits include the root's spending
+        before the branch. `Env.score` and reward functions see a leaf's whole conversation in `messages`, and the
+        leaf's own turns in `turns`.
 
-        Raises ConfigError for a turn that the root does not have, and ResumeError if the Env does not come back to the
-        same tokens.
+        Raises ConfigError for a turn outside of the root, and ResumeError if the Env does not return to the same
+        tokens.
         """
         if not 0 <= turn < len(self.root.turns):
             raise ConfigError(f"branch({turn}): the episode has turns 0 to {len(self.root.turns) - 1}")
@@ -167,7 +171,7 @@ class EpisodeTree:
         return leaves
 
     async def _leaf(self, turn: int, name: str) -> Trajectory:
-        rollout, leaf = self.rollout, Trajectory(self.given, session_id=name)
+        rollout, leaf = self.rollout, Trajectory(self.task, session_id=name)
         params: SamplingParams = {**self.params, "sampling_seed": sampling_seed(name)}
         options = _left(replace(rollout.options, sampling_params=params), self.root, turn)
         state = EpisodeState(leaf)
@@ -191,27 +195,27 @@ class EpisodeTree:
         leaf, before = episode.state.trajectory, _tokens_before(root, turn)
         leaf.info["branch"] = {"of": root.session_id, "turn": turn}
         leaf.tools, episode.talk.turns_before = root.tools, turn
-        media = tuple(one for one in root.segment.media if one.stop <= len(before))
+        media = tuple(medium for medium in root.segment.media if medium.stop <= len(before))
         leaf.append_prompt(Rendered(before, (), thinking, media=media), _messages_before(root, turn))
         await episode.reopen()
 
     async def _play_again(self, episode: Episode, turn: int) -> bool:
-        """Reset the Env and play the root's actions to it, in a conversation that is thrown away. Return `thinking`."""
+        """Reset the Env and play the root's actions to it, in a discarded conversation. Return `thinking`."""
         root, leaf = self.root, episode.state.trajectory
-        again = EpisodeState(Trajectory(self.given, session_id=root.session_id))
-        played = Episode.of(
+        again = EpisodeState(Trajectory(self.task, session_id=root.session_id))
+        replay = Episode.of(
             episode.env, again, episode.talk.engine, self.rollout.renderer, self.rollout.options, None, None
         )
-        await played.begin()
-        await played.reset()
+        await replay.begin()
+        await replay.reset()
         for old, action in zip(root.turns[:turn], root.actions[:turn], strict=True):
             log_probs = [0.0] * len(action.tokens)
             again.trajectory.append_model(Generation(action.tokens, log_probs, old.finish_reason, old.matched))
             again.trajectory.append_action(action)
-            await played.step(action)
+            await replay.step(action)
         if again.trajectory.tokens != _tokens_before(root, turn):
             raise ResumeError(f"the environment diverged before turn {turn}: it answered differently than before")
-        leaf.task, episode.state.given = again.trajectory.task, self.given
+        leaf.task, episode.state.given = again.trajectory.task, self.task
         episode.state.turn_options = again.turn_options
         return again.trajectory.thinking
 
@@ -233,7 +237,7 @@ async def _restore(episode: Episode, root: Trajectory, fork: _Fork) -> None:
 
 
 def _check(rollout: Rollout) -> None:
-    """Raises ConfigError for what cannot branch."""
+    """Raises ConfigError for an Env that cannot branch."""
     cls = rollout.envs.cls
     if cls.seats:
         raise ConfigError(f"{cls.__name__} has seats, and only an episode of one player can branch")
@@ -247,7 +251,7 @@ def _check(rollout: Rollout) -> None:
 
 
 def _left(options: EpisodeOptions, root: Trajectory, turn: int) -> EpisodeOptions:
-    """The options of a leaf: what the root has spent before the turn is not left."""
+    """The options of a leaf, without the root's spending before the turn."""
     limits = options.limits
     spent = len(_tokens_before(root, turn)) - root.prompt_length
     tokens = None if limits.tokens is None else max(limits.tokens - spent, 1)
@@ -262,5 +266,5 @@ def _tokens_before(root: Trajectory, turn: int) -> list[int]:
 def _messages_before(root: Trajectory, turn: int) -> list[Any]:
     """The messages that precede the model's message number `turn`."""
     replies = [place for place, message in enumerate(root.messages) if message.get("role") == "assistant"]
-    own = replies[len(replies) - len(root.actions) :]  # the prompt may hold earlier ones
-    return list(root.messages[: own[turn]])
+    sampled = replies[len(replies) - len(root.actions) :]  # the prompt may hold earlier replies
+    return list(root.messages[: sampled[turn]])

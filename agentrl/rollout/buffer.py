@@ -1,4 +1,4 @@
-"""The groups of a run that are drawn and not yet trained: handed out, played, put back, dropped or trained, each once.
+"""The drawn and untrained groups of a run: handed out, played, put back, dropped or trained, each once.
 
     source ──take──▶ being played ──finished──▶ waits for the trainer ──trained──▶ gone
                         │  ▲                            │
@@ -6,11 +6,11 @@
                         ▼  │
                        waiting
 
-A group keeps its number from its first `take` to its end, so what is not gone can be named. `state` names the groups
-that are not gone, and the place in the data. A checkpoint holds it. After `restore` they are handed out again first,
-and the place in the data is the checkpoint's: every task is trained once in the history of the restored checkpoint.
+A group keeps its number from its first `take` to its end. `state` names the groups that are not gone, and the place in
+the data. A checkpoint holds the state. After `restore` these groups are handed out first, and the place in the data is
+the checkpoint's: every task is trained once in the history of the restored checkpoint.
 
-Use it from one thread.
+Use a buffer from a single thread.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from agentrl.types import JSON, Task
 log = logging.getLogger("agentrl")
 
 Member: TypeAlias = Trajectory | Parked | None
-"""An episode of a group: ended, or parked for `resume_episode`, or None: still to be played from its beginning."""
+"""An episode of a group: ended, or parked for `resume_episode`, or None for an episode without a beginning."""
 
 Whereabouts: TypeAlias = Literal["playing", "waiting", "finished"]
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnTask:
-    """A task as it was drawn from the data."""
+    """A task with its place in the data."""
 
     task: Task
     row: int
-    """Its number in the data, from 0."""
+    """The task's number in the data, from 0."""
     epoch: int
 
 
@@ -55,10 +55,10 @@ class PromptFilter(Protocol):
 
 
 class TaskSource(Protocol):
-    """Where a buffer draws fresh tasks from; `TaskStream` is one."""
+    """The source of a buffer's fresh tasks, such as `TaskStream`."""
 
     def draw(self) -> DrawnTask | None:
-        """The next task. None at the end of the data, if it ends."""
+        """The next task. None at the end of finite data."""
         ...
 
     def task(self, row: int) -> Task:
@@ -72,7 +72,7 @@ class TaskSource(Protocol):
     def metrics(self) -> Mapping[str, JSON]: ...
 
     def limit_prompts(self, limit: PromptFilter) -> None:
-        """Pass over tasks that the filter does not allow."""
+        """Pass over tasks that the limit excludes."""
         ...
 
     def state_dict(self) -> Mapping[str, JSON]: ...
@@ -82,7 +82,7 @@ class TaskSource(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PendingGroup:
-    """A task that was drawn, and the episodes of it so far."""
+    """A drawn task with its episodes so far."""
 
     number: int
     """Unique over the run, in the order of the first `take`, from 0."""
@@ -90,12 +90,12 @@ class PendingGroup:
     row: int
     epoch: int
     members: list[Member]
-    """What earlier tries left. If all have ended, there is nothing more to play: call `finished` at once."""
+    """Episodes of earlier tries. If all have ended, no episode is left to play: call `finished` at once."""
     attempts: int = 0
-    """How often it was put back."""
+    """How often the group was put back."""
     born: int = 0
-    """The version of the oldest weights that may have sampled one of its tokens. It is that of the last `take` which
-    found no member."""
+    """The version of the oldest weights that may have sampled a token of the group: the version of the last `take`
+    without members."""
 
     @property
     def ended(self) -> bool:
@@ -104,12 +104,12 @@ class PendingGroup:
 
 
 BufferFilter: TypeAlias = Callable[[Any, int | None, list[PendingGroup], int], Sequence[PendingGroup]]
-"""slime's `buffer_filter(args, rollout_id, buffer, num_samples)`: removes at most `num_samples` groups from the list of
-waiting ones, and returns them."""
+"""slime's `buffer_filter(args, rollout_id, buffer, num_samples)`: removes at most `num_samples` waiting groups from the
+list, and returns them."""
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:
-    """The groups in the order in which they were put back; slime's default."""
+    """The groups in the order of their return; slime's default."""
     taken = buffer[:num_samples]
     del buffer[:num_samples]
     return taken
@@ -118,12 +118,12 @@ def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples:
 def freshest_first(
     args: Any, rollout_id: int | None, buffer: list[PendingGroup], num_samples: int
 ) -> list[PendingGroup]:
-    """Groups whose tokens the newest weights have sampled first, then the order in which they were put back."""
+    """Groups with the newest sampling weights first, then the order of their return."""
     return _best(buffer, num_samples, lambda group: group.born)
 
 
 def by_priority(args: Any, rollout_id: int | None, buffer: list[PendingGroup], num_samples: int) -> list[PendingGroup]:
-    """Groups with the highest `priority` in their task's metadata first (0 without), then as they were put back."""
+    """Groups with the highest `priority` in their task's metadata first (default 0), then the order of their return."""
     return _best(buffer, num_samples, lambda group: float(group.task.metadata.get("priority", 0)))
 
 
@@ -147,18 +147,18 @@ def buffer_filter(name: str) -> BufferFilter:
         return BUFFER_FILTERS[name]
     if not {":", "."} & set(name):
         raise ConfigError(f"buffer_filter: {name!r} is none of {', '.join(BUFFER_FILTERS)}, nor the path of a function")
-    found: BufferFilter = load_object(name)
-    return found
+    function: BufferFilter = load_object(name)
+    return function
 
 
 class GroupBuffer:
-    """Hands out groups of `group_size` episodes, and knows where each of them is.
+    """Hands out groups of `group_size` episodes, and tracks the place of each group.
 
-    `policy` chooses among the groups that were put back, before a fresh task is drawn. It gets `args`. A group that it
-    removes and does not return is dropped as `buffer_filter`. With a `journal`, episodes that have ended or are parked
-    outlive the process, unless `keeps_episodes` is False: then it only records what became of the groups.
+    `policy` chooses among the returned groups, before a fresh task is drawn. The policy gets `args`. A group removed
+    without being returned is dropped as `buffer_filter`. With a `journal`, ended and parked episodes outlive the
+    process. With `keeps_episodes=False` the journal only records the end of each group.
 
-    Methods raise ValueError for a group that is not where it must be, so that nothing is trained twice.
+    Methods raise ValueError for a group in the wrong place, so that no group is trained twice.
     """
 
     def __init__(
@@ -173,29 +173,29 @@ class GroupBuffer:
     ) -> None:
         self.source, self.group_size = source, group_size
         self.dropped: Counter[str] = Counter()
-        """Groups that were dropped so far, by reason."""
+        """Number of dropped groups so far, by reason."""
         self.trained_groups = 0
-        """Groups that were trained so far."""
+        """Number of trained groups so far."""
         self._policy, self._args, self.journal = policy, args, journal
         self._keeps_episodes = keeps_episodes
-        self._found: dict[Place, dict[int, Trajectory | Parked]] = {}
+        self._saved_episodes: dict[Place, dict[int, Trajectory | Parked]] = {}
         """Episodes in the journal of groups that may be drawn again, by group and member."""
         self._next, self._step = 0, 0
         self.waiting: list[PendingGroup] = []
-        """Groups that were put back, in that order."""
+        """Groups that were put back, in order."""
         self._where: dict[int, Whereabouts] = {}
         self._groups: dict[int, PendingGroup] = {}
-        """Those that are not gone, by number."""
+        """Groups that are not gone, by number."""
 
     def begin(self, journal: Journal) -> None:
-        """Use this journal from the first group on. What an attempt without a checkpoint has left in it is removed."""
+        """Use this journal from the first group on. Entries of an attempt without a checkpoint are removed."""
         self.journal = journal
         journal.rewind(0, -1, ())
 
     def take(self, version: int = 0) -> PendingGroup | None:
-        """The next group to play: one that was put back, by the policy, else a fresh one. None: the data has ended.
+        """The next group to play: a waiting group by the policy, else a fresh group. None at the end of the data.
 
-        `version` is that of the weights which will sample.
+        `version` is the version of the weights that will sample.
         """
         group = self._take_waiting() or self._draw()
         if group is None:
@@ -207,9 +207,9 @@ class GroupBuffer:
         return group
 
     def keep(self, group: PendingGroup, index: int, member: Trajectory | Parked) -> None:
-        """An episode of a group that is being played has ended, or is parked: a restart need not play it again.
+        """Keep an ended or parked episode of a group in play: a restart need not play it again.
 
-        A parked one whose Env is kept open is of no use to another process.
+        A parked episode with an open Env is useless to another process.
         """
         group.members += [None] * (index + 1 - len(group.members))  # with seats, an episode has several trajectories
         group.members[index] = member
@@ -217,7 +217,7 @@ class GroupBuffer:
             self.journal.keep(_place(group), index, member, newest_weights(member, self._step))
 
     def finished(self, group: PendingGroup, trajectories: Sequence[Trajectory]) -> None:
-        """All episodes of the group have ended. It waits for the trainer."""
+        """All episodes of the group have ended. The group waits for the trainer."""
         self._move(group, "finished", "playing", "waiting")
         if group in self.waiting:
             self.waiting.remove(group)
@@ -225,9 +225,9 @@ class GroupBuffer:
         self._keep_all(group)
 
     def put_back(self, group: PendingGroup, members: Sequence[Member] = ()) -> None:
-        """The group was not played to its end, or is to be played again. It is handed out again, with these members.
+        """Return an unfinished group, or a group to play again. The group is handed out again, with these members.
 
-        Without members all its episodes begin anew.
+        Without members all its episodes restart.
         """
         self._move(group, "waiting", "playing", "finished")
         group.members = [*members, *[None] * (self.group_size - len(members))]
@@ -252,7 +252,7 @@ class GroupBuffer:
                 self.journal.gone(_place(group), "trained", step)
 
     def saved(self, state: Mapping[str, Any]) -> None:
-        """A checkpoint with this state is complete: episodes that only an older one needs are forgotten."""
+        """A checkpoint with this state is complete: episodes for older checkpoints are forgotten."""
         if self.journal is not None:
             self.journal.saved(state["step"])
 
@@ -262,7 +262,7 @@ class GroupBuffer:
         return {where: counts[where] for where in ("playing", "waiting", "finished")}
 
     def state(self) -> dict[str, JSON]:
-        """Everything that is not gone, as plain JSON without the episodes, and the place in the data; a copy."""
+        """All groups that are not gone, as plain JSON without the episodes, and the place in the data; a copy."""
         return {
             "next": self._next,
             "step": self._step,
@@ -274,11 +274,11 @@ class GroupBuffer:
         }
 
     def restore(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
-        """Be as at the time of `state`. Groups that were not gone then are handed out again first.
+        """Return to `state`. Groups that were not gone are handed out first.
 
-        A state of the source alone is taken, too: checkpoints of earlier versions hold it. Raises ConfigError if the
-        data has changed since, unless accepted. Then episodes in the journal are played again, as they may be of other
-        tasks.
+        A state of the source alone is accepted, too: checkpoints of earlier versions have this form. Raises ConfigError
+        for changed data, unless `accept_changes` is set. Then the journal's episodes are played again, since their
+        tasks may differ.
         """
         if "source" not in state:
             state = {"source": state, "next": 0, "step": 0, "trained": 0, "dropped": {}, "groups": []}
@@ -294,7 +294,7 @@ class GroupBuffer:
         for number, row, epoch, attempts, born in groups:
             try:
                 task = self.source.task(row)
-            except IndexError:  # the data has fewer rows now, and that was accepted
+            except IndexError:  # the data has fewer rows now, and the change was accepted
                 self.dropped["row_is_gone"] += 1
                 continue
             members: list[Member] = [None] * self.group_size
@@ -303,24 +303,24 @@ class GroupBuffer:
             )
 
     def _find_episodes(self, journal: str | None) -> None:
-        """Rewind the journal, and give the groups the episodes that are in it, if it is the checkpoint's."""
+        """Rewind the journal, and give the groups their episodes, if the journal is the checkpoint's."""
         if self.journal is None:
             return
         if journal not in (None, self.journal.id):
             log.warning("%s is not the checkpoint's: what it holds of the run is not used", self.journal.path)
         usable = journal == self.journal.id
         places = [(_place(group), group.attempts) for group in self.waiting]
-        self._found = self.journal.rewind(self._next, self._step if usable else -1, places)
+        self._saved_episodes = self.journal.rewind(self._next, self._step if usable else -1, places)
         for group in self.waiting:
             self._give_found(group)
 
     def _give_found(self, group: PendingGroup) -> None:
-        if members := self._found.pop(_place(group), None):
+        if members := self._saved_episodes.pop(_place(group), None):
             group.members = [members.get(index) for index in range(max(self.group_size, max(members, default=-1) + 1))]
             group.born = oldest_weights(group.members, self._step)
 
     def _keep_all(self, group: PendingGroup) -> None:
-        """Note the group, its episodes, and that others are to be played again."""
+        """Note the group, its episodes, and the members to play again."""
         for index, member in enumerate(group.members):
             if member is not None:
                 self.keep(group, index, member)
@@ -337,9 +337,9 @@ class GroupBuffer:
             return None
         before = list(self.waiting)
         taken = list(self._policy(self._args, self._step, self.waiting, 1))
-        left = {group.number for group in (*self.waiting, *taken)}
+        remaining = {group.number for group in (*self.waiting, *taken)}
         for group in before:
-            if group.number not in left:
+            if group.number not in remaining:
                 self.drop(group, "buffer_filter")
         self.waiting[:0] = taken[1:]
         return taken[0] if taken else None
@@ -361,7 +361,7 @@ class GroupBuffer:
         return group
 
     def _in_order(self) -> list[PendingGroup]:
-        """Those that are being played or have ended in the order of their numbers, then those that were put back."""
+        """Played and ended groups in the order of their numbers, then the returned groups."""
         waiting = {group.number for group in self.waiting}
         return [*(group for number, group in sorted(self._groups.items()) if number not in waiting), *self.waiting]
 

@@ -34,11 +34,11 @@ _INLINE = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 NO_TOOLS = "calls, but the row has no tools: the model does not know of them, unless its system message describes them"
 NO_RESULT = "a call without a result, followed by a message of another role"
 _OTHERWISE = ("functions", "function_call", "chat_template_kwargs")
-"""Keys of a row that would change its tokens, and are not supported."""
+"""Unsupported keys of a row that would change the tokens."""
 
 
 class SkippedError(AgentRLError):
-    """A row that is skipped. `reason` is the same for all rows of its kind; `detail` is specific to this row."""
+    """A row that is skipped. `reason` is equal for all rows of a kind; `detail` is specific to this row."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -47,17 +47,17 @@ class SkippedError(AgentRLError):
 
 @dataclass(frozen=True, slots=True)
 class ChatRow:
-    """A row as an episode. The assistant's own tokens are trained, but not those of messages with `weight: 0`."""
+    """A row as an episode. The assistant's own tokens are trained, except for messages with `weight: 0`."""
 
     trajectory: Trajectory
     left_out: int = 0
-    """How many assistant messages at its end do not fit into the context."""
+    """Number of assistant messages at the end that do not fit into the context."""
     remarks: tuple[str, ...] = ()
-    """Possible mistakes in the row. It is learned nevertheless. Mistakes of a kind have the same text."""
+    """Possible mistakes in the row. The row is learned nevertheless. Mistakes of a kind have the same text."""
 
 
 def other_format(row: JSON) -> str | None:
-    """The remedy for chat in another program's format. None if the row is not in such a format."""
+    """The remedy for chat in another program's format. None for any other row."""
     if isinstance(row, dict) and isinstance(row.get("conversations"), list):
         return 'rename "conversations" to "messages", each with "role" and "content"'
     return None
@@ -82,7 +82,7 @@ class ChatReader:
     thinking: Thinking = "keep"
 
     def read(self, row: Mapping[str, JSON]) -> ChatRow:
-        """The row as an episode. Raises SkippedError, or ConfigError if it is not a row of chat at all."""
+        """The row as an episode. Raises SkippedError, or ConfigError for a row that is no chat."""
         chat = _Chat.of(row)
         options = EpisodeOptions(thinking=self.thinking)
         talk = Conversation(
@@ -100,7 +100,7 @@ class ChatReader:
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """The entries of a row, and which assistant entries are not trained."""
+    """The entries of a row, and the untrained assistant entries."""
 
     entries: Sequence[Entry]
     tools: Sequence[ToolSpec]
@@ -110,7 +110,7 @@ class _Chat:
 
     @classmethod
     def of(cls, row: Mapping[str, JSON]) -> _Chat:
-        messages, given = _messages(row)
+        messages, prompt_count = _messages(row)
         for key in _OTHERWISE:
             if row.get(key):
                 raise SkippedError("it has a key that is not served", key)
@@ -122,7 +122,9 @@ class _Chat:
             raise SkippedError("it is not a readable chat", f"tools of the type {', '.join(left_out)}")
         replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         places = [i for i, entry in enumerate(request.entries) if entry.role == "assistant"]
-        untrained = {place for i, place in zip(replies, places, strict=True) if i < given or not _weight(messages[i])}
+        untrained = {
+            place for i, place in zip(replies, places, strict=True) if i < prompt_count or not _weight(messages[i])
+        }
         entries = _identified(request.entries)
         remarks = _odd_calls(entries, request.tools, untrained)
         return cls(entries, request.tools, frozenset(untrained), remarks)
@@ -130,7 +132,7 @@ class _Chat:
 
 @dataclass(slots=True)
 class _Replay:
-    """One row while it is replayed."""
+    """The replay of one row."""
 
     talk: Conversation
     chat: _Chat
@@ -144,10 +146,10 @@ class _Replay:
             raise SkippedError("no assistant message to learn after a user message")
         self._begin(entries[: turns[0]])
         taken = 0
-        for at, end in pairwise([*turns, len(entries)]):
-            action = self._say(at)
+        for start, end in pairwise([*turns, len(entries)]):
+            action = self._say(start)
             taken += action is not None
-            if action is None or end == len(entries) or not self._observe(entries[at + 1 : end], action):
+            if action is None or end == len(entries) or not self._observe(entries[start + 1 : end], action):
                 break
         trajectory = self.talk.trajectory
         if not any(segment.ledger.trained for segment in trajectory.segments):
@@ -159,9 +161,9 @@ class _Replay:
         self.talk.begin(messages)
         self._check(messages, self.talk.trajectory.tokens)
 
-    def _say(self, at: int) -> Action | None:
-        """Take the assistant's turn. None if it does not fit."""
-        talk, entry = self.talk, _with_thought(self.chat.entries[at], self._forms())
+    def _say(self, index: int) -> Action | None:
+        """Take the assistant's turn. None if the turn does not fit."""
+        talk, entry = self.talk, _with_thought(self.chat.entries[index], self._forms())
         if any(isinstance(call.arguments, str) for call in entry.calls):
             raise SkippedError("the arguments of a call are not a JSON object", entry.calls[0].name)
         tokens = talk.renderer.encode(to_assistant_message(entry, {}), talk.trajectory.segment.ids)
@@ -170,10 +172,10 @@ class _Replay:
             return None
         action = talk.say(Generation(tokens, list(map(scripted_log_prob, tokens)), "stop", tokens[-1]))
         _check_letter(entry, action)
-        if at in self.chat.untrained:
+        if index in self.chat.untrained:
             talk.trajectory.mask("host", turn=len(talk.trajectory.turns) - 1)
-        made = {wire.id: call.id for wire, call in zip(entry.calls, action.calls, strict=True)}
-        self.ids |= made | {plain_id(wire): call for wire, call in made.items()}
+        ids = {wire.id: call.id for wire, call in zip(entry.calls, action.calls, strict=True)}
+        self.ids |= ids | {plain_id(wire): call for wire, call in ids.items()}
         return action
 
     def _observe(self, entries: Sequence[Entry], action: Action) -> bool:
@@ -186,7 +188,8 @@ class _Replay:
         return True
 
     def _told(self, entries: Sequence[Entry], action: Action) -> list[Message]:
-        """The messages after the assistant's turn. A system message stays one if the template supports it there."""
+        """The messages after the assistant's turn. A system message keeps its role if the template supports the role at
+        this place."""
         forms, names = self._forms(), {call.id: call.name for call in action.calls}
         if not forms.carries("later_system"):
             return to_messages(entries, forms, self.ids, calls=names)
@@ -200,9 +203,9 @@ class _Replay:
 
     def _check(self, messages: Sequence[Message], tokens: Sequence[int]) -> None:
         """Raises SkippedError if the tokens lack the content of a message."""
-        at = first_message_not_in(messages, self.talk.renderer.decode(tokens))
-        if at is not None:
-            role, content = messages[at]["role"], messages[at]["content"]
+        index = first_message_not_in(messages, self.talk.renderer.decode(tokens))
+        if index is not None:
+            role, content = messages[index]["role"], messages[index]["content"]
             raise SkippedError(f"the chat template leaves out this message of the {role}", f"{content!r:.80}")
 
     def _forms(self) -> EntryConverter:
@@ -211,7 +214,7 @@ class _Replay:
 
 
 def _messages(row: Mapping[str, JSON]) -> tuple[list[Any], int]:
-    """The messages of a row, and how many of them are the prompt. Raises ConfigError if it is not chat."""
+    """The messages of a row, and the number of prompt messages. Raises ConfigError if the row is no chat."""
     keys = ("messages",) if "messages" in row else ("prompt", "completion")
     for key in keys:
         sent = row.get(key)
@@ -239,39 +242,39 @@ def _weight(message: Mapping[str, JSON]) -> bool:
 
 
 def _identified(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, with different ids for the calls of each. If data has no ids or equal ones, the order counts."""
-    made, waiting, renamed = list[Entry](), list[str](), False
-    for at, entry in enumerate(entries):
+    """The entries, with different ids for the calls of each entry. For missing or equal ids, the order counts."""
+    result, waiting, renamed = list[Entry](), list[str](), False
+    for index, entry in enumerate(entries):
         if entry.role == "tool" and waiting and (renamed or not entry.call_id):
             entry = replace(entry, call_id=waiting.pop(0))
         elif entry.role == "assistant":
             waiting = [call.id for call in entry.calls]
             renamed = len(set(waiting)) < len(waiting) or "" in waiting
             if renamed:
-                waiting = [f"call {at} {number}" for number in range(len(entry.calls))]
+                waiting = [f"call {index} {number}" for number in range(len(entry.calls))]
                 calls = zip(entry.calls, waiting, strict=True)
-                entry = replace(entry, calls=tuple(replace(call, id=own) for call, own in calls))
-        made.append(entry)
-    return made
+                entry = replace(entry, calls=tuple(replace(call, id=new_id) for call, new_id in calls))
+        result.append(entry)
+    return result
 
 
 def _odd_calls(entries: Sequence[Entry], tools: Sequence[ToolSpec], untrained: Container[int]) -> tuple[str, ...]:
-    """What is odd about the calls of a row. Raises SkippedError for calls that could only teach a mistake.
+    """Oddities of a row's calls. Raises SkippedError for calls that could only teach a mistake.
 
     A call of an unknown tool is allowed in untrained messages: data with corrected mistakes contains such calls.
     """
     offered = {tool["function"]["name"] for tool in tools}
     odd, ids, waiting = dict[str, None](), set[str](), set[str]()
-    for at, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         if entry.role == "tool":
             if entry.call_id not in ids:
                 raise SkippedError("a tool's result fits no call of the turn before it", repr(entry.call_id))
             waiting.discard(entry.call_id)
         elif entry.role == "assistant":
-            taught = at not in untrained
+            taught = index not in untrained
             if waiting and taught:
                 raise SkippedError(
-                    "a call has no result before the assistant's next message", _called(entries[:at], waiting)
+                    "a call has no result before the assistant's next message", _called(entries[:index], waiting)
                 )
             if taught and entry.calls:
                 _check_offered(entry, offered)
@@ -284,7 +287,7 @@ def _odd_calls(entries: Sequence[Entry], tools: Sequence[ToolSpec], untrained: C
 
 
 def _check_offered(entry: Entry, offered: Container[str]) -> None:
-    """Raises SkippedError for a call of a tool that a row with tools does not offer."""
+    """Raises SkippedError for a call of a tool that is missing in the row's tools."""
     if unknown := [call.name for call in entry.calls if offered and call.name not in offered]:
         raise SkippedError("a call of a tool that is not among the row's tools", repr(unknown[0]))
 
@@ -295,8 +298,8 @@ def _called(entries: Sequence[Entry], ids: Container[str]) -> str:
 
 def _turns(entries: Sequence[Entry]) -> list[int]:
     """Indices of the assistant's entries after the first user entry. An earlier greeting is part of the prompt."""
-    asked = next((i for i, entry in enumerate(entries) if entry.role == "user"), len(entries))
-    return [i for i, entry in enumerate(entries) if entry.role == "assistant" and i > asked]
+    first_user = next((i for i, entry in enumerate(entries) if entry.role == "user"), len(entries))
+    return [i for i, entry in enumerate(entries) if entry.role == "assistant" and i > first_user]
 
 
 def _with_thought(entry: Entry, forms: EntryConverter) -> Entry:
@@ -309,7 +312,7 @@ def _with_thought(entry: Entry, forms: EntryConverter) -> Entry:
 
 
 def _check_end(tokens: Sequence[int], renderer: Renderer) -> None:
-    """Raises SkippedError unless the turn ends with its only stop token, as a sampled one does."""
+    """Raises SkippedError unless the turn ends with its only stop token, like a sampled turn."""
     if not tokens or tokens[-1] not in renderer.stop_token_ids:
         raise SkippedError("the chat template does not end a turn of the assistant with a stop token")
     if early := renderer.stop_token_ids.intersection(tokens[:-1]):
@@ -319,17 +322,17 @@ def _check_end(tokens: Sequence[int], renderer: Renderer) -> None:
 
 def _check_letter(entry: Entry, action: Action) -> None:
     """Raises SkippedError unless the turn equals the entry. Blanks at both ends depend on the template."""
-    said = [(call.name, _exact(call.arguments), None) for call in entry.calls]
+    expected = [(call.name, _exact(call.arguments), None) for call in entry.calls]
     read = [(call.name, _exact(call.arguments), call.error) for call in action.calls]
-    if said != read:
-        detail = next((f"{a!r:.60} became {b!r:.60}" for a, b in zip(said, read, strict=False) if a != b), "")
+    if expected != read:
+        detail = next((f"{a!r:.60} became {b!r:.60}" for a, b in zip(expected, read, strict=False) if a != b), "")
         raise SkippedError(
             "a call does not come back to the letter from the chat template",
-            detail or f"{len(said)} calls became {len(read)}",
+            detail or f"{len(expected)} calls became {len(read)}",
         )
     thoughts = [(thought or "").strip() for thought in (entry.reasoning, action.reasoning)]
     same = entry.text.strip() == action.content and thoughts[0] == thoughts[1]
-    if not same and not (entry.reasoning is None and not said and entry.text.strip() == action.text.strip()):
+    if not same and not (entry.reasoning is None and not expected and entry.text.strip() == action.text.strip()):
         raise SkippedError(
             "the assistant's message does not come back to the letter from the chat template",
             f"{entry.text!r:.60} became {action.content!r:.60}",
@@ -337,7 +340,7 @@ def _check_letter(entry: Entry, action: Action) -> None:
 
 
 def _exact(arguments: Mapping[str, JSON] | str) -> str:
-    """Arguments as text that does not depend on their order. 1, 1.0 and true differ."""
+    """Arguments as text, independent of their order. 1, 1.0 and true differ."""
     return json.dumps(arguments, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""Read the rows of a data file. Its name gives the format: JSONL, a JSON list, CSV or Parquet, packed or not."""
+"""Read the rows of a data file. The name gives the format: JSONL, a JSON list, CSV or Parquet, packed or not."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from agentrl.rollout.parquet import count_parquet, parquet_columns, read_parquet
 from agentrl.types import JSON
 
 _SEPARATORS: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
-"""Endings of tables of text, and what separates their columns."""
+"""Endings of tables of text, with the separator of their columns."""
 
 
 def read_rows(path: Path, remedy: str, columns: Sequence[str] | None = None) -> Iterator[tuple[int, JSON]]:
     """The number and content of each row. Raises ConfigError (`file:line: what and remedy`).
 
     A name ends in .parquet, .csv, .tsv or .json (a list of rows, or JSONL). Any other file is JSONL. A further ending
-    .gz, .bz2, .xz or .zst says how it is packed. Of Parquet and CSV, only `columns` are read, as far as the file has
-    them. A cell of CSV is text, and an empty one counts as missing.
+    .gz, .bz2, .xz or .zst gives the compression. Of Parquet and CSV, only the existing `columns` are read. A cell of
+    CSV is text, and an empty cell counts as missing.
     """
     kind = _kind(path)
     if kind == ".parquet":
@@ -64,29 +64,29 @@ def column_names(path: Path, remedy: str) -> list[str] | None:
 
 
 def is_jsonl(path: Path, remedy: str) -> bool:
-    """Whether a file has a row of JSON on each line, once it is unpacked. Raises ConfigError."""
+    """Whether a file, once unpacked, has a JSON row on each line. Raises ConfigError."""
     kind = _kind(path)
     return kind != ".parquet" and not is_text_table(path) and not (kind == ".json" and _is_list(path, remedy))
 
 
 def is_text_table(path: Path) -> bool:
-    """Whether every value of a file is text: it is CSV."""
+    """Whether every value of a file is text, as in CSV."""
     return _kind(path) in _SEPARATORS
 
 
 def plain_name(path: Path) -> str:
-    """A file's name without the endings that give its format."""
+    """A file's name without the endings of its format."""
     return Path(path.stem).stem if is_packed(path) else path.stem
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file must be unpacked before it is read."""
+    """Whether a file must be unpacked before reading."""
     return path.suffix in _OPENERS
 
 
 @contextmanager
 def unpacked(path: Path, remedy: str) -> Iterator[IO[bytes]]:
-    """A file's content, unpacked as its name asks for. Raises ConfigError, also for damage that is met in reading."""
+    """A file's content, unpacked by the ending of its name. Raises ConfigError, also for damage during the read."""
     try:
         with _OPENERS.get(path.suffix, Path.open)(path, "rb") as file:
             yield file
@@ -115,7 +115,7 @@ _OPENERS: Mapping[str, Callable[[Path, str], Any]] = {
 
 
 def _kind(path: Path) -> str:
-    """The ending that gives the format, without that of a packer."""
+    """The ending of the format, without the ending of a packer."""
     return (Path(path.stem) if is_packed(path) else path).suffix.lower()
 
 

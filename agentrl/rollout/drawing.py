@@ -1,4 +1,4 @@
-"""Draws the groups of a step, and replaces those that teach nothing by groups of fresh tasks."""
+"""Draws the groups of a step. Groups without a learning signal are replaced by groups of fresh tasks."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ class Drawn:
     """The groups of one step."""
 
     groups: list[Group]
-    """Those to learn from."""
+    """Groups to learn from."""
     pending: list[PendingGroup] = field(default_factory=list)
-    """The same in the buffer, where they wait to be trained."""
+    """The same groups in the buffer, where they wait to be trained."""
     replaced: list[Group] = field(default_factory=list)
-    """Those whose place another group took, in the order of their play. Their tokens are masked as `replaced`."""
+    """Replaced groups, in the order of their play. Their tokens are masked as `replaced`."""
     metrics: Mapping[str, JSON] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupDrawer:
-    """Takes groups from a buffer, plays them, and tells the buffer and its data how they went.
+    """Takes groups from a buffer, plays them, and reports the results to the buffer and its data.
 
-    `refill` is how often in a step the groups that teach nothing are replaced by groups of fresh tasks: DAPO's dynamic
-    sampling (arXiv 2503.14476), with a bound. A step always has `groups` groups. At the bound, the last one played in
-    each place stays.
+    `refill` bounds how often in a step idle groups are replaced by groups of fresh tasks: DAPO's dynamic sampling
+    (arXiv 2503.14476). A step always has `groups` groups. At the bound, the last group of each place stays.
 
-    Everything depends on the buffer's state, the seed and the step alone, so a step that is played again after a kill
+    The draw depends on the buffer's state, the seed and the step alone, so a step that is played again after a kill
     draws the same tasks and replaces the same groups.
     """
 
@@ -49,42 +48,42 @@ class GroupDrawer:
     seed: int
     sampling_params: SamplingParams
     teach: Callable[[Sequence[Group]], Sequence[bool]]
-    """For each group of a step, whether there is anything to learn from it."""
+    """For each group of a step, whether the group teaches."""
     warn: Callable[[str], None]
     why: Callable[[Group], str] = lambda group: "replaced"
-    """The reason why a group teaches nothing, which the buffer counts."""
+    """The reason of a group without a learning signal. The buffer counts the reasons."""
     refill: int = 0
     keep_unscored: bool = False
     _warned: bool = False
 
     async def draw(self, step: int) -> Drawn:
         """The groups of a step. Raises as `run_groups` does."""
-        pending, kept = await self._play(step, self.groups, first=0)
+        pending, groups = await self._play(step, self.groups, first=0)
         replaced, dropped = list[Group](), self.buffer.dropped.copy()
-        idle = before = self._idle(kept)
+        idle = before = self._idle(groups)
         for _ in range(self.refill):
             if not idle:
                 break
             taken, fresh = await self._play(step, len(idle), first=self.groups + len(replaced))
-            for place, group, played in zip(idle, taken, fresh, strict=True):
-                for trajectory in kept[place]:
+            for place, group, episodes in zip(idle, taken, fresh, strict=True):
+                for trajectory in groups[place]:
                     trajectory.mask("replaced")
-                replaced.append(kept[place])
-                self.buffer.drop(pending[place], self.why(kept[place]))
-                pending[place], kept[place] = group, played
-            idle = self._idle(kept)
+                replaced.append(groups[place])
+                self.buffer.drop(pending[place], self.why(groups[place]))
+                pending[place], groups[place] = group, episodes
+            idle = self._idle(groups)
         if self.refill:
             self._watch(step, idle, len(replaced))
         shares = [1 - len(places) / self.groups for places in (before, idle)]
         metrics = {"teaching_share_drawn": shares[0], "teaching_share": shares[1], "replaced_groups": len(replaced)}
         metrics |= {f"dropped_{why}": count for why, count in (self.buffer.dropped - dropped).items()}
-        return Drawn(kept, pending, replaced, {**metrics, **_by_seat(kept), **self.buffer.source.metrics()})
+        return Drawn(groups, pending, replaced, {**metrics, **_by_seat(groups), **self.buffer.source.metrics()})
 
     async def stop(self) -> None:
         """Does nothing: no episode outlives its step."""
 
     def _watch(self, step: int, idle: Sequence[int], replaced: int) -> None:
-        """Warn if even fresh tasks teach nothing: once, and again after a step that taught."""
+        """Warn if fresh tasks do not teach either. The warning repeats only after a step that taught."""
         nothing = len(idle) == self.groups
         if nothing and not self._warned:
             self.warn(
@@ -95,12 +94,12 @@ class GroupDrawer:
         self._warned = nothing
 
     def _idle(self, groups: Sequence[Group]) -> list[int]:
-        """The places of the groups that teach nothing."""
+        """The places of the groups without a learning signal."""
         return [place for place, teaches in enumerate(self.teach(groups)) if not teaches]
 
     async def _play(self, step: int, count: int, *, first: int) -> tuple[list[PendingGroup], list[Group]]:
         pending = self._take(step, count)
-        known = {
+        finished = {
             (place, index): member
             for place, group in enumerate(pending)
             for index, member in enumerate(group.members)
@@ -115,7 +114,7 @@ class GroupDrawer:
             step=step,
             first=first,
             keep_unscored=self.keep_unscored,
-            known=known,
+            finished=finished,
             keep=lambda trajectory, seat: self.buffer.keep(pending[seat[0]], seat[1], trajectory),
         )
         for group, trajectories in zip(pending, groups, strict=True):
@@ -125,7 +124,7 @@ class GroupDrawer:
         return pending, groups
 
     def _take(self, step: int, count: int) -> list[PendingGroup]:
-        """Raises ConfigError at the end of data that ends."""
+        """Raises ConfigError at the end of finite data."""
         taken = [group for group in (self.buffer.take(step - 1) for _ in range(count)) if group is not None]
         if len(taken) < count:
             raise ConfigError(f"step {step}: the data has ended; give more epochs, or fewer steps")
@@ -133,9 +132,9 @@ class GroupDrawer:
 
 
 def _by_seat(groups: Sequence[Group]) -> dict[str, JSON]:
-    """The mean reward of each seat; nothing for an Env without seats."""
+    """The mean reward of each seat. Empty for an Env without seats."""
     seated = [trajectory for group in groups for trajectory in group if trajectory.seat and trajectory.is_valid]
-    found: dict[str, list[float]] = {}
+    by_seat: dict[str, list[float]] = {}
     for trajectory in seated:
-        found.setdefault(trajectory.seat, []).append(trajectory.reward or 0.0)
-    return {f"reward_{seat}": fmean(rewards) for seat, rewards in found.items()}
+        by_seat.setdefault(trajectory.seat, []).append(trajectory.reward or 0.0)
+    return {f"reward_{seat}": fmean(rewards) for seat, rewards in by_seat.items()}

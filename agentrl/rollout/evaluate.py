@@ -31,9 +31,9 @@ async def evaluate(
     name: str = "eval",
     on_episode: Callable[[Trajectory], None] | None = None,
 ) -> Evaluation:
-    """One greedy episode of each task, in order. Raises as `run_groups` does. Episodes without a reward are kept.
+    """A greedy episode of each task, in order. Raises as `run_groups` does. Episodes without a reward are kept.
 
-    A relative reward has nothing to compare here: `Env.score` gives the rewards.
+    A relative reward has no group to compare: `Env.score` gives the rewards.
     """
     if is_relative(rollout.reward):
         rollout = replace(rollout, reward=None, scored=RewardSeen())

@@ -1,4 +1,4 @@
-"""Filters of groups: which groups of finished episodes a step does not learn from, and why."""
+"""Filters of groups: the groups of finished episodes that a step does not learn from, with reasons."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from agentrl.rollout.pass_rates import pass_rate
 from agentrl.trajectory.trajectory import Trajectory
 
 GroupFilter: TypeAlias = Callable[[Sequence[Trajectory]], str | None]
-"""The reason to drop a group, in a word or two, or None to keep it."""
+"""The reason to drop a group, in a word or two, or None to keep the group."""
 
 NO_SPREAD = "no_spread"
-"""The reason for groups of equal rewards, which no filter has to name."""
+"""The reason for groups of equal rewards. No filter has to name the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassRate:
-    """Drops groups whose pass rate, the mean of their rewards cut to 0 to 1, is outside of a window."""
+    """Drops groups with a pass rate outside of a window. The pass rate is the mean of the rewards, each cut to 0 to
+    1."""
 
     low: float
     high: float
@@ -45,7 +46,7 @@ class ResponseLength:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Drops groups of which fewer than `least` valid episodes have called a tool."""
+    """Drops groups with fewer than `least` valid episodes that called a tool."""
 
     least: int = 1
 
@@ -55,7 +56,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class OwnFilter:
-    """A user's function. It gets the trajectories of a group, and returns True to keep it, False, or the reason.
+    """A user's function of a group's trajectories. It returns True to keep the group, False, or the reason to drop.
 
     Raises ConfigError for any other answer.
     """
@@ -79,5 +80,5 @@ class OwnFilter:
 
 
 def drop_reason(filters: Sequence[GroupFilter], group: Sequence[Trajectory]) -> str | None:
-    """The reason of the first filter that drops the group. None: all keep it."""
-    return next((reason for each in filters if (reason := each(group)) is not None), None)
+    """The reason of the first filter that drops the group. None if all filters keep the group."""
+    return next((reason for group_filter in filters if (reason := group_filter(group)) is not None), None)

@@ -12,7 +12,7 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
 _STRAGGLES = 5
-"""An episode straggles if it has been in flight for so many times the median."""
+"""An episode straggles after this many times the median time in flight."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Flow:
     """Aborted episodes that continued."""
     _flying: dict[str, float] = field(default_factory=dict)
     _ended: list[float] = field(default_factory=list)
-    """Seconds that episodes took which have ended since the last report."""
+    """Seconds of each episode that ended since the last report."""
     _usual: float = 0.0
     _since: float = field(default_factory=time.monotonic)
 
@@ -38,7 +38,7 @@ class Flow:
             self._ended.append(time.monotonic() - began)
 
     def stragglers(self) -> list[str]:
-        """The names of the episodes in flight that take several times as long as others."""
+        """The names of the episodes in flight that take several times the usual time."""
         now = time.monotonic()
         return [name for name, began in self._flying.items() if self._usual and now - began > _STRAGGLES * self._usual]
 
@@ -57,7 +57,7 @@ class Flow:
         self._usual = median(ended) if ended else self._usual
         turns = [turn for group in groups for trajectory in group for turn in trajectory.turns]
         prompted = sum(turn.prompt_tokens for turn in turns)
-        found: dict[str, JSON] = {
+        metrics: dict[str, JSON] = {
             "episodes_per_second": len(ended) / max(now - self._since, 1e-9),
             "episode_s_median": self._usual,
             "episode_s_max": max(ended, default=0.0),
@@ -71,4 +71,4 @@ class Flow:
             "queues": dict(queues),
         }
         self._since, self._ended, self.resumed = now, [], 0
-        return found
+        return metrics

@@ -38,7 +38,7 @@ T = TypeVar("T")
 log = logging.getLogger("agentrl")
 
 Place: TypeAlias = tuple[int, int]
-"""The place of an episode or of a trajectory: the number of its task, and its number within the group."""
+"""The place of an episode or trajectory: the number of its task, and its number within the group."""
 
 
 class BugError(AgentRLError):
@@ -60,21 +60,20 @@ class LockstepProtocol(Protocol):
 
 @runtime_checkable
 class LockstepEngine(Protocol):
-    """An engine such as LocalEngine: its results are bit-identical in each run if episodes take their turns in
-    waves."""
+    """An engine such as LocalEngine: results are bit-identical in each run if episodes take their turns in waves."""
 
     def lockstep(self, episodes: int) -> AbstractContextManager[LockstepProtocol]: ...
 
 
 @runtime_checkable
 class GroupReward(Protocol):
-    """A reward function that scores the finished episodes of a group together; see `agentrl.rewards.group`."""
+    """A reward function for a group of finished episodes; see `agentrl.rewards.group`."""
 
     async def of_group(
         self, trajectories: Sequence[Trajectory], policy: EngineSpeaker | None = None
     ) -> Sequence[float | Reward]:
-        """A reward for each. `policy` is the model in training, which the function may ask; it is not passed to a
-        function without this parameter."""
+        """A reward for each trajectory. `policy` is the model in training, for questions of the function. A function
+        without this parameter does not get the policy."""
         ...
 
 
@@ -94,7 +93,7 @@ class RemotePlayer(Protocol):
         ...
 
     async def abort(self, cut: Callable[[], Awaitable[None]]) -> None:
-        """Have the episodes whose `aborted` is set stop where they are; `cut` ends the engine's requests."""
+        """Stop the episodes whose `aborted` is set. `cut` ends the engine's requests."""
         ...
 
 
@@ -108,7 +107,7 @@ class RewardSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """The settings that all episodes of a run have in common."""
+    """The common settings of all episodes of a run."""
 
     envs: EnvFactory
     engine: Engine
@@ -121,13 +120,13 @@ class Rollout:
     opponents: Opponents = field(default_factory=Opponents)
     """Who plays the other seats of an Env with seats."""
     failures: FailurePolicy = RETRY
-    """What becomes of episodes whose environment fails."""
+    """The policy for episodes with a failed environment."""
     phases: PhaseSlots | None = None
     """Bounds on how many episodes reset, step and score at once."""
     slot: Callable[[], AbstractAsyncContextManager[None]] | None = None
     """Gives each episode its slot, in place of `concurrency`."""
     workers: RemotePlayer | None = None
-    """If given, they play the episodes. The Envs are then not entered here, and the engine's lockstep is not used."""
+    """Workers that play the episodes. The Envs are then not entered here, and the engine's lockstep is not used."""
 
 
 async def run_groups(
@@ -142,74 +141,107 @@ async def run_groups(
     first: int = 0,
     on_episode: Callable[[Trajectory], None] | None = None,
     keep_unscored: bool = False,
-    known: Mapping[Place, Trajectory] | None = None,
+    finished: Mapping[Place, Trajectory] | None = None,
     keep: Callable[[Trajectory, Place], None] | None = None,
 ) -> list[list[Trajectory]]:
-    """`group_size` episodes of each task, groups in the order of the tasks. `first` is the number of the first group.
+    """Play `group_size` episodes of each task. Return the groups in the order of the tasks.
 
-    Those in `known` are not played again. `keep` gets each new one as soon as it has ended, and its place.
+    `first` is the number of the first group. Episodes in `finished` are not played again. `keep` gets each new
+    trajectory and its place as soon as the episode has ended.
 
-    Sampling seeds and session ids depend on (name, seed, step, group, member) alone. If the environment fails, the
-    episode is played again by `rollout.failures`. If it fails for good, it is kept without a reward, and masked as
-    `env_failure`, or as `host` if the engine aborted it. Rewards are settled by `settle_rewards`. Raises BugError for a
-    bug, and, unless `keep_unscored`, ConfigError if nothing gave a reward. A bug cancels the other episodes.
+    Sampling seeds and session ids depend on (name, seed, step, group, member) alone. After a failure of the environment
+    the episode is played again, as `rollout.failures` says. An episode whose last attempt fails has no reward, and is
+    masked as `env_failure`. An episode that the engine aborted is masked as `host`. `settle_rewards` settles rewards.
 
-    With seats, a group holds the trajectory of each seat that the policy has, episode by episode, and members are
-    numbered likewise. `rollout.opponents` have the other seats.
+    With seats, a group holds the trajectory of each seat that the policy has, episode by episode. Members are numbered
+    in this order. `rollout.opponents` have the other seats.
+
+    Raises BugError for a bug, which cancels the other episodes. Raises ConfigError if no episode got a reward, unless
+    `keep_unscored` is set.
     """
     settle()
     slots = asyncio.Semaphore(rollout.concurrency)
     seatings = _seatings(rollout, range(first, first + len(tasks)), sampling_seed(name, seed, step) if step else 0)
-
-    async def play(episode: Place, lockstep: LockstepProtocol) -> list[Trajectory]:
-        group, member = episode
-        params: SamplingParams = {
-            **rollout.options.sampling_params,
-            **(sampling_params or {}),
-            "sampling_seed": sampling_seed(name, seed, step, first + group, member),
-        }
-        async with slots if rollout.slot is None else rollout.slot():
-            session_id = f"{name}-{step:06d}-{first + group:04d}-{member:03d}"
-            with lockstep.episode(), flying(session_id, tasks[group].id, name):
-                played = await _play_all_seats(rollout, tasks[group], params, session_id, lockstep, seatings[group])
-        for place, trajectory in zip(_places(episode, seatings), played, strict=True):
-            if keep is not None:
-                keep(trajectory, place)
-            if on_episode is not None:
-                on_episode(trajectory)
-        return played
-
-    everything = [(group, member) for group in range(len(tasks)) for member in range(group_size)]
-    found = {place: one for place, one in (known or {}).items() if _fits(one, seatings[place[0]], place[1])}
-    missing = [episode for episode in everything if not all(place in found for place in _places(episode, seatings))]
-    with waiting_for(f"step {step}" if step else "the evaluation", name):
-        played = await _play_in_waves(rollout, missing, play)
-    for episode, trajectories in zip(missing, played, strict=True):
-        found.update(zip(_places(episode, seatings), trajectories, strict=True))
+    params: SamplingParams = {**rollout.options.sampling_params, **(sampling_params or {})}
+    round_ = _Round(rollout, tasks, seatings, params, name, seed, step, first, on_episode, keep, slots)
+    episodes = [(group, member) for group in range(len(tasks)) for member in range(group_size)]
+    trajectories = await round_.play_all(episodes, finished or {})
     groups = [
-        [found[place] for episode in of_group for place in _places(episode, seatings)]
-        for of_group in batched(everything, group_size)
+        [trajectories[place] for episode in group for place in _places(episode, seatings)]
+        for group in batched(episodes, group_size)
     ]
     if isinstance(rollout.reward, GroupReward):
         with waiting_for("the comparison of groups", name):
-            await _score_groups(rollout, rollout.reward, [each for group in groups for each in by_seat(group)], name)
+            await _score_groups(rollout, rollout.reward, groups, name)
     unscored = settle_rewards(rollout.envs, rollout.scored, [trajectory for group in groups for trajectory in group])
     if unscored and not keep_unscored:
         refuse_unscored(rollout.envs, unscored[0].task)
     return groups
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """The groups of a call of `run_groups`, with the call's parameters."""
+
+    rollout: Rollout
+    tasks: Sequence[Task]
+    seatings: Sequence[Seating | None]
+    params: SamplingParams
+    name: str
+    seed: int
+    step: int
+    first: int
+    on_episode: Callable[[Trajectory], None] | None
+    keep: Callable[[Trajectory, Place], None] | None
+    slots: asyncio.Semaphore
+
+    async def play_all(
+        self, episodes: Sequence[Place], finished: Mapping[Place, Trajectory]
+    ) -> Mapping[Place, Trajectory]:
+        """The trajectories of these episodes by place. Episodes in `finished` are not played."""
+        trajectories = {
+            place: trajectory
+            for place, trajectory in finished.items()
+            if _fits(trajectory, self.seatings[place[0]], place[1])
+        }
+        places = {episode: _places(episode, self.seatings) for episode in episodes}
+        missing = [episode for episode in episodes if not all(place in trajectories for place in places[episode])]
+        with waiting_for(f"step {self.step}" if self.step else "the evaluation", self.name):
+            results = await _play_in_waves(self.rollout, missing, self._play)
+        for episode, result in zip(missing, results, strict=True):
+            trajectories.update(zip(places[episode], result, strict=True))
+        return trajectories
+
+    async def _play(self, episode: Place, lockstep: LockstepProtocol) -> list[Trajectory]:
+        (group, member), rollout = episode, self.rollout
+        task, number = self.tasks[group], self.first + group
+        params: SamplingParams = {
+            **self.params,
+            "sampling_seed": sampling_seed(self.name, self.seed, self.step, number, member),
+        }
+        async with self.slots if rollout.slot is None else rollout.slot():
+            session_id = f"{self.name}-{self.step:06d}-{number:04d}-{member:03d}"
+            with lockstep.episode(), flying(session_id, task.id, self.name):
+                result = await _play_all_seats(rollout, task, params, session_id, lockstep, self.seatings[group])
+        for place, trajectory in zip(_places(episode, self.seatings), result, strict=True):
+            if self.keep is not None:
+                self.keep(trajectory, place)
+            if self.on_episode is not None:
+                self.on_episode(trajectory)
+        return result
+
+
 async def _play_in_waves(
     rollout: Rollout, places: Sequence[Place], play: Callable[[Place, LockstepProtocol], Coroutine[Any, Any, T]]
 ) -> list[T]:
-    """What `play` returns for each place; in waves if the engine has a lockstep."""
-    engine, played = rollout.engine, list[T]()
+    """The results of `play` for each place, in waves if the engine has a lockstep."""
+    engine, results = rollout.engine, list[T]()
     if not isinstance(engine, LockstepEngine) or rollout.workers is not None:
         return await gather([play(place, _NoLockstep()) for place in places])
     for wave in batched(places, rollout.concurrency):
         with engine.lockstep(len(wave)) as lockstep:
-            played += await gather([play(place, lockstep) for place in wave])
-    return played
+            results += await gather([play(place, lockstep) for place in wave])
+    return results
 
 
 def _seatings(rollout: Rollout, numbers: Sequence[int], offset: int) -> list[Seating | None]:
@@ -221,12 +253,12 @@ def _seatings(rollout: Rollout, numbers: Sequence[int], offset: int) -> list[Sea
 def _places(episode: Place, seatings: Sequence[Seating | None]) -> list[Place]:
     """The places of an episode's trajectories."""
     group, member = episode
-    each = 1 if (seating := seatings[group]) is None else len(seating.trained)
-    return [(group, member * each + i) for i in range(each)]
+    seats = 1 if (seating := seatings[group]) is None else len(seating.trained)
+    return [(group, member * seats + i) for i in range(seats)]
 
 
 def _fits(trajectory: Trajectory, seating: Seating | None, member: int) -> bool:
-    """Whether a known trajectory is one of this seating: a group that is handed out again may get another one."""
+    """Whether a finished trajectory fits the seating: a repeated group may get another seating."""
     if seating is None:
         return True
     same = trajectory.info.get("opponent") == seating.opponent.name
@@ -234,7 +266,7 @@ def _fits(trajectory: Trajectory, seating: Seating | None, member: int) -> bool:
 
 
 def by_seat(group: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    """The members of a group by seat. Only those of one seat are compared."""
+    """The members of a group by seat. Only members of the same seat are compared."""
     seats = dict.fromkeys(trajectory.seat for trajectory in group)
     return [[trajectory for trajectory in group if trajectory.seat == seat] for seat in seats]
 
@@ -242,36 +274,37 @@ def by_seat(group: Sequence[Trajectory]) -> list[list[Trajectory]]:
 async def _score_groups(
     rollout: Rollout, reward: GroupReward, groups: Sequence[Sequence[Trajectory]], name: str
 ) -> None:
-    """Score groups at once. A reward function that asks the policy does so in the engine's lockstep."""
+    """Score the seats of all groups at once. Questions to the policy go through the engine's lockstep."""
     policy = EngineSpeaker(rollout.engine, rollout.renderer)
+    seats = [seat for group in groups for seat in by_seat(group)]
 
     async def score(place: Place, lockstep: LockstepProtocol) -> None:
-        group = groups[place[0]]
+        group = seats[place[0]]
         with lockstep.episode(), flying(f"{name}-group-{place[0]:04d}", group[0].task.id, name, episode=False):
             await score_group(reward, group, policy)
 
-    await _play_in_waves(rollout, [(number, 0) for number in range(len(groups))], score)
+    await _play_in_waves(rollout, [(number, 0) for number in range(len(seats))], score)
 
 
 async def score_group(reward: GroupReward, group: Sequence[Trajectory], policy: EngineSpeaker | None = None) -> None:
     """Score the valid episodes of a finished group. An episode without a turn keeps its reward of 0. If the reward
-    function fails by the environment's fault, all of them count as failed. What `Env.score` gave, beside a relative
-    reward, becomes the part `score`, and branches keep the rewards that it gave them.
+    function fails by the environment's fault, all valid episodes count as failed. With a relative reward, the result of
+    `Env.score` becomes the part `score`, and branches keep their rewards.
 
     Raises BugError for a bug, and ConfigError.
     """
     valid = [trajectory for trajectory in group if trajectory.is_valid and trajectory.turn_count]
     if not valid:
         return
-    given = {"policy": policy} if _takes_policy(reward) else {}
+    arguments = {"policy": policy} if _takes_policy(reward) else {}
     try:
         with at_boundary("score"):
-            for trajectory, value in zip(valid, await reward.of_group(valid, **given), strict=True):
+            for trajectory, value in zip(valid, await reward.of_group(valid, **arguments), strict=True):
                 earned = trajectory.reward if is_relative(reward) else None
-                own = {} if earned is None else {"score": trajectory.reward_parts.get("score", earned)}
+                env_part = {} if earned is None else {"score": trajectory.reward_parts.get("score", earned)}
                 branches = {} if earned is None else trajectory.branch_rewards
                 give(trajectory, value)
-                trajectory.reward_parts = {**own, **trajectory.reward_parts}
+                trajectory.reward_parts = {**env_part, **trajectory.reward_parts}
                 trajectory.branch_rewards = trajectory.branch_rewards or branches
     except FailedError as failed:
         for trajectory in valid:
@@ -283,11 +316,11 @@ async def score_group(reward: GroupReward, group: Sequence[Trajectory], policy: 
 def _takes_policy(reward: GroupReward) -> bool:
     """Whether `of_group` has a parameter `policy`, or takes any keyword."""
     parameters = inspect.signature(reward.of_group).parameters
-    return "policy" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return "policy" in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 class _NoLockstep:
-    """A lockstep that does nothing, for engines that need none."""
+    """A lockstep without effect, for other engines."""
 
     def episode(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -296,14 +329,14 @@ class _NoLockstep:
         pass
 
 
-def settle_rewards(envs: EnvFactory, scored: RewardSeen, played: Sequence[Trajectory]) -> list[Trajectory]:
-    """Apply the rule for episodes without a reward, and return those that stay unscored.
+def settle_rewards(envs: EnvFactory, scored: RewardSeen, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Apply the rule for episodes without a reward, and return the unscored episodes.
 
-    The default `Env.score` is a sum. If any episode of the run was rewarded, a sum of nothing is 0. It is also 0 if the
-    Env could not give a reward, because it never saw a turn. Otherwise the episode stays unscored, with reward None.
+    The default `Env.score` is a sum. If any episode of the run was rewarded, an empty sum is 0. The reward is also 0 if
+    the Env never saw a turn. Otherwise the episode stays unscored, with reward None.
     """
-    scored.any |= any(trajectory.reward is not None and trajectory.turn_count for trajectory in played)
-    missing = [trajectory for trajectory in played if trajectory.is_valid and trajectory.reward is None]
+    scored.any |= any(trajectory.reward is not None and trajectory.turn_count for trajectory in trajectories)
+    missing = [trajectory for trajectory in trajectories if trajectory.is_valid and trajectory.reward is None]
     for trajectory in missing:
         if scored.any or not _was_answered(trajectory):
             nothing_earned(trajectory, envs.cls.bad_calls if trajectory.tools else None)
@@ -318,7 +351,7 @@ def refuse_unscored(envs: EnvFactory, task: Task) -> NoReturn:
 
 
 def _was_answered(trajectory: Trajectory) -> bool:
-    """Whether `Env.step` has seen a turn, or an agent. Calls that cannot be read never reach `step`."""
+    """Whether `Env.step`, or an agent, has seen a turn. Unreadable calls never reach `step`."""
     answered = any(turn.env_s > 0 and turn.bad_call != "structural" for turn in trajectory.turns)
     return answered or "agent" in trajectory.info
 
@@ -332,10 +365,10 @@ async def play_episode(
     hooks: EpisodeHooks | None = None,
     parked: Parked | None = None,
 ) -> Trajectory:
-    """One episode. If its environment fails, it is played again by `rollout.failures`.
+    """Play an episode, with further attempts by `rollout.failures` after a failure of the environment.
 
-    `parked` is continued where it stopped, or played anew if it cannot be continued. Raises BugError for a bug,
-    ConfigError, and InfraError if a failure ends the run.
+    `parked` is continued where it stopped, or restarted if resuming fails. Raises BugError for a bug, ConfigError, and
+    InfraError if a failure ends the run.
     """
     return await _play_with_retry(rollout, task, params, session_id, _NoLockstep(), hooks, parked)
 
@@ -349,7 +382,7 @@ async def _play_with_retry(
     hooks: EpisodeHooks | None = None,
     parked: Parked | None = None,
 ) -> Trajectory:
-    """Play an episode; if its environment fails, play it again under other session ids."""
+    """Play an episode. After a failure of the environment, play it again under other session ids."""
     if rollout.workers is not None:
         return await rollout.workers.play(task, params, session_id, hooks=hooks, parked=parked)
     hooks = replace(hooks or EpisodeHooks(on_turn=note_turn), slots=rollout.phases)
@@ -368,7 +401,7 @@ async def _play_with_retry(
 
 
 def _name_of(session_id: str, attempt: int) -> str:
-    """The session id of an attempt. Those after the first have names of their own."""
+    """The session id of an attempt. Attempts after the first have their own names."""
     return session_id + (AGAIN if attempt == 1 else f"{AGAIN}{attempt}" if attempt else "")
 
 
@@ -390,7 +423,7 @@ async def _play_all_seats(
         return [await _play_with_retry(rollout, task, params, session_id, lockstep)]
 
     async def play(attempt: int) -> list[Trajectory]:
-        played = await play_seats(
+        seated = await play_seats(
             rollout.envs,
             task,
             seating,
@@ -401,12 +434,12 @@ async def _play_all_seats(
             session_id=_name_of(session_id, attempt),
             slots=rollout.phases,
         )
-        return [*map(raise_bug, played)]
+        return [*map(raise_bug, seated)]
 
-    found = await with_retries(rollout.failures, play, lockstep.begin_again)
-    for trajectory in found:
+    trajectories = await with_retries(rollout.failures, play, lockstep.begin_again)
+    for trajectory in trajectories:
         _mask_invalid(trajectory)
-    return [*found]
+    return [*trajectories]
 
 
 async def _play(
@@ -435,7 +468,7 @@ async def _play(
 async def _resume(
     rollout: Rollout, parked: Parked, params: SamplingParams, session_id: str, hooks: EpisodeHooks
 ) -> Trajectory:
-    """Continue a parked episode. If that is impossible, its task is played from the beginning."""
+    """Continue a parked episode. If resuming fails, play the task from the beginning."""
     try:
         trajectory = await resume_episode(
             parked,
@@ -454,12 +487,12 @@ async def _resume(
 
 
 def raise_bug(trajectory: Trajectory) -> Trajectory:
-    """The trajectory. Raises BugError if a bug ended it."""
+    """The trajectory. Raises BugError if a bug ended the episode."""
     if trajectory.failure is not None and trajectory.failure.kind == "bug":
         raise BugError(trajectory.failure, trajectory.session_id)
     return trajectory
 
 
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Slices of `size` items, the last one shorter."""
+    """Slices of `size` items. The last slice may be shorter."""
     return (items[start : start + size] for start in range(0, len(items), size))

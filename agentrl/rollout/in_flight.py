@@ -1,4 +1,4 @@
-"""The episodes that are being played in this process: since when, in which turn, and what they wait for."""
+"""The episodes in play in this process: their beginning, their turn, and the work for which they wait."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
 AGAIN = "-again"
-"""In the session id of an episode that is played once more, after its environment failed."""
+"""Part of the session id of a repeated episode, after a failure of its environment."""
 _LATE = 5
 _LATE_S = 300.0
-"""An episode is late after so many times the median of its kind, and not before so many seconds."""
+"""An episode is late after several times the median of its kind, and after this many seconds at the earliest."""
 _REMEMBERED = 256
 
 
 @dataclass(slots=True)
 class Flight:
-    """One episode in flight, or the scoring of a group."""
+    """An episode in flight, or the scoring of a group."""
 
     name: str
     task: str
     kind: str = "train"
-    """What it belongs to: "train", or the name of an evaluation."""
+    """"train", or the name of an evaluation."""
     episode: bool = True
     started: float = field(default_factory=time.time)
     """Seconds since 1970."""
@@ -36,10 +36,10 @@ class Flight:
     trajectory: Trajectory | None = None
     """As soon as a turn has ended."""
     reported: Mapping[str, JSON] = field(default_factory=dict)
-    """The last report of the worker that plays it."""
+    """The last report of the worker that plays the episode."""
 
     def to_json(self) -> dict[str, JSON]:
-        """Its state: what it waits for now, and since when."""
+        """The state as JSON: the present wait, and its beginning."""
         if self.reported:
             return {**self.reported, "started": self.started}
         name, since = self.activity.now
@@ -53,7 +53,7 @@ class Flight:
         }
 
     def _between(self) -> str:
-        """What comes next, where nothing is noted."""
+        """The next work, where no wait is noted."""
         if self.trajectory is None:
             return "reset or first turn" if self.episode else "score"
         spans = self.trajectory.segment.spans
@@ -64,7 +64,7 @@ _FLYING: dict[str, Flight] = {}
 _STARTED: dict[str, float] = {}
 """When episodes began, by session id, until `take_started`. Evaluations use the same ids each time."""
 _TOOK: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
-"""Seconds that the last episodes of each kind took."""
+"""Seconds of the last episodes of each kind."""
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def flying(session_id: str, task: str, kind: str = "train", *, episode: bool = T
 
 
 def late(kind: str) -> Sequence[Flight]:
-    """The episodes of a kind that have been in flight for many times as long as those that have ended."""
+    """The episodes of a kind in flight for several times the duration of ended episodes."""
     took = _TOOK[kind]
     if not took:
         return []
@@ -93,18 +93,18 @@ def late(kind: str) -> Sequence[Flight]:
 
 
 def of_kind(kind: str) -> Sequence[Flight]:
-    """The flights of a kind, groups that are scored included, in the order in which they began."""
+    """The flights of a kind, with the scoring of groups, in the order of their beginning."""
     return [flight for flight in list(_FLYING.values()) if flight.kind == kind]
 
 
 def note_turn(trajectory: Trajectory, session_id: str = "") -> None:
-    """An episode has ended a turn; for `EpisodeHooks.on_turn`. `session_id` is that of an episode with seats."""
+    """Note the end of a turn; for `EpisodeHooks.on_turn`. `session_id` names an episode with seats."""
     if (flight := _FLYING.get((session_id or trajectory.session_id).partition(AGAIN)[0])) is not None:
         flight.trajectory = trajectory
 
 
 def note_remote(status: Mapping[str, Mapping[str, JSON]]) -> None:
-    """Note what a worker reports about its episodes, by session id."""
+    """Note a worker's report about its episodes, by session id."""
     for session_id, reported in status.items():
         if (flight := _FLYING.get(session_id)) is not None:
             flight.reported = reported

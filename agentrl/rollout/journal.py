@@ -1,12 +1,12 @@
-"""The journal of a buffer: an SQLite file with a line for each group, and the episodes of those that are not gone.
+"""The journal of a buffer: an SQLite file with a row for each group, and the episodes of the groups that are not gone.
 
 The trainer's checkpoint has the groups that are not gone (`GroupBuffer.state`): a run is exact without a journal. The
-journal keeps their episodes through a crash, ended or parked, so that they are not played again. It also records what
-became of each group: one row in the table `groups`, for `sqlite3 journal.db` after the run.
+journal keeps their ended and parked episodes through a crash, so that they are not played again. The table `groups` has
+a row about the end of each group, for `sqlite3 journal.db` after the run.
 
-A thread writes it, in transactions of many changes, so the loop does not wait for the disk. It is in WAL mode, and
-locked as long as it is open, which also makes it work on network file systems. Where the file system has no locks, it
-logs a warning. A kill at any instant leaves the last transaction out or in, whole.
+A thread writes transactions of many changes, so the loop does not wait for the disk. The file is in WAL mode, and
+locked while open, so network file systems work, too. On a file system without locks, a warning is logged. After a kill
+the last transaction is missing or complete.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ _PRUNE = "DELETE FROM episodes WHERE number IN (SELECT number FROM groups WHERE 
 
 
 class Journal:
-    """A journal file, which is made if it is missing. Close it.
+    """A journal file, created if missing. Close it.
 
-    Raises ConfigError if another process writes it, if it is damaged, or if others can write to it: episodes are
-    pickled, and unpickling a file can run code. Later methods raise ConfigError if the file could not be written.
+    Raises ConfigError if another process writes the file, if the file is damaged, or if other users can write to it:
+    episodes are pickled, and unpickling a file can run code. Later methods raise ConfigError after a failed write.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.unsaved = 0
-        """Episodes that cannot be pickled, such as those parked with an open Env. After a crash they are played
+        """Episodes that cannot be pickled, such as episodes parked with an open Env. After a crash they are played
         again."""
-        self._kept: dict[tuple[int, int], tuple[object, float | None]] = {}
-        """What was saved of the groups that are not gone, so that it is not saved twice."""
+        self._marks: dict[tuple[int, int], tuple[object, float | None]] = {}
+        """Marks of the saved episodes of groups that are not gone, so that no episode is saved twice."""
         self._saved_step = -1
         self._open()
         self._failed: Exception | None = None
@@ -96,20 +96,20 @@ class Journal:
             self._put(_AGAIN, (group[0],))
 
     def gone(self, group: Place, state: Literal["trained", "dropped"], step: int, reason: str = "") -> None:
-        """The group is gone. Its episodes are forgotten, unless the last checkpoint may need them."""
+        """Note that the group is gone. The group's episodes are forgotten, unless the last checkpoint may need them."""
         number = group[0]
         self._put(_GONE, (state, reason, step, time.time(), number))
         self._put(_LEAVE, (number, self._saved_step))
-        for key in [key for key in self._kept if key[0] == number]:
-            del self._kept[key]
+        for key in [key for key in self._marks if key[0] == number]:
+            del self._marks[key]
 
     def keep(self, group: Place, index: int, member: Trajectory | Parked, version: int) -> None:
-        """Save an episode of a group. `version`: that of the newest weights that may have sampled it."""
+        """Save an episode of a group. `version`: the newest weights that may have sampled the episode."""
         key, mark = (group[0], index), (member, member.reward if isinstance(member, Trajectory) else None)
-        before = self._kept.get(key)
+        before = self._marks.get(key)
         if before is not None and before[0] is mark[0] and before[1] == mark[1]:
             return
-        self._kept[key] = mark
+        self._marks[key] = mark
         try:
             data = pickle.dumps(member, pickle.HIGHEST_PROTOCOL)
         except Exception:  # noqa: BLE001 - the pickle boundary: objects of an Env raise anything
@@ -118,26 +118,26 @@ class Journal:
         self._put(_KEEP, (group[0], index, group[1], group[2], version, data))
 
     def forget(self, group: Place, index: int) -> None:
-        """An episode of a group is to be played again, whatever was saved of it."""
-        self._kept.pop((group[0], index), None)
+        """Forget the saved state of an episode that will be played again."""
+        self._marks.pop((group[0], index), None)
         self._put(_FORGET, (group[0], index))
 
     def saved(self, step: int) -> None:
-        """A checkpoint of this step is complete: the episodes of groups that were gone before it are forgotten."""
+        """A checkpoint of this step is complete: the episodes of groups that were gone earlier are forgotten."""
         self._saved_step = step
         self._put(_PRUNE, ())
 
     def rewind(
         self, number: int, step: int, groups: Iterable[tuple[Place, int]]
     ) -> dict[Place, dict[int, Trajectory | Parked]]:
-        """Be as before group `number` was drawn and after `step` was trained, with these groups (and how often each was
-        put back) not gone.
+        """Return to the time before group `number` was drawn and after `step` was trained. `groups` are the groups that
+        were not gone, each with the number of its returns.
 
-        Returns the episodes that are still good, by group and member: weights of later steps have sampled none of them.
-        Those of groups from `number` on are good if the same tasks are drawn again.
+        Returns the usable episodes, by group and member: weights of later steps have sampled no token of a usable
+        episode. Episodes of groups from `number` on are usable if the same tasks are drawn again.
         """
         self._saved_step = step
-        self._kept.clear()
+        self._marks.clear()
         self._put("DELETE FROM groups WHERE number >= ?", (number,))
         for place, attempts in groups:
             self._put(_REVIVE, (*place, attempts, time.time()))
@@ -147,7 +147,7 @@ class Journal:
         return self._episodes()
 
     def flush(self) -> None:
-        """Wait until everything so far is in the file. Raises ConfigError if it could not be written."""
+        """Wait until all changes are in the file. Raises ConfigError after a failed write."""
         done = threading.Event()
         self._queue.put(done)
         while not done.wait(0.2):
@@ -192,7 +192,7 @@ class Journal:
             self._database.close()
             raise ConfigError(f"{self.path}: a journal of another version of agentrl; delete it: episodes are replayed")
         self.id = about["id"]
-        """Names this file, so that a checkpoint knows its own."""
+        """Names this file for checkpoints."""
 
     def _begin(self, query: str) -> dict[str, str]:
         """Open the database, with its tables, and return the entries of its table `about`."""
@@ -240,18 +240,18 @@ class Journal:
             self._failed = exc
 
     def _episodes(self) -> dict[Place, dict[int, Trajectory | Parked]]:
-        found: dict[Place, dict[int, Trajectory | Parked]] = {}
+        episodes: dict[Place, dict[int, Trajectory | Parked]] = {}
         query = "SELECT number, row, epoch, member, data FROM episodes"
         for number, row, epoch, member, data in self._database.execute(query):
             try:
-                found.setdefault((number, row, epoch), {})[member] = pickle.loads(data)
+                episodes.setdefault((number, row, epoch), {})[member] = pickle.loads(data)
             except Exception:  # noqa: BLE001 - the pickle boundary: classes that changed raise anything
                 self.unsaved += 1
-        return found
+        return episodes
 
 
 def _has_locks(folder: Path) -> bool:
-    """Whether a file in the folder can be locked, which some network file systems do not offer."""
+    """Whether a file in the folder can be locked. Some network file systems have no locks."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -269,14 +269,15 @@ def _refusal(path: Path, exc: sqlite3.DatabaseError) -> ConfigError:
 
 
 def newest_weights(member: Trajectory | Parked, default: int) -> int:
-    """The newest version of the weights that sampled an episode; `default` if the engine names none."""
+    """The newest version of the weights that sampled an episode. `default` if the engine names no version."""
     versions = _versions(member)
     named = [int(version) for version in versions if version.isdecimal()]
     return max(named) if named and len(named) == len(versions) else default
 
 
 def oldest_weights(members: Iterable[Trajectory | Parked | None], default: int) -> int:
-    """The oldest version of the weights that sampled any of these episodes; `default` if the engine names none."""
+    """The oldest version of the weights that sampled any of these episodes. `default` if the engine names no
+    version."""
     named = [version for member in members if member is not None for version in _versions(member)]
     return min([default, *(int(version) for version in named if version.isdecimal())])
 

@@ -1,4 +1,5 @@
-"""Read JSON Lines strictly. Ambiguous input, which two programs could read differently, is refused by file and line."""
+"""Read JSON Lines strictly. Ambiguous input is refused by file and line, because two programs could read it
+differently."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
 _DEEPEST = 100
-"""Levels of nesting. Python's own parser fails at a depth of some hundreds that depends on the caller."""
+"""Levels of nesting. Python's own parser fails at a depth of some hundreds, depending on the caller."""
 
 
 def read_lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, JSON]]:
-    """The number and value of each line of a file; empty lines are left out.
+    """The number and value of each line of a file. Empty lines are left out.
 
     Raises ConfigError (`file:line: what and remedy`).
     """
@@ -26,7 +27,7 @@ def read_lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, JSON]]
 
 
 def parse_line(raw: bytes, where: str, *, first: bool) -> JSON:
-    """The value of a line. `first`: it may begin with a byte order mark. Raises ConfigError."""
+    """The value of a line. `first`: the line may begin with a byte order mark. Raises ConfigError."""
     return _value(_text(raw, where, first=first), where)
 
 
@@ -68,12 +69,12 @@ class _RefusedError(Exception):
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise _RefusedError(f"key {json.dumps(twice)} appears twice in one object; remove one of them")
-    return found
+    return mapping
 
 
 def _no_constant(name: str) -> NoReturn:

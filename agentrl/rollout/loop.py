@@ -1,13 +1,13 @@
-"""The rollout loop: plays groups of episodes, ahead of a trainer (fully-async) or until it has enough (sync).
+"""The rollout loop: plays groups of episodes, ahead of a trainer (fully-async) or until a step is full (sync).
 
     source ──take──▶ playing ──▶ ready ──take──▶ the trainer
        ▲                │           │
        └──── put_back ──┴── stale ──┘
 
-It is one implementation for every host: a host gives it a source of groups and a way to play one. Everything happens
-when something has happened: an episode or a group has ended, the trainer took groups, the weights changed. Only for
-episodes that may never end does it look now and then. Fully-async is the rollout of AReaL (arXiv 2505.24298); sync with
-over-sampling and an abort of the rest is that of slime, with the dynamic sampling of DAPO (arXiv 2503.14476).
+All hosts share the loop: a host gives a source of groups and a function that plays a group. The loop acts on events:
+an episode or a group has ended, the trainer took groups, the weights changed. Only episodes that may never end are
+polled. Fully-async is the rollout of AReaL (arXiv 2505.24298). Sync with over-sampling and an abort of the rest is
+slime's rollout, with the dynamic sampling of DAPO (arXiv 2503.14476).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ LOOK_S = 10.0
 """Seconds between two looks at groups that may never end."""
 
 Stale: TypeAlias = Literal["drop", "retry", "mask"]
-"""What becomes of a group that was begun with weights that are too old: it is dropped, played again from the beginning
-and dropped the second time, or trained without the tokens that are too old."""
+"""The treatment of a group with too old weights: the group is dropped, is retried from the beginning and dropped the
+second time, or is trained without the tokens that are too old."""
 
 
 class LoopGroup(Protocol):
-    """What the loop must know of a group. `PendingGroup` is one."""
+    """The loop's view of a group, such as `PendingGroup`."""
 
     @property
     def number(self) -> int: ...
 
     @property
     def born(self) -> int:
-        """The version of the oldest weights that may have sampled one of its tokens."""
+        """The version of the oldest weights that may have sampled a token of the group."""
         ...
 
 
@@ -48,31 +48,31 @@ G = TypeVar("G", bound=LoopGroup)
 
 
 class GroupSource(Protocol[G]):
-    """Where groups come from, and where they go that are not trained. It counts what it drops."""
+    """The source of groups, which also takes back untrained groups and counts dropped groups."""
 
     def take(self, version: int) -> G | None:
         """The next group, to be played with weights of this version. None at the end of the data."""
         ...
 
     def put_back(self, group: G, *, anew: bool) -> None:
-        """The group was not played to its end. `anew`: nothing of it is kept."""
+        """Return a group that was not played to its end. `anew`: its episodes are discarded."""
         ...
 
     def drop(self, group: G, reason: str) -> None: ...
 
 
 PlayGroup: TypeAlias = Callable[[G], Awaitable[str | None]]
-"""Plays what is missing of a group. Returns None if all of its episodes have ended, else why not: `aborted` puts it
-back, any other reason drops it."""
+"""Plays the missing episodes of a group. Returns None if all episodes have ended, else the reason: `aborted` puts the
+group back, any other reason drops the group."""
 ABORTED = "aborted"
 
 
 class GroupLoop(Generic[G]):
-    """Keeps groups in flight, and holds those that have ended until the trainer takes them.
+    """Keeps groups in flight, and holds the ended groups for the trainer.
 
     Fully-async: `begin`, then `take` in each step, and `advance` after each change of the weights. Sync: `collect`,
-    then `abort`. `hungry` is whether another group may begin; call `fill` when that changes. The exception of a group
-    ends all others, and is raised by the trainer's next call. Use it from one event loop.
+    then `abort`. `hungry` returns whether a group may begin; call `fill` after each change. The exception of a group
+    ends all others, and is raised by the trainer's next call. Use the loop from a single event loop.
     """
 
     def __init__(
@@ -85,27 +85,27 @@ class GroupLoop(Generic[G]):
         stale: Stale = "drop",
         hungry: Callable[[], bool] = lambda: True,
         late: Callable[[Sequence[G]], Set[int]] = lambda groups: frozenset(),
-        wanted: Callable[[G], str | None] = lambda group: None,
+        drop_reason: Callable[[G], str | None] = lambda group: None,
         steps: int | None = None,
     ) -> None:
-        """`groups` is what the trainer takes in a step. `late` returns the numbers of groups that may never end: while
-        the trainer waits, others may begin in their place. `wanted` returns the reason to drop a group that has ended.
-        No group is begun for a step after `steps`."""
+        """`groups` is the number of groups in a step. `late` returns the numbers of groups that may never end: while
+        the trainer waits, further groups may begin in their place. `drop_reason` returns the reason to drop an ended
+        group. No group begins for a step after `steps`."""
         self.source, self.groups, self.staleness, self.stale = source, groups, staleness, stale
-        self._play, self._hungry, self._wanted, self.steps = play, hungry, wanted, steps
+        self._play, self._hungry, self._drop_reason, self.steps = play, hungry, drop_reason, steps
         self._late = late
         self.version = 0
-        """That of the weights which sample."""
+        """The version of the sampling weights."""
         self.step = 0
         """The last step whose groups the trainer took."""
         self.stopping = False
         """The abort flag of the episodes."""
         self._tasks: dict[int, tuple[G, asyncio.Task[str | None]]] = {}
-        self._left: set[asyncio.Task[str | None]] = set()
-        """Groups that were dropped while they were played, until they have ended."""
+        self._abandoned: set[asyncio.Task[str | None]] = set()
+        """Dropped groups in play, until they have ended."""
         self._ready: dict[int, G] = {}
         self._replaced: set[int] = set()
-        """Late groups that are played and keep no other group out."""
+        """Late groups in play that do not count towards the bounds."""
         self._retried: set[int] = set()
         """Groups that were too old once."""
         self._running, self._most = False, 0
@@ -113,7 +113,7 @@ class GroupLoop(Generic[G]):
         self._at_end = False
         """Whether the data has ended."""
         self._anew = False
-        """Whether groups that are aborted begin anew."""
+        """Whether aborted groups restart."""
         self._changed = asyncio.Event()
 
     @property
@@ -125,8 +125,8 @@ class GroupLoop(Generic[G]):
         return len(self._ready)
 
     def fill(self) -> None:
-        """Begin groups while there is room and the bound on staleness allows it: never more than the trainer can take
-        before their tokens are too old."""
+        """Begin groups while the room and the bound on staleness allow: never more than the trainer can take before
+        their tokens are too old."""
         while self._running and not self._at_end and self._alive() < self._bound() and self._hungry():
             group = self.source.take(self.version)
             if group is None:
@@ -150,9 +150,9 @@ class GroupLoop(Generic[G]):
         self.fill()
 
     async def take(self, step: int) -> list[G]:
-        """Wait for the groups of a step: those that were begun first, in the order of their numbers.
+        """Wait for the groups of a step: the oldest groups, in the order of their numbers.
 
-        Raises what ended an episode, and ConfigError at the end of the data.
+        Raises the error that ended an episode, and ConfigError at the end of the data.
         """
         self.step = step - 1
         self.fill()
@@ -175,10 +175,10 @@ class GroupLoop(Generic[G]):
         return sorted(oldest, key=lambda group: group.number)
 
     async def collect(self, version: int, at_once: int) -> list[G]:
-        """A sync rollout: play `at_once` groups and more where some are dropped, until a step has its groups. Then the
-        rest is aborted and put back. The groups are in the order of their numbers.
+        """A sync rollout: play `at_once` groups, and further groups for dropped groups, until a step has its groups.
+        The rest is then aborted and put back. The groups are in the order of their numbers.
 
-        Raises what ended an episode, and ConfigError at the end of the data.
+        Raises the error that ended an episode, and ConfigError at the end of the data.
         """
         self.version, self.stopping = version, False
         self._running, self._at_end, self._most = True, False, at_once
@@ -193,16 +193,16 @@ class GroupLoop(Generic[G]):
                         self._replace_late()
         finally:
             self._running, self._most = False, 0
-        kept = sorted(self._ready.values(), key=lambda group: group.number)[: self.groups]
-        for group in kept:
+        collected = sorted(self._ready.values(), key=lambda group: group.number)[: self.groups]
+        for group in collected:
             del self._ready[group.number]
-        return kept
+        return collected
 
     async def abort(self, cut: Callable[[], Awaitable[None]], *, partial_groups: bool = True) -> None:
-        """Have the episodes in flight stop where they are, and wait for that; `cut` ends the engine's requests.
+        """Stop the episodes in flight, and wait for their end. `cut` ends the engine's requests.
 
-        With `partial_groups`, groups that are complete stay ready, and others are put back with what was played of
-        them. Without, all are put back to be played anew.
+        With `partial_groups`, complete groups stay ready, and other groups are put back with their episodes so far.
+        Without `partial_groups`, all groups are put back and restart.
         """
         self._running, self.stopping, self._anew = False, True, not partial_groups
         try:
@@ -217,14 +217,13 @@ class GroupLoop(Generic[G]):
         self._check()
 
     def give_back(self) -> None:
-        """Put the groups that are ready back, whole, because no later call will take them."""
+        """Put the ready groups back, because no later call will take them."""
         for group in list(self._ready.values()):
             del self._ready[group.number]
             self.source.put_back(group, anew=False)
 
     async def stop(self) -> None:
-        """Cancel what is played, and wait for its end: no task is left. Groups in flight are put back. Safe to call
-        twice."""
+        """Cancel the groups in play, and wait for their end. Groups in flight are put back. Safe to call twice."""
         self._running, self.stopping = False, True
         for _, task in list(self._tasks.values()):
             task.cancel()
@@ -232,12 +231,12 @@ class GroupLoop(Generic[G]):
 
     async def _until_empty(self) -> None:
         with waiting_for("the end of the rollout"):
-            while tasks := [*(task for _, task in self._tasks.values()), *self._left]:
+            while tasks := [*(task for _, task in self._tasks.values()), *self._abandoned]:
                 await asyncio.wait(tasks)
                 await asyncio.sleep(0)  # their callbacks run now
 
     def _replace_late(self) -> None:
-        """Let other groups begin in place of those that may never end. A late group is still taken once it ends."""
+        """Begin further groups in place of groups that may never end. A late group is still taken at its end."""
         late = self._late([group for group, _ in self._tasks.values()]) - self._replaced
         if late:
             self._replaced |= late
@@ -247,13 +246,14 @@ class GroupLoop(Generic[G]):
 
     def _bound(self) -> int:
         """How many groups may be played or ready."""
-        if self._most:  # groups that are ready need no more others
+        if self._most:  # ready groups need no further groups
             return self._most
         last = self.version + self.staleness + 1
         return (last if self.steps is None else min(last, self.steps)) * self.groups - self.step * self.groups
 
     def _alive(self) -> int:
-        """The groups that count: those that are too old already, and are kept for `mask`, keep no other group out."""
+        """The groups that count towards the bounds. Groups that are already too old, and stay for `mask`, do not
+        count."""
         playing = [group for number, (group, _) in self._tasks.items() if number not in self._replaced]
         if self.stale != "mask" or self._most:
             return len(playing) + len(self._ready)
@@ -270,7 +270,7 @@ class GroupLoop(Generic[G]):
             self._fail(exc)
         _, present = self._tasks.get(group.number, (group, None))
         try:
-            if present is task:  # else it was dropped while it was played, and may be played again
+            if present is task:  # otherwise the group was dropped in play, and may be played again
                 del self._tasks[group.number]
                 self._replaced.discard(group.number)
                 self._settle(group, ABORTED if task.cancelled() or exc is not None else task.result())
@@ -280,7 +280,7 @@ class GroupLoop(Generic[G]):
         self._changed.set()
 
     def _settle(self, group: G, reason: str | None) -> None:
-        reason = self._wanted(group) if reason is None else reason
+        reason = self._drop_reason(group) if reason is None else reason
         if reason is None:
             self._ready[group.number] = group
             return
@@ -297,7 +297,7 @@ class GroupLoop(Generic[G]):
             task.cancel()
 
     def _drop_stale(self) -> None:
-        """Drop or put back the groups that will be too old in the next step. They would only keep others out."""
+        """Drop or put back the groups that will be too old in the next step. They would only block room."""
         if self.stale == "mask" or (self.steps is not None and self.step >= self.steps):
             return
         for group in [*self._ready.values(), *(group for group, _ in self._tasks.values())]:
@@ -314,10 +314,10 @@ class GroupLoop(Generic[G]):
                     self.source.drop(group, "stale")
 
     def _leave(self, task: asyncio.Task[str | None]) -> None:
-        """Cancel a group that is dropped, and keep hold of it until it has ended."""
+        """Cancel a dropped group, and keep a reference until its end."""
         task.cancel()
-        self._left.add(task)
-        task.add_done_callback(self._left.discard)
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
 
     def _check(self) -> None:
         if self._failed is not None:
@@ -325,7 +325,7 @@ class GroupLoop(Generic[G]):
             raise failed
 
     async def _wait(self, timeout: float | None = None) -> bool:
-        """Wait until something has happened. False if nothing has in this time."""
+        """Wait for a change. False if no change comes in this time."""
         self._changed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):

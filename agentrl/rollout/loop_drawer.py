@@ -26,13 +26,13 @@ class LoopSettings:
     seed: int = 0
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     teach: Callable[[Sequence[Group]], Sequence[bool]] | None = None
-    """For each group, whether there is anything to learn from it. None: no group is dropped for that."""
+    """For each group, whether the group teaches. None: no group is dropped for this reason."""
     why: Callable[[Group], str] = lambda group: "replaced"
-    """The reason why a group teaches nothing, which the buffer counts."""
+    """The reason of a group without a learning signal. The buffer counts the reasons."""
     refill: int = 0
-    """How often in a step the groups that teach nothing are replaced, at most."""
+    """How often in a step groups without a learning signal are replaced, at most."""
     over_sample: float = 1.0
-    """Sync: groups in flight at once, as a multiple of those that the step needs."""
+    """Sync: groups in flight at once, as a multiple of the step's groups."""
     staleness: int = 0
     stale: Stale = "drop"
     steps: int | None = None
@@ -41,10 +41,10 @@ class LoopSettings:
 
 
 class LoopDrawer:
-    """Plays groups of a buffer in a loop, and hands each step its own.
+    """Plays groups of a buffer in a loop, and hands each step its groups.
 
-    `begin` makes it fully-async: groups are played ahead, as far as `staleness` allows. Without it each `draw` is a
-    sync rollout: over-sampled, filtered, and the rest is aborted and put back into the buffer.
+    `begin` makes the drawer fully-async: groups are played ahead, as far as `staleness` allows. Without `begin` each
+    `draw` is a sync rollout: over-sampled, filtered, with the rest aborted and put back into the buffer.
     """
 
     def __init__(self, rollout: Rollout, buffer: GroupBuffer, settings: LoopSettings) -> None:
@@ -67,7 +67,7 @@ class LoopDrawer:
             stale=settings.stale,
             hungry=self.player.hungry,
             late=self.player.late,
-            wanted=self._unwanted,
+            drop_reason=self._unwanted,
             steps=settings.steps,
         )
         self.slots.on_free = self.loop.fill
@@ -76,7 +76,7 @@ class LoopDrawer:
         self._ahead = False
         self._replaced: list[Group] = []
         self._dropped: Counter[str] | None = None
-        """What had been dropped at the last report. None before the first group: a checkpoint may still be restored."""
+        """Dropped groups at the last report. None before the first group: a checkpoint may still be restored."""
 
     def begin(self, version: int, step: int) -> None:
         """Play ahead from now on, with weights of this version; `step` steps are done."""
@@ -109,7 +109,7 @@ class LoopDrawer:
         return self._dropped
 
     async def stop(self) -> None:
-        """End all episodes, and close the Envs of those that are parked. Groups that have ended stay ready."""
+        """End all episodes, and close the Envs of parked episodes. Ended groups stay ready."""
         self._ahead = False
         await self.loop.stop()
         await self.player.close()
@@ -125,7 +125,7 @@ class LoopDrawer:
         return taken
 
     async def _cut(self) -> None:
-        """End the requests of the episodes that are to stop."""
+        """End the requests of the stopping episodes."""
         rollout = self.player.rollout
         await (rollout.engine.abort() if rollout.workers is None else rollout.workers.abort(rollout.engine.abort))
 

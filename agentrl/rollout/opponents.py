@@ -1,7 +1,8 @@
-"""Who plays against the policy in an Env with seats: the policy itself, older weights, or a function.
+"""Opponents of the policy in an Env with seats: the policy itself, older weights, or a function.
 
-Each task has one opponent for its whole group, so that the group's episodes can be compared. Against the policy itself
-every seat is trained. Against another opponent the policy has one seat, and the seats take turns from task to task.
+A task has the same opponent for its whole group, so that the group's episodes can be compared. Against the policy
+itself every seat is trained. Against another opponent the policy has a single seat, and the seats alternate from task
+to task.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ if TYPE_CHECKING:
     from agentrl.render.base import Renderer
 
 POLICY = "policy"
-"""The opponent that is the model in training, with its present weights."""
+"""The model in training as its own opponent, with its present weights."""
 
 
 class Opponent(Protocol):
-    """Plays the seats that the policy does not have."""
+    """Plays the seats without the policy."""
 
     @property
     def name(self) -> str: ...
 
     def engine(self, renderer: Renderer, seed: int) -> Engine | None:
-        """The engine of one episode. `seed` fixes its random numbers. None: the policy's."""
+        """The engine of an episode. `seed` fixes the random numbers. None: the policy's engine."""
         ...
 
 
@@ -50,9 +51,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class FixedPlayer:
-    """A function of the messages so far and the tools, which returns the next message. It may be async.
+    """A function of the messages so far and the tools, which returns the next message. The function may be async.
 
-    With a third parameter it also gets a `random.Random`, which the episode's seed has seeded.
+    A third parameter gets a `random.Random` with the episode's seed.
     """
 
     name: str
@@ -60,7 +61,7 @@ class FixedPlayer:
 
     @classmethod
     def load(cls, name: str, key: str) -> FixedPlayer:
-        """The function at a path. `key` precedes it in the ConfigError for what is none."""
+        """The function at a path. `key` begins the message of the ConfigError for other objects."""
         play = load_object(name)
         if not callable(play) or not 2 <= len(inspect.signature(play).parameters) <= 3:
             raise ConfigError(f"{key} {name} must be a function of messages and tools, and perhaps of a Random")
@@ -70,22 +71,22 @@ class FixedPlayer:
         from agentrl.chat.client import ScriptedSpeaker
         from agentrl.chat.engine import ChatEngine
 
-        given = (Random(seed),) if len(inspect.signature(self.play).parameters) > 2 else ()
+        extra = (Random(seed),) if len(inspect.signature(self.play).parameters) > 2 else ()
 
         async def say(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str | Message:
             try:
-                answer = self.play(messages, tools, *given)
-                found: str | Message = await answer if inspect.isawaitable(answer) else answer
+                answer = self.play(messages, tools, *extra)
+                reply: str | Message = await answer if inspect.isawaitable(answer) else answer
             except Exception as exc:  # the player's boundary
                 raise ConfigError(f"opponent {self.name} failed: {cause(exc)}") from exc
-            return found
+            return reply
 
         return ChatEngine(ScriptedSpeaker(say), renderer, by={"model": self.name})
 
 
 @dataclass(frozen=True, slots=True)
 class OlderWeights:
-    """A model with other weights than the policy's, on an engine of its own."""
+    """A model with other weights than the policy's, on its own engine."""
 
     name: str
     model: Engine
@@ -96,7 +97,7 @@ class OlderWeights:
 
 @dataclass(frozen=True, slots=True)
 class Seating:
-    """Who plays in the episodes of one task."""
+    """The players of a task's episodes."""
 
     opponent: Opponent
     trained: tuple[str, ...]
@@ -104,9 +105,11 @@ class Seating:
     others: tuple[str, ...]
 
     def players(self, renderer: Renderer, seed: int) -> dict[str, Engine]:
-        """The engine of each seat that the policy does not have, for one episode."""
-        made = {seat: self.opponent.engine(renderer, nth_seed(seed, place)) for place, seat in enumerate(self.others)}
-        return {seat: engine for seat, engine in made.items() if engine is not None}
+        """The engine of each seat without the policy, for one episode."""
+        engines = {
+            seat: self.opponent.engine(renderer, nth_seed(seed, place)) for place, seat in enumerate(self.others)
+        }
+        return {seat: engine for seat, engine in engines.items() if engine is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +124,13 @@ class Opponents:
         opponent = self.opponents[place]
         if isinstance(opponent, Policy):
             return Seating(opponent, tuple(seats), ())
-        own = seats[round_ % len(seats)]
-        return Seating(opponent, (own,), tuple(seat for seat in seats if seat != own))
+        policy_seat = seats[round_ % len(seats)]
+        return Seating(opponent, (policy_seat,), tuple(seat for seat in seats if seat != policy_seat))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _UncachedEngine(EngineWrapper):
-    """Each request is computed alone and from its beginning, so that its tokens do not depend on timing."""
+    """Computes each request alone and from its beginning, so that tokens do not depend on timing."""
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
@@ -140,17 +143,17 @@ def open_opponents(
 ) -> Opponents:
     """The opponents with these names: policy, `file.py:function`, or a folder with weights. `stack` closes engines.
 
-    Raises ConfigError for what is none of these, and for a model with another vocabulary than the policy's.
+    Raises ConfigError for any other name, and for a model with another vocabulary than the policy's.
     """
-    found: list[Opponent] = []
+    opponents: list[Opponent] = []
     for name in names:
         if name == POLICY:
-            found.append(Policy())
+            opponents.append(Policy())
         elif Path(name).is_dir():
-            found.append(OlderWeights(name, _engine_of(name, stack, vocabulary, device, dtype)))
+            opponents.append(OlderWeights(name, _engine_of(name, stack, vocabulary, device, dtype)))
         else:
-            found.append(_fixed(name))
-    return Opponents(tuple(found))
+            opponents.append(_fixed(name))
+    return Opponents(tuple(opponents))
 
 
 def open_fixed(names: Sequence[str]) -> Opponents:

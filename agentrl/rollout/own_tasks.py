@@ -1,4 +1,4 @@
-"""The tasks that an Env makes by itself, checked as strictly as the rows of a data file."""
+"""Tasks made by an Env, checked as strictly as the rows of a data file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Split: TypeAlias = Literal["train", "eval"]
 Check: TypeAlias = Callable[[Task], None]
 
 DEFAULT_EPISODES = {"train": 1000, "eval": 200}
-"""Tasks taken from a generator, which may be endless, if no number is given. A list is taken whole."""
+"""Number of tasks from a generator, which may be endless, without a given number. A list is taken whole."""
 
 
 def makes_tasks(cls: type[Env]) -> bool:
@@ -29,10 +29,10 @@ def makes_tasks(cls: type[Env]) -> bool:
 
 
 def own_tasks(envs: EnvFactory, split: Split, *, most: int | None = None, check: Check | None = None) -> list[Task]:
-    """The first `most` of the Env's own tasks, or fewer if it has fewer. An endless generator is not exhausted.
+    """The first `most` of the Env's own tasks, or all if there are fewer. An endless generator is not exhausted.
 
-    Raises ConfigError for an item that is not a Task, for a repeated id, for an error of `Env.tasks` or of `check`,
-    and for held-out tasks that are also training tasks.
+    Raises ConfigError for an item that is not a Task, for a repeated id, for an error of `Env.tasks` or of `check`, and
+    for held-out tasks that are also training tasks.
     """
     tasks = list(_filled_in(envs, split, most))
     where = f"{envs.cls.__name__}.tasks for {split}"
@@ -47,10 +47,10 @@ def own_tasks(envs: EnvFactory, split: Split, *, most: int | None = None, check:
 
 
 def row_of(task: Task) -> dict[str, JSON]:
-    """A task as a row of a data file. Raises ConfigError, which names the task, if a data file cannot hold it."""
+    """A task as a row of a data file. Raises ConfigError with the task's name if a data file cannot hold the task."""
     if isinstance(task.prompt, Raw) or not task.prompt:
-        what = "is raw text" if isinstance(task.prompt, Raw) else "is empty"
-        raise ConfigError(f"task {task.id}: its prompt {what}, which no data file holds; give it text or messages")
+        problem = "is raw text" if isinstance(task.prompt, Raw) else "is empty"
+        raise ConfigError(f"task {task.id}: its prompt {problem}, which no data file holds; give it text or messages")
     row = {"id": task.id, "prompt": task.prompt, "label": task.label, "metadata": task.metadata, "tools": task.tools}
     try:
         return {
@@ -77,28 +77,28 @@ def _filled_in(envs: EnvFactory, split: Split, most: int | None) -> Iterator[Tas
 
 
 def _given(envs: EnvFactory, split: Split, most: int | None) -> list[Task]:
-    """The tasks as the Env gives them."""
+    """The Env's tasks, unchecked."""
     where = f"{envs.cls.__name__}.tasks for {split}"
     try:
-        made = envs.cls.tasks(envs.config, split)
-        if not isinstance(made, Iterable) or isinstance(made, str | dict):
-            if inspect.iscoroutine(made):
-                made.close()
+        source = envs.cls.tasks(envs.config, split)
+        if not isinstance(source, Iterable) or isinstance(source, str | dict):
+            if inspect.iscoroutine(source):
+                source.close()
             raise ConfigError(
-                f"{_at(envs.cls)}{where}: gave {_kind(made)}, which is not iterable; `yield` tasks, in a plain `def`"
+                f"{_at(envs.cls)}{where}: gave {_kind(source)}, which is not iterable; `yield` tasks, in a plain `def`"
             )
-        if most is None and not isinstance(made, Sized):
+        if most is None and not isinstance(source, Sized):
             most = DEFAULT_EPISODES[split]
-        given = list(islice(made, most))
+        tasks = list(islice(source, most))
     except ConfigError:
         raise
     except Exception as exc:  # the boundary of `tasks`: any code may run in there
         raise ConfigError(f"{where} failed: {cause(exc)}") from exc
-    for number, task in enumerate(given, 1):
+    for number, task in enumerate(tasks, 1):
         if not isinstance(task, Task):
-            what = f"number {number} is {_kind(task)}, not a Task; yield Task(prompt=...)"
-            raise ConfigError(f"{_at(envs.cls)}{where}: {what}")
-    return given
+            problem = f"number {number} is {_kind(task)}, not a Task; yield Task(prompt=...)"
+            raise ConfigError(f"{_at(envs.cls)}{where}: {problem}")
+    return tasks
 
 
 def _at(cls: type[Env]) -> str:

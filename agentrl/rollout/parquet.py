@@ -1,4 +1,4 @@
-"""Read the rows of a Parquet file as plain JSON values, as they would be in JSON Lines."""
+"""Read the rows of a Parquet file as plain JSON values, equal to the values of JSON Lines."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from agentrl.types import JSON
 
 
 def read_parquet(path: Path, remedy: str, columns: Sequence[str] | None = None) -> Iterator[tuple[int, JSON]]:
-    """Each row's number, from 1, and its columns, or those of `columns` that the file has.
+    """Each row's number, from 1, and its columns, or the existing ones of `columns`.
 
-    Arrow gives every struct of a column the keys of all of them, and null to those that a row did not have. So a key
-    without a value is left out: of a row, and of any object in it. A null in a list is kept.
+    Arrow gives every struct of a column the keys of all rows, with null for missing keys. So a key without a value is
+    left out: of a row, and of any object in the row. A null in a list is kept.
 
     Dates and times become ISO text, durations seconds, and decimals numbers. Raises ConfigError (`file:row: what and
     remedy`).
     """
     with _opened(path, remedy) as file:
         names = file.schema_arrow.names
-        wanted = [name for name in names if columns is None or name in columns]
+        selected = [name for name in names if columns is None or name in columns]
         number = 0
-        for batch in file.iter_batches(columns=wanted):
+        for batch in file.iter_batches(columns=selected):
             for row in batch.to_pylist(maps_as_pydicts="lossy"):
                 number += 1
                 yield number, _plain(row, f"{path}:{number}")
@@ -77,12 +77,12 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _is_missing(value: Any) -> bool:
-    """Null, or a float that pandas writes in its place."""
+    """Null, or the float that pandas writes for null."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _scalar(value: Any) -> Any:
-    """A scalar of Arrow as JSON has it. Other scalars are returned as they are."""
+    """A scalar of Arrow as JSON. Other scalars are returned unchanged."""
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, timedelta):

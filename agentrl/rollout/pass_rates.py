@@ -1,4 +1,4 @@
-"""Which tasks are worth drawing, by the rewards of their groups so far: a window of pass rates, and a curriculum."""
+"""The choice of tasks by the rewards of their groups so far: a window of pass rates, and a curriculum."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from agentrl.types import JSON, Task
 
 _MOST_LEVELS = 10
 _EVIDENCE = 16
-"""The groups of a level whose mean pass rate decides whether the next level begins."""
+"""The groups of a level whose mean pass rate decides about the next level."""
 
 
 def pass_rate(group: Sequence[Trajectory]) -> float | None:
-    """The mean reward of a group's valid episodes, each cut to 0 to 1: with rewards of 0 and 1, the share that passed.
+    """The mean reward of a group's valid episodes, each cut to 0 to 1. With rewards of 0 and 1, the share of passes.
 
-    None if none has a reward.
+    None without a reward.
     """
     rewards = rewards_of(group)
     return statistics.fmean(min(max(reward, 0.0), 1.0) for reward in rewards) if rewards else None
@@ -47,16 +47,16 @@ class TaskChoice(Protocol):
 
 
 class PassRateWindow:
-    """Leaves out tasks whose last pass rate was outside of `low` to `high`: all of their episodes would be equal.
+    """Leaves out tasks whose last pass rate was outside of `low` to `high`: all their episodes would be equal.
 
-    A task outside rests for one epoch, then is tried again. If it is outside again, it rests for two, then three, and
-    so on: the policy changes, and so do the rates. A task that was not played yet does not rest.
+    A task outside rests for one epoch, then is tried again. If the task is outside again, the rest is two epochs, then
+    three, and so on: the policy changes, and so do the rates. An unplayed task does not rest.
     """
 
     def __init__(self, keys: Sequence[str], low: float, high: float) -> None:
         self._keys, self._low, self._high = keys, low, high
         self._resting: dict[str, tuple[int, int]] = {}
-        """By key of the task: how often in a row it was outside, and the epoch in which it is drawn again."""
+        """By key of the task: how often in a row the task was outside, and the epoch of its next draw."""
 
     def wants(self, row: int, epoch: int) -> bool:
         return self._resting.get(self._keys[row], (0, 0))[1] <= epoch
@@ -76,8 +76,8 @@ class PassRateWindow:
         return {key: list(rest) for key, rest in self._resting.items()}
 
     def load_state_dict(self, state: Any) -> None:
-        known = set(self._keys) if isinstance(self._keys, list) else self._keys
-        self._resting = {key: (times, until) for key, (times, until) in state.items() if key in known}
+        keys = set(self._keys) if isinstance(self._keys, list) else self._keys
+        self._resting = {key: (times, until) for key, (times, until) in state.items() if key in keys}
 
 
 class Curriculum:
@@ -100,7 +100,7 @@ class Curriculum:
         self._levels = [bisect_right(distinct, value) - 1 for value in values]
         self._top = len(distinct) - 1
         self._level = 0
-        """The highest level that is drawn."""
+        """The highest level in the draw."""
         self._recent: deque[float] = deque(maxlen=_EVIDENCE)
 
     def wants(self, row: int, epoch: int) -> bool:
@@ -128,9 +128,9 @@ class Curriculum:
 def _difficulty(task: Task) -> float:
     value = task.metadata.get("difficulty")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        what = f"has difficulty {value!r:.40}" if "difficulty" in task.metadata else "has no difficulty"
+        problem = f"has difficulty {value!r:.40}" if "difficulty" in task.metadata else "has no difficulty"
         raise ConfigError(
-            f"curriculum: task {task.id or task.prompt!s:.60} {what} in its metadata; give every task a "
+            f"curriculum: task {task.id or task.prompt!s:.60} {problem} in its metadata; give every task a "
             'number, such as {"difficulty": 2}, or leave out curriculum'
         )
     return float(value)

@@ -1,4 +1,4 @@
-"""Plays the groups of a buffer for a rollout loop: which episodes begin when, and what becomes of those that stop."""
+"""Plays the groups of a buffer for a rollout loop: the beginning of each episode, and the state of stopped episodes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from agentrl.types import SamplingParams, StopReason
 
 @dataclass(slots=True, kw_only=True)
 class GroupPlayer:
-    """The source of a GroupLoop, and what plays its groups: episodes of a `Rollout`, each in a slot.
+    """The source and the player of a GroupLoop's groups: episodes of a `Rollout`, each in a slot.
 
-    A group begins when a slot is free that no episode waits for, so `slots.total` episodes are in flight at any time.
-    The sampling seed of an episode depends on (seed, group, member) alone: the same groups get the same tokens whatever
-    runs beside them, if the engine's answers depend on nothing else.
+    A group begins when a slot is free and no episode waits, so `slots.total` episodes are in flight at any time. The
+    sampling seed of an episode depends on (seed, group, member) alone: the same groups get the same tokens beside any
+    other groups, if the engine's answers depend on nothing else.
     """
 
     rollout: Rollout
@@ -48,20 +48,20 @@ class GroupPlayer:
     seed: int
     sampling_params: SamplingParams
     aborted: Callable[[], bool] = lambda: False
-    """The flag that stops episodes: they are parked, and continue when their group is taken again."""
+    """The flag that stops episodes. They are parked, and continue when their group is taken again."""
     keep_unscored: bool = False
     name: str = "train"
     flow: Flow = field(default_factory=Flow)
     _waiting_for_slot: dict[int, int] = field(default_factory=dict)
-    """Of each group that is played, the episodes that have no slot yet."""
+    """For each group in play, the number of episodes without a slot."""
     _open: dict[tuple[int, int], Parked] = field(default_factory=dict)
-    """Parked episodes whose Env is kept open."""
+    """Parked episodes with an open Env."""
     _closing: set[asyncio.Task[Any]] = field(default_factory=set)
 
     # The source
 
     def hungry(self) -> bool:
-        """Whether there is a free slot that no episode of a group is for."""
+        """Whether a slot is free and no episode of a group waits for the slot."""
         return self.slots.room("train") > sum(self._waiting_for_slot.values())
 
     def take(self, version: int) -> PendingGroup | None:
@@ -71,7 +71,7 @@ class GroupPlayer:
         return group
 
     def late(self, groups: Sequence[PendingGroup]) -> Set[int]:
-        """The numbers of the groups with an episode that takes many times as long as others."""
+        """The numbers of the groups with an episode that takes several times the usual time."""
         names = {flight.name.rpartition("-")[0] for flight in late(self.name)}
         return {group.number for group in groups if f"{self.name}-{group.number:06d}" in names}
 
@@ -89,7 +89,7 @@ class GroupPlayer:
     # The play
 
     async def play(self, group: PendingGroup) -> str | None:
-        """Play what is missing of a group; see `PlayGroup`. Raises as `run_groups` does."""
+        """Play the missing episodes of a group; see `PlayGroup`. Raises as `run_groups` does."""
         missing = [i for i, member in enumerate(group.members) if not isinstance(member, Trajectory)]
         await gather([self._play_member(group, index) for index in missing])
         self._waiting_for_slot.pop(group.number, None)
@@ -119,7 +119,7 @@ class GroupPlayer:
                 self._waiting_for_slot[group.number] -= 1
             if self.aborted():
                 return
-            await admission()  # thousands that begin at once do not hold the loop up
+            await admission()  # thousands of simultaneous beginnings must not block the loop
             session_id = f"{self.name}-{group.number:06d}-{index:03d}"
             parked = group.members[index]
             with flying(session_id, group.task.id, self.name), self.flow.episode(session_id):
@@ -138,7 +138,7 @@ class GroupPlayer:
                 self._open[group.number, index] = episode
 
         if parked is not None:
-            group.members[index] = None  # its Env has an owner now
+            group.members[index] = None  # the Env has an owner now
             self._open.pop((group.number, index), None)
             self.flow.resumed += 1
         hooks = EpisodeHooks(aborted=self.aborted, on_turn=note_turn, park=park)
@@ -147,7 +147,7 @@ class GroupPlayer:
             self.buffer.keep(group, index, trajectory)
 
     async def close(self) -> None:
-        """Close the Envs of parked episodes that are kept open."""
+        """Close the open Envs of parked episodes."""
         for place in list(self._open):
             self._close(place)
         while self._closing:
@@ -166,9 +166,10 @@ class GroupPlayer:
 
 
 def group_ages(groups: Sequence[PendingGroup], step: int) -> Mapping[int, int]:
-    """How many groups have which age: the updates between the weights that began them and this step."""
-    found: dict[int, int] = {}
+    """The number of groups by age. The age is the number of updates between the weights at the group's beginning and
+    this step."""
+    ages: dict[int, int] = {}
     for group in groups:
         age = max(step - 1 - group.born, 0)
-        found[age] = found.get(age, 0) + 1
-    return dict(sorted(found.items()))
+        ages[age] = ages.get(age, 0) + 1
+    return dict(sorted(ages.items()))

@@ -1,4 +1,4 @@
-"""Episodes of a rollout in workers: what the driver sends, and what a worker does with it."""
+"""Episodes of a rollout in workers: the driver's requests, and their play in a worker."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ from agentrl.workers.base import encoded
 from agentrl.workers.pipes import PipeTransport
 
 _STATUS_S = 2.0
-"""Seconds between two questions what the episodes of the workers are doing."""
+"""Seconds between two requests for the state of the workers' episodes."""
 _AGAIN_S = 1.0
-"""Seconds until the engine's requests are aborted once more: the first abort may have come before one had arrived."""
+"""Seconds until the engine's requests are aborted once more: a request may have arrived after the first abort."""
 SERVED = "served"
 """In `EpisodeOrder.engine`: the driver's engine, over HTTP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeOrder:
-    """What a worker needs to play the episodes of a rollout: the Env by its path, everything else by value."""
+    """A worker's order to play the episodes of a rollout: the Env by its path, the rest by value."""
 
     env: str
     env_config: Mapping[str, Any]
     options: EpisodeOptions
     tokenizer: Any
     vision: Any = None
-    """The image side of the model; None if it reads text only."""
+    """The image side of the model. None for a model without images."""
     engine: str = SERVED
     engine_config: Mapping[str, Any] = field(default_factory=dict)
     reward: str | None = None
     failures: FailurePolicy = RETRY
     at_once: Mapping[Phase, int] = field(default_factory=dict)
-    """Bounds on how many episodes reset, step and score at once in all workers together; one or more for each."""
+    """Bounds on the episodes that reset, step and score at once in all workers together, at least one for each."""
 
     @classmethod
     def of(cls, config: EpisodeConfig, tokenizer: Any, vision: Any = None) -> Self:
-        """What the workers of a run need, which has an engine of its own."""
+        """The order for the workers of a run with its own engine."""
         assert config.env is not None
         return cls(
             env=config.env,
@@ -75,14 +75,14 @@ class _EpisodeRequest:
     params: SamplingParams
     session_id: str
     parks: bool = False
-    """Whether it stops when its rollout is aborted, and is parked then."""
+    """Whether the episode stops when its rollout is aborted, and is then parked."""
     parked: Parked | None = None
-    """Where to continue, without the Env: the worker has kept it, if it is open."""
+    """The state to continue, without the Env. The worker keeps an open Env."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CloseRequest:
-    """Close the Env that is kept open for a parked episode, if it is in this worker."""
+    """Close the open Env of a parked episode, if this worker has the Env."""
 
     session_id: str
 
@@ -91,12 +91,12 @@ class _CloseRequest:
 class _PlayedEpisode:
     trajectory: Trajectory
     parked: bytes = b""
-    """The parked episode without its Env, pickled; empty for one that has ended."""
+    """The parked episode without its Env, pickled. Empty for an ended episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bug:
-    """What a BugError holds, which itself cannot be sent."""
+    """The content of a BugError, which itself cannot be sent."""
 
     failure: Failure
     session_id: str
@@ -104,7 +104,7 @@ class _Bug:
 
 @asynccontextmanager
 async def open_job(order: EpisodeOrder) -> AsyncIterator[EpisodeJob]:
-    """The job of a worker. Raises ConfigError for an Env, a reward or an engine that cannot be had here."""
+    """The job of a worker. Raises ConfigError for an Env, a reward or an engine that is not available here."""
     envs, reward = EnvFactory(order.env, order.env_config), load_reward(order.reward)
     renderer = order.options.renderer(load_renderer(order.tokenizer, vision=order.vision))
     engine = open_engine(order.engine, EngineParts(order.tokenizer, renderer, _no_model), order.engine_config)
@@ -141,7 +141,7 @@ class EpisodeJob:
     async def play(
         self, request: _EpisodeRequest | _CloseRequest, aborted: Callable[[], bool]
     ) -> _PlayedEpisode | _Bug | None:
-        """The episode, ended or parked, or the bug that ended it."""
+        """The episode, ended or parked, or the bug that ended the episode."""
         if isinstance(request, _CloseRequest):
             await self._close(request.session_id)
             return None
@@ -155,10 +155,10 @@ class EpisodeJob:
             take_started(request.session_id)
 
     async def _play(self, request: _EpisodeRequest, aborted: Callable[[], bool]) -> _PlayedEpisode:
-        session_id, kept = request.session_id, list[bytes]()
+        session_id, saved = request.session_id, list[bytes]()
 
         async def park(episode: Parked) -> None:
-            kept.append(encoded(replace(episode, env=None), "a parked episode"))
+            saved.append(encoded(replace(episode, env=None), "a parked episode"))
             if episode.env is not None:
                 await self._close(session_id)
                 self._open[session_id] = episode.env
@@ -167,18 +167,18 @@ class EpisodeJob:
         if request.parks:
             hooks = replace(hooks, aborted=aborted, park=park)
         parked = request.parked
-        if parked is not None and parked.how == "alive":  # without its Env it is played anew
+        if parked is not None and parked.how == "alive":  # without its Env the episode restarts
             parked = replace(parked, env=self._open.pop(session_id, None))
         rollout, params = self.rollout, request.params
         trajectory = await play_episode(rollout, request.task, params, session_id, hooks=hooks, parked=parked)
-        return _PlayedEpisode(trajectory, kept[-1] if kept and trajectory.stop is StopReason.ABORTED else b"")
+        return _PlayedEpisode(trajectory, saved[-1] if saved and trajectory.stop is StopReason.ABORTED else b"")
 
     async def _close(self, session_id: str) -> None:
         if (env := self._open.pop(session_id, None)) is not None:
             await close_env(env)
 
     async def close(self) -> None:
-        """Close what is kept open for parked episodes."""
+        """Close the open Envs of parked episodes."""
         for session_id in list(self._open):
             await self._close(session_id)
 
@@ -192,7 +192,7 @@ class _KeptEnv(Env):
     pool: WorkerPool
     session_id: str
     home: str
-    """The worker that has it."""
+    """The worker that has the Env."""
 
     @classmethod
     def of(cls, pool: WorkerPool, session_id: str, home: str) -> Self:
@@ -201,7 +201,7 @@ class _KeptEnv(Env):
         return env
 
     async def close(self) -> None:
-        with suppress(InfraError):  # a worker that has ended has closed it
+        with suppress(InfraError):  # an ended worker has closed the Env
             await self.pool.play(encoded(_CloseRequest(self.session_id), self.session_id), home=self.home)
 
 
@@ -227,9 +227,9 @@ class EpisodeWorkers:
         hooks: EpisodeHooks | None = None,
         parked: Parked | None = None,
     ) -> Trajectory:
-        """One episode. If two workers end while they play it, it counts as failed.
+        """Play an episode. If two workers die during the play, the episode counts as failed.
 
-        Raises BugError for a bug, ConfigError for a task that cannot be sent, and what ended the workers.
+        Raises BugError for a bug, ConfigError for a task that cannot be sent, and the errors that end the workers.
         """
         home = ""
         if parked is not None and isinstance(parked.env, _KeptEnv):
@@ -251,25 +251,25 @@ class EpisodeWorkers:
         return await self._settled(answer, session_id, hooks)
 
     async def _settled(self, answer: WorkerAnswer, session_id: str, hooks: EpisodeHooks | None) -> Trajectory:
-        found = answer.result
-        if isinstance(found, _Bug):
-            raise BugError(found.failure, found.session_id)
-        assert isinstance(found, _PlayedEpisode)
-        share_images(found.trajectory.messages)
-        share_images(found.trajectory.task.prompt)
+        result = answer.result
+        if isinstance(result, _Bug):
+            raise BugError(result.failure, result.session_id)
+        assert isinstance(result, _PlayedEpisode)
+        share_images(result.trajectory.messages)
+        share_images(result.trajectory.task.prompt)
         if answer.lost:
-            found.trajectory.info["workers_lost"] = list(answer.lost)
-        if found.parked and hooks is not None and hooks.park is not None:
-            parked: Parked = pickle.loads(found.parked)
+            result.trajectory.info["workers_lost"] = list(answer.lost)
+        if result.parked and hooks is not None and hooks.park is not None:
+            parked: Parked = pickle.loads(result.parked)
             share_images(parked.episode.trajectory.messages)
             if parked.how == "alive":
                 parked = replace(parked, env=_KeptEnv.of(self.pool, session_id, answer.worker))
             await hooks.park(parked)
-        return found.trajectory
+        return result.trajectory
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count an episode, and note what the workers do while there is one."""
+        """Count an episode, and watch the workers while an episode is in play."""
         self._playing += 1
         self._idle.clear()
         if self._watcher is None:
@@ -284,7 +284,7 @@ class EpisodeWorkers:
                 self._watcher = None
 
     async def abort(self, cut: Callable[[], Awaitable[None]]) -> None:
-        """Have all episodes that park stop where they are, and wait for that. `cut` ends the engine's requests."""
+        """Stop all episodes that park, and wait for their end. `cut` ends the engine's requests."""
         self._aborted = True
         await self.pool.abort()
         while self._playing:
@@ -294,7 +294,7 @@ class EpisodeWorkers:
                     await self._idle.wait()
 
     async def _watch(self) -> None:
-        """Note now and then what the episodes do, for those who look at the run."""
+        """Note the state of the episodes from time to time, for observers of the run."""
         while True:
             await asyncio.sleep(_STATUS_S)
             for status in await self.pool.status():
@@ -305,10 +305,10 @@ class EpisodeWorkers:
 async def with_workers(
     count: int, rollout: Rollout, order: EpisodeOrder, *, transport: Callable[[], Transport] = PipeTransport
 ) -> AsyncIterator[Rollout]:
-    """The rollout with `count` workers, which play its episodes. With none, its Envs are entered here instead.
+    """The rollout with `count` workers for its episodes. With no workers, the rollout's Envs are entered here instead.
 
     An engine that only the driver can have is served to the workers over HTTP, on this machine's loopback. Raises
-    ConfigError for what cannot be had in a worker.
+    ConfigError for a rollout that cannot run in a worker.
     """
     if not count:
         async with rollout.envs:
@@ -334,8 +334,8 @@ def _opens_itself(order: EpisodeOrder) -> bool:
 
 @asynccontextmanager
 async def _served(order: EpisodeOrder, engine: Engine, pools: list[WorkerPool]) -> AsyncIterator[EpisodeOrder]:
-    """The order with a client of this engine, which is served meanwhile."""
-    from agentrl.engine.sglang.server import running_server  # aiohttp is imported only if it is used
+    """The order with a client of this engine. The engine is served meanwhile."""
+    from agentrl.engine.sglang.server import running_server  # aiohttp is imported only on use
 
     def lost(exc: EngineLostError) -> None:
         for pool in pools:
@@ -348,7 +348,7 @@ async def _served(order: EpisodeOrder, engine: Engine, pools: list[WorkerPool]) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ServedEngine(EngineWrapper):
-    """The driver's engine. Its loss ends the run: a client that only sees HTTP would repeat its requests."""
+    """The driver's engine. Its loss ends the run. A client that only sees HTTP would repeat its requests."""
 
     lost: Callable[[EngineLostError], None]
 

@@ -23,11 +23,11 @@ _BLOCK = 1 << 20
 
 
 class RowFile(Sequence[JSON]):
-    """The rows that `read_rows` reads, each read from disk when it is asked for. Eight bytes a row are in memory.
+    """The rows of `read_rows`, each read from disk on demand. Memory: eight bytes a row.
 
-    `part` takes a range of the rows. What cannot be read by row (Parquet, CSV, a list, packed files) is first written
-    as JSONL to a temporary file. It has no name and goes with this object. Of Parquet and CSV, only `columns` are
-    taken. Raises ConfigError for a file that cannot be read, and where a row is read that is not JSON.
+    `part` takes a range of the rows. Files that cannot be read by row (Parquet, CSV, a list, packed files) are first
+    written as JSONL to a temporary file without a name, which lives as long as this object. Of Parquet and CSV, only
+    `columns` are taken. Raises ConfigError for an unreadable file, and on reading a row that is not JSON.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RowFile(Sequence[JSON]):
 
     def __getitem__(self, row: int | slice) -> JSON | Sequence[JSON]:
         if isinstance(row, slice):
-            return [self[at] for at in range(*row.indices(len(self)))]
+            return [self[index] for index in range(*row.indices(len(self)))]
         self._file.seek(self._places[self._part[row]])
         return parse_line(self._file.readline(), self.where(row), first=self._part[row] == 0)
 
@@ -72,28 +72,28 @@ class RowFile(Sequence[JSON]):
     @cached_property
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits of the file's content."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         with self.path.open("rb") as file:
             while block := file.read(_BLOCK):
-                found.update(block)
-        return found.hexdigest()[:16]
+                digest.update(block)
+        return digest.hexdigest()[:16]
 
 
 def _as_lines(path: Path, remedy: str, columns: Sequence[str] | None) -> IO[bytes]:
-    """A file's rows as JSONL without a name. Packed JSONL keeps its lines, and so their numbers."""
-    made = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the RowFile
+    """A file's rows as JSONL in an unnamed file. Packed JSONL keeps its lines and their numbers."""
+    lines = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the RowFile
     try:
         if is_jsonl(path, remedy):
             with unpacked(path, remedy) as file:
-                _write(made, file, path)
+                _write(lines, file, path)
         else:
             rows = read_rows(path, remedy, columns)
-            _write(made, (json.dumps(row, ensure_ascii=False).encode() + b"\n" for _, row in rows), path)
-        made.seek(0)
+            _write(lines, (json.dumps(row, ensure_ascii=False).encode() + b"\n" for _, row in rows), path)
+        lines.seek(0)
     except BaseException:
-        made.close()
+        lines.close()
         raise
-    return made
+    return lines
 
 
 def _write(file: IO[bytes], lines: Iterable[bytes], path: Path) -> None:
@@ -108,7 +108,7 @@ def _write(file: IO[bytes], lines: Iterable[bytes], path: Path) -> None:
 
 
 class Permutation(Sequence[int]):
-    """The numbers 0 to n-1 in an order that follows from a seed, computed one by one: nothing is in memory.
+    """The numbers 0 to n-1 in an order that follows from a seed. Each is computed on demand, without memory.
 
     A Feistel network of four rounds on the smallest even number of bits, walked until the number is below n (Black and
     Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
@@ -131,23 +131,23 @@ class Permutation(Sequence[int]):
 
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
         if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(self._n))]
+            return [self[position] for position in range(*index.indices(self._n))]
         if not -self._n <= index < self._n:
             raise IndexError(index)
-        found = self._encrypt(index % self._n)
-        while found >= self._n:
-            found = self._encrypt(found)
-        return found
+        value = self._encrypt(index % self._n)
+        while value >= self._n:
+            value = self._encrypt(value)
+        return value
 
     def __iter__(self) -> Iterator[int]:
-        return (self[at] for at in range(self._n))
+        return (self[index] for index in range(self._n))
 
     def _encrypt(self, value: int) -> int:
         mask = (1 << self._bits) - 1
-        left, right = value >> self._bits, value & mask
+        high, low = value >> self._bits, value & mask
         for key in self._keys:
             # The finaliser of MurmurHash3 (64 bits) mixes well, and is the same in every process.
-            mixed = (right ^ key) * 0xFF51AFD7ED558CCD & 0xFFFFFFFFFFFFFFFF
+            mixed = (low ^ key) * 0xFF51AFD7ED558CCD & 0xFFFFFFFFFFFFFFFF
             mixed = (mixed ^ (mixed >> 33)) * 0xC4CEB9FE1A85EC53 & 0xFFFFFFFFFFFFFFFF
-            left, right = right, left ^ ((mixed ^ (mixed >> 33)) & mask)
-        return left << self._bits | right
+            high, low = low, high ^ ((mixed ^ (mixed >> 33)) & mask)
+        return high << self._bits | low

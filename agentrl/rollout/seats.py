@@ -1,4 +1,4 @@
-"""Episodes with seats in a rollout: who plays which seat, and the trajectories of the seats that are trained."""
+"""Episodes with seats in a rollout: the player of each seat, and the trajectories of the trained seats."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ async def play_seats(
     session_id: str,
     slots: PhaseSlots | None = None,
 ) -> list[Trajectory]:
-    """Play one episode with seats. Return the trajectories of those that the policy has, in the Env's order."""
+    """Play an episode with seats. Return the trajectories of the policy's seats, in the Env's order."""
     try:
         with at_boundary("reset"):
             env = envs.make()
     except FailedError as failed:
         return _failed(task, session_id, seating.trained, failed)
-    played = await run_seats(
+    trajectories = await run_seats(
         env,
         task,
         engine=engine,
@@ -47,15 +47,15 @@ async def play_seats(
         session_id=session_id,
         hooks=EpisodeHooks(on_turn=partial(note_turn, session_id=session_id), slots=slots),
     )
-    for trajectory in played.values():
+    for trajectory in trajectories.values():
         trajectory.info["opponent"] = seating.opponent.name
-    return [played[seat] for seat in seating.trained]
+    return [trajectories[seat] for seat in seating.trained]
 
 
 def _failed(task: Task, session_id: str, seats: Sequence[str], failed: FailedError) -> list[Trajectory]:
-    found = []
+    trajectories = []
     for seat in seats:
         trajectory = Trajectory(task, session_id=f"{session_id}-{seat}")
         trajectory.seat, trajectory.stop, trajectory.failure = seat, StopReason.FAILED, failed.failure
-        found.append(trajectory)
-    return found
+        trajectories.append(trajectory)
+    return trajectories

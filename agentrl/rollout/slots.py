@@ -1,4 +1,4 @@
-"""Slots for episodes in flight: a fixed number, of which an evaluation may have a share."""
+"""Slots for episodes in flight: a fixed number, with a share for an evaluation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Use: TypeAlias = Literal["train", "eval"]
 
 
 class EpisodeSlots:
-    """At most `total` episodes are in flight. Those who wait for a slot get it in the order of their arrival.
+    """At most `total` episodes are in flight. Waiting episodes get slots in the order of their arrival.
 
-    While a share is reserved, evaluation has that many slots and training the others, and those that evaluation has no
-    use for. Without a share, each may have all. Nothing is taken from an episode in flight: a share that was reserved
-    is filled as episodes end. Use it from one event loop.
+    With a reserved share, evaluation has the reserved slots. Training has the other slots, and reserved slots without
+    use. Without a share, each may have all slots. An episode in flight never loses its slot: a new share is filled as
+    episodes end. Use the slots from a single event loop.
     """
 
     def __init__(self, total: int, on_free: Callable[[], None] = lambda: None) -> None:
@@ -30,7 +30,7 @@ class EpisodeSlots:
         return self._taken[use]
 
     def free(self, use: Use) -> int:
-        """How many episodes could begin now, beside those that wait."""
+        """The number of episodes that could begin now, beside the waiting ones."""
         return self.room(use) - sum(not waiter.done() for waiter in self._waiting[use])
 
     @asynccontextmanager
@@ -45,8 +45,8 @@ class EpisodeSlots:
 
     @contextmanager
     def reserve(self, slots: int) -> Iterator[None]:
-        """Reserve slots for evaluation while the context is open. One at least is left for training; of a single slot
-        nothing is reserved."""
+        """Reserve slots for evaluation while the context is open. At least one slot stays for training; a single slot
+        is never reserved."""
         self.reserved = max(min(slots, self.total - 1), 0)
         self._hand_out()
         try:
@@ -56,7 +56,7 @@ class EpisodeSlots:
             self._hand_out()
 
     def room(self, use: Use) -> int:
-        """Slots that nobody has. Those who wait have a claim to them."""
+        """Slots without an episode. Waiting episodes have a claim to them."""
         most = self.total
         if self.reserved and use == "eval":
             most = self.reserved
@@ -73,7 +73,7 @@ class EpisodeSlots:
         try:
             await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():  # it got its slot in the same moment
+            if waiter.done() and not waiter.cancelled():  # the episode got its slot in the same moment
                 self._taken[use] -= 1
             elif waiter in self._waiting[use]:
                 self._waiting[use].remove(waiter)

@@ -1,4 +1,4 @@
-"""The streams of tasks that training draws from: shuffled in each epoch, resumable, of one data set or of several."""
+"""The streams of training tasks: shuffled in each epoch, resumable, of a single data set or of several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from agentrl.types import JSON, Task
 
 
 class PromptLimit:
-    """Passes over tasks whose prompt has more than `most` tokens, and counts them. `warn` gets a line about the first.
+    """Passes over tasks with more than `most` tokens in the prompt, and counts them. `warn` gets a line about the
+    first.
 
     `length` counts the tokens of a task's prompt.
     """
@@ -43,14 +44,14 @@ class PromptLimit:
 
 
 class TaskStream:
-    """A stream of tasks, shuffled in each epoch by (seed, epoch). Its position can be saved and restored.
+    """A stream of tasks, shuffled in each epoch by (seed, epoch). The position can be saved and restored.
 
-    It ends after `epochs`; None: never. Without `shuffle` each epoch has the order of the data. A `TaskFile` stays on
-    disk, and its order is computed: eight bytes a row are in memory.
+    The stream ends after `epochs`; None: never. Without `shuffle` each epoch has the order of the data. A `TaskFile`
+    stays on disk, with a computed order: eight bytes a row are in memory.
 
-    `pass_rates` leaves out tasks whose pass rate is outside of this window (`PassRateWindow`), and `curriculum` the
-    difficult ones until the others are passed at this rate (`Curriculum`). Both need `record`, and both pass over a
-    task when its turn comes. If all tasks of an epoch are passed over, the next one begins, until one is drawn.
+    `pass_rates` leaves out tasks with a pass rate outside of the window (`PassRateWindow`). `curriculum` leaves out the
+    difficult tasks until the easier tasks are passed at this rate (`Curriculum`). Both need `record`, and both pass
+    over a task at its turn. If all tasks of an epoch are passed over, the next epoch begins, until a task is drawn.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class TaskStream:
         self._shuffle = shuffle
         keys: Sequence[str] = _RowKeys(len(tasks)) if isinstance(tasks, TaskFile) else list(map(_digest, self._tasks))
         self._rows = tasks.fingerprint if isinstance(tasks, TaskFile) else "".join(keys)
-        """Eight hexadecimal digits for each task, or sixteen for a whole file: every checkpoint holds it."""
+        """Eight hexadecimal digits for each task, or sixteen for a whole file. Every checkpoint holds the digits."""
         self._choices: dict[str, TaskChoice] = {}
         self._limit: PromptFilter | None = None
         self._too_long: set[int] = set()
@@ -86,7 +87,7 @@ class TaskStream:
         return [drawn.task for drawn in (self.draw() for _ in range(n)) if drawn is not None]
 
     def draw(self) -> DrawnTask | None:
-        """The next task, and where it was drawn. None after the last of `epochs`.
+        """The next task, with its place in the data. None after the last of `epochs`.
 
         Raises ConfigError if the prompts of all tasks are too long.
         """
@@ -107,8 +108,8 @@ class TaskStream:
             self._too_long.add(row)
 
     def _check_lengths(self) -> None:
-        """Raises ConfigError if each task that may be drawn is too long. One that rests may be drawn in a later epoch,
-        but the next level of a curriculum does not begin without a task of this one."""
+        """Raises ConfigError if all tasks in the draw are too long. A resting task may be drawn in a later epoch, but
+        the next level of a curriculum needs a task of the present level."""
         level = self._choices.get("curriculum")
         drawable = (row for row in range(len(self._tasks)) if level is None or level.wants(row, self._epoch))
         if self._too_long and all(row in self._too_long for row in drawable):
@@ -116,7 +117,7 @@ class TaskStream:
             raise ConfigError(f"every prompt{where} is longer than max_prompt_tokens; raise it")
 
     def limit_prompts(self, limit: PromptFilter) -> None:
-        """Pass over tasks whose prompt is too long."""
+        """Pass over tasks with too long prompts."""
         self._limit = limit
 
     def task(self, row: int) -> Task:
@@ -129,11 +130,11 @@ class TaskStream:
             choice.record(row, rate, self._epoch)
 
     def metrics(self) -> dict[str, JSON]:
-        """What the pass rates have decided so far; empty if nothing depends on them."""
-        found: dict[str, JSON] = {}
+        """The effects of the pass rates so far. Empty without an effect."""
+        totals: dict[str, JSON] = {}
         for choice in self._choices.values():
-            found |= choice.metrics(self._epoch)
-        return found if self._limit is None else {**found, **self._limit.metrics()}
+            totals |= choice.metrics(self._epoch)
+        return totals if self._limit is None else {**totals, **self._limit.metrics()}
 
     def state_dict(self) -> dict[str, JSON]:
         """Position and pass rates, as a copy."""
@@ -167,7 +168,7 @@ class TaskStream:
         return order
 
     def _changes(self, before: str | None) -> str:
-        """Which rows have changed, in words; "" if none has, or if it is unknown."""
+        """The changed rows in words. "" if no row has changed, or if the change is unknown."""
         now = self._rows
         if before is None or before == now:
             return ""
@@ -184,10 +185,10 @@ class TaskStream:
 
 
 class Mixture:
-    """Tasks of several sources by weight: of any number of draws, each has its share, to one task.
+    """Tasks of several sources by weight. After any number of draws, each source has its share, within one task.
 
-    Each source has its own epochs. One that ends is left out from then on. A task's row counts the rows of the sources
-    before it, which `sizes` gives.
+    Each source has its own epochs. An ended source is left out. A task's row counts the rows of the sources before its
+    own, as `sizes` gives them.
     """
 
     def __init__(self, sources: Sequence[TaskSource], sizes: Sequence[int], weights: Sequence[float]) -> None:
@@ -201,12 +202,12 @@ class Mixture:
 
     def draw(self) -> DrawnTask | None:
         while not all(self._ended):
-            left = [i for i, ended in enumerate(self._ended) if not ended]
-            chosen = min(left, key=lambda i: ((self._drawn[i] + 1) / self._weights[i], i))
-            found = self._sources[chosen].draw()
-            if found is not None:
+            open_sources = [i for i, ended in enumerate(self._ended) if not ended]
+            chosen = min(open_sources, key=lambda i: ((self._drawn[i] + 1) / self._weights[i], i))
+            drawn = self._sources[chosen].draw()
+            if drawn is not None:
                 self._drawn[chosen] += 1
-                return DrawnTask(found.task, self._first[chosen] + found.row, found.epoch)
+                return DrawnTask(drawn.task, self._first[chosen] + drawn.row, drawn.epoch)
             self._ended[chosen] = True
         return None
 
@@ -214,16 +215,16 @@ class Mixture:
         return self._of(row)[0].task(self._of(row)[1])
 
     def record(self, row: int, rate: float) -> None:
-        source, own = self._of(row)
-        source.record(own, rate)
+        source, source_row = self._of(row)
+        source.record(source_row, rate)
 
     def metrics(self) -> dict[str, JSON]:
-        """The sums of those of the sources."""
-        found: dict[str, JSON] = {}
+        """The sums of the sources' metrics."""
+        totals: dict[str, JSON] = {}
         for source in self._sources:
             for key, value in source.metrics().items():
-                found[key] = found.get(key, 0) + value
-        return found if self._limit is None else {**found, **self._limit.metrics()}
+                totals[key] = totals.get(key, 0) + value
+        return totals if self._limit is None else {**totals, **self._limit.metrics()}
 
     def limit_prompts(self, limit: PromptFilter) -> None:
         self._limit = limit
@@ -234,8 +235,8 @@ class Mixture:
         return {"drawn": list(self._drawn), "sources": [dict(source.state_dict()) for source in self._sources]}
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
-        for source, own in zip(self._sources, state["sources"], strict=True):
-            source.load_state_dict(own, accept_changes=accept_changes)
+        for source, source_state in zip(self._sources, state["sources"], strict=True):
+            source.load_state_dict(source_state, accept_changes=accept_changes)
         self._drawn, self._ended = list(state["drawn"]), [False] * len(self._sources)
 
     def _of(self, row: int) -> tuple[TaskSource, int]:

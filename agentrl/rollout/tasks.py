@@ -25,17 +25,17 @@ log = logging.getLogger("agentrl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The columns of a data set in another form, named as slime's flags are. Other columns are left out."""
+    """The columns of a data set in another form, named like slime's flags. Other columns are left out."""
 
     input_key: str = "prompt"
     """The prompt: text, or messages."""
     label_key: str | None = None
     metadata_key: str | None = None
-    """An object, or JSON text of one."""
+    """An object, or JSON text of an object."""
     tool_key: str | None = None
-    """A list of tools, or JSON text of one."""
+    """A list of tools, or JSON text of a list."""
 
-    def row(self, given: Mapping[str, JSON]) -> dict[str, JSON]:
+    def row(self, columns: Mapping[str, JSON]) -> dict[str, JSON]:
         """A row under our own keys; a column without a value is left out."""
         names = {
             "prompt": self.input_key,
@@ -44,7 +44,7 @@ class Columns:
             "tools": self.tool_key,
         }
         names |= {"id": "id", "seed": "seed"}
-        return {key: given[name] for key, name in names.items() if name is not None and given.get(name) is not None}
+        return {key: columns[name] for key, name in names.items() if name is not None and columns.get(name) is not None}
 
     def names(self) -> list[str]:
         """The columns to read."""
@@ -75,13 +75,12 @@ def tasks_of(
     check: Check | None = None,
     columns: Columns | None = None,
 ) -> list[Task]:
-    """The tasks of a command: those in `data`, or else the first `episodes` that the Env makes by itself.
+    """The tasks of a command: the tasks in `data`, or else the first `episodes` of the Env's own tasks.
 
     Without `episodes`, a list of tasks is taken whole. Of a generator, which may be endless, 1000 tasks are taken to
     train on, and 200 held out. `check` may raise ConfigError to refuse a task, beside the Env's own check.
 
-    Raises ConfigError if there are both or neither, if the Env makes fewer than `episodes`, and for any task that
-    cannot be used.
+    Raises ConfigError with both sources or neither, if the Env makes fewer than `episodes`, and for any unusable task.
     """
     name = envs.cls.__name__
     if data is not None:
@@ -105,21 +104,21 @@ def held_out_tasks(
     data: Path | None,
     most: int,
     *,
-    own: bool,
+    from_env: bool,
     check: Check | None = None,
     columns: Columns | None = None,
 ) -> list[Task]:
-    """The first tasks of a file, else the Env's own if `own`. Empty if there are none. Raises ConfigError."""
+    """The first tasks of a file, else the Env's own tasks if `from_env`. Empty without tasks. Raises ConfigError."""
     if data is not None:
         return load_tasks(data, split="eval", check=_both(envs.check, check), columns=columns)[:most]
-    return own_tasks(envs, "eval", most=most, check=check) if own and makes_tasks(envs.cls) else []
+    return own_tasks(envs, "eval", most=most, check=check) if from_env and makes_tasks(envs.cls) else []
 
 
-def _both(one: Check, other: Check | None) -> Check:
+def _both(first: Check, second: Check | None) -> Check:
     def check(task: Task) -> None:
-        one(task)
-        if other is not None:
-            other(task)
+        first(task)
+        if second is not None:
+            second(task)
 
     return check
 
@@ -127,18 +126,18 @@ def _both(one: Check, other: Check | None) -> Check:
 def load_tasks(
     path: str | Path, *, split: Split, check: Check | None = None, columns: Columns | None = None
 ) -> list[Task]:
-    """Read one Task a line: {"prompt": str or messages, "label"?, "metadata"?, "tools"?, "id"?, "seed"?}.
+    """Read a Task from each line: {"prompt": str or messages, "label"?, "metadata"?, "tools"?, "id"?, "seed"?}.
 
-    A row with a `reward_model`, as Search-R1's and others in verl's format, is read as published: `reward_model` is the
-    label, and columns without a meaning here, such as data_source, become metadata. `columns` names those of any other
-    form. `metadata` and `tools` may be JSON text. The file's name gives its format, as `read_rows` explains. Other
-    columns of Parquet and CSV are left out, with a warning.
+    A row with a `reward_model` (verl's format, as in Search-R1) is read as published: `reward_model` is the label, and
+    columns without a meaning here, such as data_source, become metadata. `columns` names the columns of any other form.
+    `metadata` and `tools` may be JSON text. The file's name gives its format, as in `read_rows`. Other columns of
+    Parquet and CSV are left out, with a warning.
 
     A row without an id is named by its line. A row without a seed gets its own seed, the same in every run. `check` may
     raise ConfigError to refuse a task.
 
-    Raises ConfigError (`file:line: what and remedy`) for the first row that cannot be used. If `check` refuses several
-    rows, the error lists the lines of the others.
+    Raises ConfigError (`file:line: what and remedy`) for the first unusable row. If `check` refuses several rows, the
+    error lists the other lines.
     """
     path = Path(path)
     check_file(path, _REMEDY, "data file")
@@ -159,7 +158,7 @@ def load_tasks(
 
 
 def _raise_first(path: Path, refusals: Mapping[int, ConfigError]) -> None:
-    """Raise the refusal of the first row, with the lines of the other refused ones."""
+    """Raise the refusal of the first row, with the lines of the other refused rows."""
     if not refusals:
         return
     (first, refusal), *others = refusals.items()
@@ -170,9 +169,9 @@ def _raise_first(path: Path, refusals: Mapping[int, ConfigError]) -> None:
 
 
 class TaskFile(Sequence[Task]):
-    """The tasks of a file that is too large for memory, or of a part of it. A row is read and checked when it is drawn.
+    """The tasks of a file that is too large for memory, or of a part of the file. A row is read and checked when drawn.
 
-    Arguments and errors are those of `load_tasks`. The errors of a row are raised where it is read.
+    Arguments and errors are as in `load_tasks`. The errors of a row are raised when the row is read.
     """
 
     def __init__(
@@ -201,7 +200,7 @@ class TaskFile(Sequence[Task]):
 
     def __getitem__(self, row: int | slice) -> Task | Sequence[Task]:
         if isinstance(row, slice):
-            return [self[at] for at in range(*row.indices(len(self)))]
+            return [self[index] for index in range(*row.indices(len(self)))]
         where = self._rows.where(row)
         path, values = self._rows.path, self._rows[row]
         values = _of_cells(values) if is_text_table(path) else values
@@ -215,7 +214,7 @@ class TaskFile(Sequence[Task]):
 
 
 def _columns_to_read(path: Path, columns: Columns | None) -> list[str] | None:
-    """The columns of a table that have a meaning here; None for all. A warning names those that are left out."""
+    """The columns of a table with a meaning here. None for all columns. A warning names the left-out columns."""
     if columns is not None:
         return columns.names()
     names = column_names(path, _REMEDY)
@@ -274,22 +273,23 @@ def _task(
 
 
 def _parsed(row: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The row with `metadata` and `tools` read where they are JSON text. Other text is refused later, as it is."""
-    found = dict(row)
+    """The row with JSON text of `metadata` and `tools` parsed. Other text is kept, and refused later."""
+    parsed = dict(row)
     for key in ("metadata", "tools"):
-        if isinstance(text := found.get(key), str):
+        if isinstance(text := parsed.get(key), str):
             with suppress(ValueError, RecursionError):
-                found[key] = json.loads(text)
-    return found
+                parsed[key] = json.loads(text)
+    return parsed
 
 
 def _as_published(row: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A row in verl's format under our keys. A null column counts as missing: Parquet cannot express it otherwise."""
-    given = {key: value for key, value in row.items() if value is not None}
-    own: dict[str, JSON] = {key: given.pop(key) for key in ("prompt", "tools", "id", "seed") if key in given}
-    metadata = given.pop("metadata", {})
+    """A row in verl's format under agentrl's keys. A null column counts as missing: Parquet cannot express a missing
+    column otherwise."""
+    columns = {key: value for key, value in row.items() if value is not None}
+    standard: dict[str, JSON] = {key: columns.pop(key) for key in ("prompt", "tools", "id", "seed") if key in columns}
+    metadata = columns.pop("metadata", {})
     more = metadata if isinstance(metadata, dict) else {"metadata": metadata}
-    return {**own, "label": given.pop(_PUBLISHED), "metadata": {**more, **given}}
+    return {**standard, "label": columns.pop(_PUBLISHED), "metadata": {**more, **columns}}
 
 
 @contextmanager
@@ -319,8 +319,8 @@ def _check_value(key: str, value: JSON, where: str) -> None:
         raise ConfigError(f'{where}: unknown key "{key}"; put your own into metadata{meant}')
     types = _KEYS[key]
     if not isinstance(value, types) or (isinstance(value, bool) and types is not object):
-        wanted = " or ".join(_NAMES[t] for t in (types if isinstance(types, tuple) else (types,)))
-        raise ConfigError(f'{where}: "{key}" is {_kind(value)}; it must be {wanted}')
+        expected = " or ".join(_NAMES[t] for t in (types if isinstance(types, tuple) else (types,)))
+        raise ConfigError(f'{where}: "{key}" is {_kind(value)}; it must be {expected}')
 
 
 def _kind(value: JSON) -> str:

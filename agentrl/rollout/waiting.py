@@ -1,4 +1,4 @@
-"""Name once a minute whatever a step, an evaluation or the end of a run waits for."""
+"""Log once a minute the episodes for which a step, an evaluation or the end of a run waits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from agentrl.rollout.in_flight import of_kind
 log = logging.getLogger("agentrl")
 
 EVERY_S = 60.0
-"""Seconds between two lines, and the time without a move after which an episode is named."""
+"""Seconds between two lines, and seconds without a move after which an episode is named."""
 _NAMED = 4
 
 
 @contextmanager
-def waiting_for(what: str, kind: str = "train") -> Iterator[None]:
-    """While the block waits, a warning names each minute the flights of a kind that have not moved for a minute.
+def waiting_for(waiter: str, kind: str = "train") -> Iterator[None]:
+    """While the block waits, a warning names each minute the flights of a kind without a move for a minute.
 
     A thread looks, so that a hook which blocks the event loop is named, too.
     """
@@ -29,7 +29,7 @@ def waiting_for(what: str, kind: str = "train") -> Iterator[None]:
 
     def watch() -> None:
         while not ended.wait(EVERY_S):
-            if line := _line(what, kind, began):
+            if line := _line(waiter, kind, began):
                 log.warning("%s", line)
 
     thread = threading.Thread(target=watch, name="agentrl-waiting", daemon=True)
@@ -41,12 +41,12 @@ def waiting_for(what: str, kind: str = "train") -> Iterator[None]:
         thread.join()
 
 
-def _line(what: str, kind: str, began: float) -> str:
-    """What is waited for. Empty if all flights move."""
+def _line(waiter: str, kind: str, began: float) -> str:
+    """The line of the warning. Empty if all flights move."""
     now = time.time()
     flights = [flight.to_json() for flight in of_kind(kind)]
     if not flights:
-        return f"{what} has waited for {_minutes(now - began)}, and none of its episodes is played"
+        return f"{waiter} has waited for {_minutes(now - began)}, and none of its episodes is played"
     still: list[dict[str, Any]] = [state for state in flights if now - float(str(state["since"])) >= EVERY_S]
     if not still:
         return ""
@@ -58,7 +58,7 @@ def _line(what: str, kind: str, began: float) -> str:
     ]
     more = f" and {len(still) - _NAMED} more" if len(still) > _NAMED else ""
     return (
-        f"{what} waits for {len(still)} of {len(flights)} in flight that have not moved for a minute: "
+        f"{waiter} waits for {len(still)} of {len(flights)} in flight that have not moved for a minute: "
         f"{', '.join(named)}{more}; limits.episode_s bounds an episode"
     )
 

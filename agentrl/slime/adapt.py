@@ -22,12 +22,12 @@ from agentrl.slime.task import from_sample, metadata_of, template_kwargs
 
 
 async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
-    """Play one episode for slime and write it into `sample`, however the episode ends.
+    """Play an episode for slime and write the result into `sample`, for every end of the episode.
 
     An aborted sample continues where it stopped if its parked state still exists. A broken environment gives a masked,
     removed sample with the cause in metadata["agentrl"]. Under `thinking: strip`, and for an AgentEnv where slime's
-    flags allow it, training gets a list with one sample for each segment; an aborted episode is one sample, which slime
-    can send again. `args` and `sampling_params` are not changed.
+    flags allow lists, training gets a list with a sample for each segment. An aborted episode is a single sample, which
+    slime can send again. `args` and `sampling_params` are not changed.
 
     Raises ConfigError and TemplateError, which would break every sample, and passes on cancellation. Some rollouts
     swallow exceptions. So after an error each sample carries the error, and ends the run (see `fatal`).
@@ -49,8 +49,8 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
         )
         call.check_flags()
         with in_play(args, sample):
-            played = await call.play()
-        return played if evaluation else _for_group_model(flags, played)
+            result = await call.play()
+        return result if evaluation else _for_group_model(flags, result)
     except Exception as exc:
         log_once(exc)
         if not evaluation:
@@ -59,7 +59,7 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
 
 
 def _for_group_model(flags: HostArgs, samples: Any) -> Any:
-    """The samples as the host's reward model of groups takes them."""
+    """The samples in the form for the host's reward model of groups."""
     for sample in flat_samples(samples) if flags.group_rm else ():
         if refuses_rewards(sample):
             set_reward_aside(sample)
@@ -68,7 +68,7 @@ def _for_group_model(flags: HostArgs, samples: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _AdaptCall:
-    """One call of `adapt`. All methods raise ConfigError."""
+    """A call of `adapt`. All methods raise ConfigError."""
 
     flags: HostArgs
     config: SlimeConfig
@@ -78,7 +78,7 @@ class _AdaptCall:
     aborted: Any
     """slime's abort flag; None outside of slime."""
     holds_ended: bool = False
-    """Whether an episode that ends while slime aborts comes back as an aborted one, and is handed over next time."""
+    """Whether an episode that ends during slime's abort returns as aborted, and is handed over next time."""
 
     def check_flags(self) -> None:
         """Refuse flags and samples that agentrl or slime cannot handle."""
@@ -105,39 +105,41 @@ class _AdaptCall:
         if request.has_seats:
             return await self._play_seats(request)
         play = sample_workers(config.workers).play if config.workers else play_sample
-        played = await play(request, self.aborted)
+        episode = await play(request, self.aborted)
         if evaluation:
-            return ship_evaluation(flags, played.trajectory, sample, decode=played.decode, extra=played.about)
+            return ship_evaluation(flags, episode.trajectory, sample, decode=episode.decode, extra=episode.about)
         segments = config.thinking == "strip" or (request.plays_agent and self._agent_fans_out())
-        return await self._ship(sample, played, segments=segments)
+        return await self._ship(sample, episode, segments=segments)
 
     async def _play_seats(self, request: SampleRequest) -> Any:
-        """Return a sample for each seat that the policy has."""
+        """Return a sample for each seat of the policy."""
         if self.config.workers:
             raise ConfigError(f"{seats.NOT_IN_WORKERS.format(request.env.__name__)}; write workers: 0")
-        played = await play_seats(request, self.aborted)
+        episodes = await play_seats(request, self.aborted)
         if self.evaluation:
-            first = next(iter(played.values()))
+            first = next(iter(episodes.values()))
             return ship_evaluation(self.flags, first.trajectory, self.sample, decode=first.decode, extra=first.about)
-        written, stripped = list[Any](), self.config.thinking == "strip"
-        for one, trajectory in seats.samples_of(self.sample, {seat: each.trajectory for seat, each in played.items()}):
-            shipped = await self._ship(one, played[trajectory.seat], segments=stripped)
-            written += shipped if isinstance(shipped, list) else [shipped]
-        return written if len(written) > 1 else written[0]
+        samples, stripped = list[Any](), self.config.thinking == "strip"
+        for sample, trajectory in seats.samples_of(
+            self.sample, {seat: episode.trajectory for seat, episode in episodes.items()}
+        ):
+            shipped = await self._ship(sample, episodes[trajectory.seat], segments=stripped)
+            samples += shipped if isinstance(shipped, list) else [shipped]
+        return samples if len(samples) > 1 else samples[0]
 
-    async def _ship(self, sample: Any, played: PlayedSample, *, segments: bool) -> Any:
+    async def _ship(self, sample: Any, episode: PlayedSample, *, segments: bool) -> Any:
         return ship_training(
             self.flags,
-            played.trajectory,
+            episode.trajectory,
             sample,
-            pixels=await pixels_of(played.trajectory, played.vision),
-            teacher_log_probs=played.teacher_log_probs,
+            pixels=await pixels_of(episode.trajectory, episode.vision),
+            teacher_log_probs=episode.teacher_log_probs,
             segments=segments,
-            decode=played.decode,
-            extra=played.about,
+            decode=episode.decode,
+            extra=episode.about,
         )
 
     def _agent_fans_out(self) -> bool:
-        """Whether each segment of an agent becomes a sample. Else its main line is the sample."""
+        """Whether each segment of an agent becomes a sample. Otherwise the main line is the sample."""
         problems = fan_out_problems(self.flags, takes_lists=takes_lists(self.flags, self.sample))
         return hasattr(self.sample, "rollout_id") and not problems

@@ -1,4 +1,4 @@
-"""The configuration of `adapt`: the keys that every host has, and the settings that follow from slime's flags."""
+"""The configuration of `adapt`: the keys of every host, and the settings that follow from slime's flags."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["CONFIG_FILE_VARIABLE", "SlimeConfig", "fan_out_problems"]
 log = logging.getLogger("agentrl")
 
 _KEPT = 16
-"""How many parsed configurations are kept. A run has one."""
+"""Number of cached configurations. A run has one."""
 
 
 class SlimeConfig(HostedConfig):
@@ -37,7 +37,7 @@ class SlimeConfig(HostedConfig):
     staleness: int = Field(default=2, ge=1)
     """With `agentrl.slime.generate_rollout_fully_async`: how many rollouts ago a group may have been begun."""
     stale: Literal["drop", "mask"] = "drop"
-    """What becomes of groups that were begun earlier: dropped and counted, or trained as they are."""
+    """The treatment of groups that were begun too early: dropped and counted, or trained unchanged."""
     workers: int = Field(default=0, ge=0)
     """Processes that play the episodes: 0 for slime's rollout manager. In a Ray cluster they are actors, with one CPU
     each, on any node; without Ray, processes of this machine."""
@@ -46,32 +46,35 @@ class SlimeConfig(HostedConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_credit(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and (key := next((key for key in ("credit", "discount") if key in given), None)):
+    def _refuse_credit(cls, settings: Any) -> Any:
+        if isinstance(settings, Mapping) and (
+            key := next((key for key in ("credit", "discount") if key in settings), None)
+        ):
             raise ValueError(
                 f"{key}: slime takes one number for each sample, so turns cannot have their own; remove it, or train "
                 "with agentrl train"
             )
-        return given
+        return settings
 
     @classmethod
     def from_args(cls, args: Any) -> Self:
-        """Find and validate the configuration. Without one, all keys have their defaults. Raises ConfigError.
+        """Find and validate the configuration. Without a configuration, all keys have their defaults. Raises
+        ConfigError.
 
-        slime's hooks ask for it at every sample, so the parsed configuration is kept.
+        slime's hooks call this at every sample, so the parsed configuration is cached.
         """
-        where, given = "the key 'agentrl' of --custom-config-path", HostArgs.of(args).agentrl
-        if given is None:
-            where, given = from_environment()
-        key = (cls, where, repr(given))
+        where, settings = "the key 'agentrl' of --custom-config-path", HostArgs.of(args).agentrl
+        if settings is None:
+            where, settings = from_environment()
+        key = (cls, where, repr(settings))
         if key not in _parsed:
             while len(_parsed) >= _KEPT:
                 _parsed.pop(next(iter(_parsed)), None)
-            _parsed[key] = cls.parse(where, given)
+            _parsed[key] = cls.parse(where, settings)
         return cast(Self, _parsed[key])
 
     def env_path(self, metadata: Mapping[str, JSON]) -> str:
-        """The path of the Env for a row. Raises ConfigError if neither the row nor the configuration names one."""
+        """The path of the Env for a row. Raises ConfigError if neither the row nor the configuration names an Env."""
         path = metadata.get("env") or self.env
         if path is None:
             raise ConfigError(
@@ -102,12 +105,13 @@ class SlimeConfig(HostedConfig):
         return self.engine
 
     def template_kwargs(self, args: Any) -> dict[str, Any]:
-        """The template arguments for training. `task.template_kwargs` adds those of a data set or a sample."""
-        given = self.chat_template_kwargs
-        return dict(HostArgs.of(args).apply_chat_template_kwargs or {}) if given is None else dict(given)
+        """The template arguments for training. `task.template_kwargs` adds the arguments of a data set or a sample."""
+        arguments = self.chat_template_kwargs
+        return dict(HostArgs.of(args).apply_chat_template_kwargs or {}) if arguments is None else dict(arguments)
 
     def reward_function(self) -> RewardFn | None:
-        """The function that replaces `Env.score`. Raises ConfigError, also for one of groups: slime has the groups."""
+        """The function that replaces `Env.score`. Raises ConfigError, also for a function of groups: slime has the
+        groups."""
         reward = super().reward_function()
         if hasattr(reward, "of_group"):
             path = str(self.reward).replace(".py:", ".").replace("/", ".").replace(":", ".")
@@ -118,7 +122,7 @@ class SlimeConfig(HostedConfig):
         return reward
 
     def check_fan_out(self, flags: HostArgs, *, takes_lists: bool) -> None:
-        """Raises ConfigError where episodes become several samples and a flag of slime does not allow that."""
+        """Raises ConfigError where episodes become several samples and a flag of slime forbids fan-outs."""
         if self.thinking == "strip" and (problems := fan_out_problems(flags, takes_lists=takes_lists)):
             raise ConfigError(f"thinking: strip gives several samples of one episode: {'; '.join(problems)}")
 
@@ -151,9 +155,9 @@ _parsed: dict[tuple[type[SlimeConfig], str, str], SlimeConfig] = {}
 
 
 def fan_out_problems(args: Any, *, takes_lists: bool) -> list[str]:
-    """The flags that do not work where one call returns a list of samples, each with its remedy.
+    """The flags that fail where a call returns a list of samples, each with its remedy.
 
-    `takes_lists`: whether the rollout function does; see `host.takes_lists`.
+    `takes_lists`: whether the rollout function takes lists; see `host.takes_lists`.
     """
     flags = HostArgs.of(args)
     problems = []

@@ -41,24 +41,24 @@ class _HandedOut:
     since: int
     """How many rollouts had been shipped by then."""
     playing: int = 0
-    """Samples of it that `adapt` plays now."""
+    """Samples of the group that `adapt` plays now."""
 
 
 class DataSource:
-    """slime's data source. It is saved with slime's checkpoints, and knows which prompts are not trained yet.
+    """slime's data source. Saved with slime's checkpoints. Knows the untrained prompts.
 
-    The data stays on disk, and is read by slime's flags (--prompt-data, --input-key, ...). Groups have slime's
-    numbers. `shipped` tells it which groups a rollout has given to the trainer: `agentrl.slime.log_rollout` calls it,
-    and so do agentrl's rollout functions. What a checkpoint's rollouts have not shipped is handed out again after a
-    restart: groups in flight, groups that waited with their tokens, and those of rollouts after the checkpoint. Without
-    `shipped`, every group that was handed out and not added again counts as trained, as it does in slime.
+    The data stays on disk, and is read by slime's flags (--prompt-data, --input-key, ...). Groups have slime's numbers.
+    `shipped` reports the groups that a rollout has given to the trainer: `agentrl.slime.log_rollout` calls it, and so
+    do agentrl's rollout functions. After a restart, groups that the checkpoint's rollouts have not shipped are handed
+    out again: groups in flight, groups that waited with their tokens, and groups of later rollouts. Without `shipped`,
+    every group that was handed out and not added again counts as trained, as in slime.
 
-    slime's synchronous rollout forgets the groups that it does not ship, and they are handed out again at once. A
-    user's rollout function may play ahead. Its behaviour shows that: an episode is played while a rollout is shipped,
-    or a group is shipped that was handed out before the last rollout was. Unless it does, a group that two rollouts in
-    turn have not shipped is handed out again.
+    slime's synchronous rollout forgets unshipped groups, so they are handed out again at once. A user's rollout
+    function may play ahead. Its behaviour shows this: an episode is played while a rollout is shipped, or a shipped
+    group was handed out before the last rollout. Otherwise a group that two consecutive rollouts have not shipped is
+    handed out again.
 
-    Raises ConfigError for data that cannot be read, and for --multimodal-keys.
+    Raises ConfigError for unreadable data, and for --multimodal-keys.
     """
 
     def __init__(self, args: Any) -> None:
@@ -75,21 +75,21 @@ class DataSource:
             stream, self._size, policy=self._filter(), args=args, journal=self._open_journal(), keeps_episodes=False
         )
         self._out: dict[int, _HandedOut] = {}
-        """Groups that slime has, by number."""
+        """Groups in slime's hands, by number."""
         self._shipped: dict[int, list[PendingGroup]] = {}
-        """Groups that the trainer has, by rollout, until a checkpoint holds what it learned from them."""
+        """Groups in the trainer's hands, by rollout, until a checkpoint holds their update."""
         self._shipped_in: dict[int, int] = {}
         """The rollout that shipped a group, by the group's number."""
         self._forgotten: set[int] = set()
-        """Numbers of groups that are handed out again although the rollout function did not give them back."""
+        """Numbers of groups that are handed out again although the rollout function did not return them."""
         self._rollouts = 0
         self._plays_ahead = self.flags.plays_ahead
-        self._told = False
+        self._notified = False
         self.metadata: dict[str, Any] = {}
         _LIVING.add(self)
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
-        """So many groups of samples: those that were added again by --buffer-filter-path, then fresh ones."""
+        """`num_samples` groups of samples: returned groups first, by --buffer-filter-path, then fresh groups."""
         with self._lock:
             taken = [group for group in (self._buffer.take() for _ in range(num_samples)) if group is not None]
             for group in taken:
@@ -98,9 +98,9 @@ class DataSource:
             return [list(group.members) for group in taken]
 
     def add_samples(self, samples: list[list[Any]]) -> None:
-        """Take groups back. They are handed out again with what they hold.
+        """Take groups back. They are handed out again with their present content.
 
-        Raises ConfigError for a group that is not whole, or that this data source has not handed out.
+        Raises ConfigError for an incomplete group, and for a group of another data source.
         """
         with self._lock:
             for members in samples:
@@ -120,13 +120,13 @@ class DataSource:
                     )
 
     def shipped(self, rollout_id: int, samples: Any) -> None:
-        """A rollout has given these samples to the trainer. It may be called twice for a rollout.
+        """Note that a rollout has given these samples to the trainer. A second call for the same rollout is allowed.
 
-        A group that no rollout will ship is handed out again, unless it was played and a dynamic filter is there: then
-        it is dropped as filtered. Raises ConfigError for a group that is shipped twice: it would be trained twice.
+        A group that no rollout will ship is handed out again. A group that was played under a dynamic filter is dropped
+        as filtered instead. Raises ConfigError for a group that is shipped twice: it would be trained twice.
         """
         with self._lock:
-            self._told = True
+            self._notified = True
             numbers = self._new_numbers(rollout_id, list(flat_samples(samples)))
             entries = [self._out.pop(number) for number in numbers if number in self._out]
             remembered = [group for number in numbers if (group := self._waiting_again(number)) is not None]
@@ -142,7 +142,8 @@ class DataSource:
                 self._rollouts += 1
 
     def _new_numbers(self, rollout_id: int, samples: Sequence[Any]) -> list[int]:
-        """The numbers of the groups that are shipped for the first time. Samples of other data sources have none."""
+        """The numbers of the groups that are shipped for the first time. Samples of other data sources have no
+        number."""
         counts = Counter(map(id, samples))
         if (double := next((sample for sample in samples if counts[id(sample)] > 1), None)) is not None:
             raise ConfigError(
@@ -162,7 +163,7 @@ class DataSource:
         return new
 
     def _waiting_again(self, number: int) -> PendingGroup | None:
-        """A group that waits, because it was taken for forgotten."""
+        """A waiting group that was wrongly taken for forgotten."""
         if number not in self._forgotten:
             return None
         return next((group for group in self._buffer.waiting if group.number == number), None)
@@ -175,9 +176,9 @@ class DataSource:
                     self._buffer.drop(entry.group, reason)
 
     def save(self, rollout_id: int | None) -> None:
-        """Save the state after this rollout was trained, beside slime's checkpoint.
+        """Save the state after this rollout's training, beside slime's checkpoint.
 
-        Raises ConfigError if it cannot be written; then the files of earlier rollouts stay.
+        Raises ConfigError after a failed write; then the files of earlier rollouts stay.
         """
         if self.flags.save is None:
             return
@@ -187,9 +188,9 @@ class DataSource:
             self._buffer.saved(state["buffer"])
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Be as after this rollout was trained. Without a file of it nothing changes.
+        """Return to the state after this rollout's training. Without a file of the rollout, the state stays.
 
-        Raises ConfigError if others can have written the file, or if it cannot be read.
+        Raises ConfigError if other users can have written the file, or if the file is unreadable.
         """
         if self.flags.load is None or not (path := _file(self.flags.load, rollout_id)).exists():
             return
@@ -201,13 +202,13 @@ class DataSource:
         self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """The present state, for a manager that is started again."""
+        """The present state, for a restarted manager."""
         with self._lock:
             return copy.deepcopy(self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:
-            self._out, self._shipped, self._told = {}, {}, state["told"]
+            self._out, self._shipped, self._notified = {}, {}, state["told"]
             self._shipped_in, self._forgotten = {}, set()
             self.metadata = state["metadata"]
             self._buffer.restore(state["buffer"])
@@ -234,14 +235,16 @@ class DataSource:
         return self.metadata
 
     def counts(self) -> dict[str, Any]:
-        """Groups by where they are, and those dropped by reason."""
+        """The number of groups by place, and of dropped groups by reason."""
         with self._lock:
             return {**self._buffer.depths(), **{f"dropped_{why}": n for why, n in self._buffer.dropped.items()}}
 
     def _state_after(self, rollout_id: int | None) -> dict[str, Any]:
-        for rollout in sorted(known for known in self._shipped if rollout_id is None or known <= rollout_id):
+        for rollout in sorted(
+            rollout_number for rollout_number in self._shipped if rollout_id is None or rollout_number <= rollout_id
+        ):
             self._buffer.trained(rollout, self._shipped.pop(rollout))
-        if not self._told:
+        if not self._notified:
             for number in list(self._out):
                 group = self._out.pop(number).group
                 self._buffer.finished(group, ())
@@ -250,10 +253,10 @@ class DataSource:
 
     def _state(self) -> dict[str, Any]:
         samples = {g.number: list(g.members) for g in self._buffer.waiting if any(m is not None for m in g.members)}
-        return {"buffer": self._buffer.state(), "samples": samples, "metadata": self.metadata, "told": self._told}
+        return {"buffer": self._buffer.state(), "samples": samples, "metadata": self.metadata, "told": self._notified}
 
     def _settle_rest(self) -> None:
-        """Hand out again what the rollout function has forgotten."""
+        """Hand out again the groups that the rollout function has forgotten."""
         if self._plays_ahead:
             return
         is_synchronous = self._plays_ahead is False
@@ -261,8 +264,8 @@ class DataSource:
             if not is_synchronous and (entry.playing or entry.since == self._rollouts):
                 continue
             del self._out[number]
-            played = not any(_status(member) in _UNPLAYED for member in entry.group.members)
-            if played and self.flags.dynamic_sampling_filter_path:
+            was_played = not any(_status(member) in _UNPLAYED for member in entry.group.members)
+            if was_played and self.flags.dynamic_sampling_filter_path:
                 self._buffer.drop(entry.group, "filtered")
             else:
                 self._forgotten.add(number)
@@ -270,7 +273,7 @@ class DataSource:
 
     @contextmanager
     def in_play(self, sample: Any) -> Iterator[None]:
-        """Note that the sample is being played. It takes no lock: a save may hold the lock for long."""
+        """Note that the sample is in play. Takes no lock, because a save may hold the lock for long."""
         entry = self._out.get(sample.group_index)
         if entry is not None:
             entry.playing += 1
@@ -281,7 +284,7 @@ class DataSource:
                 entry.playing -= 1
 
     def _samples(self, group: PendingGroup) -> list[Any]:
-        """The group's samples; new ones in place of those that are missing."""
+        """The group's samples, with new samples for missing ones."""
         prompt = self._prompt(group.task) if any(member is None for member in group.members) else None
         return [
             self._sample(group, index, prompt) if member is None else member
@@ -316,10 +319,12 @@ class DataSource:
             return None
         from agentrl.models import load_tokenizer
 
-        return load_tokenizer(self.flags.hf_checkpoint or "", trust_remote_code=True)  # slime runs its code, too
+        return load_tokenizer(
+            self.flags.hf_checkpoint or "", trust_remote_code=True
+        )  # slime runs the tokenizer's code, too
 
     def _prompt(self, task: Task) -> Any:
-        """The prompt as slime's flags want it: as it is, or with --apply-chat-template as text."""
+        """The prompt in the form of slime's flags: unchanged, or as text with --apply-chat-template."""
         return self._rendered(task) if self.flags.apply_chat_template else task.prompt
 
     def _rendered(self, task: Task) -> str:
@@ -337,13 +342,13 @@ class DataSource:
 
 
 def in_play(args: Any, sample: Any) -> AbstractContextManager[None]:
-    """Let the data source of this process know that the sample is being played."""
+    """Report to this process's data source that the sample is in play."""
     source = next((source for source in _LIVING if source.args is args), None)
     return nullcontext() if source is None or not hasattr(sample, "group_index") else source.in_play(sample)
 
 
 def note_shipped(args: Any, rollout_id: int, samples: Any) -> None:
-    """Tell the data source of this process which samples a rollout has given to the trainer; for slime's hooks."""
+    """Report to this process's data source the samples that a rollout has given to the trainer; for slime's hooks."""
     for source in _LIVING:
         if source.args is args:
             source.shipped(rollout_id, samples)
@@ -355,9 +360,9 @@ def _tasks(flags: HostArgs) -> TaskFile:
     if not flags.prompt_data:
         raise ConfigError("agentrl.slime.DataSource needs --prompt-data")
     path, part = flags.prompt_data, slice(None)
-    if found := PART.fullmatch(path):
-        path = found["path"]
-        part = slice(*(int(found[end]) if found[end] else None for end in ("start", "end")))
+    if match := PART.fullmatch(path):
+        path = match["path"]
+        part = slice(*(int(match[end]) if match[end] else None for end in ("start", "end")))
     columns = Columns(
         input_key=flags.input_key,
         label_key=flags.label_key,
@@ -399,7 +404,7 @@ def _status(sample: Any) -> str:
 
 
 def _on_samples(function: Callable[..., Any]) -> Callable[[Any, int | None, list[Any], int], Sequence[Any]]:
-    """A filter of slime's, which takes lists of samples, for a buffer of groups."""
+    """slime's filter of sample lists, as a filter for a buffer of groups."""
 
     def policy(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:
         groups = {id(group.members): group for group in buffer}

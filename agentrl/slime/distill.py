@@ -21,11 +21,11 @@ def check_flags(flags: HostArgs, sample: Any) -> None:
     """Raises ConfigError for flags that conflict with --opd-type sglang."""
     if not flags.asks_teacher:
         return
-    given = {
+    hooks = {
         "--custom-rm-path": flags.custom_rm_path,
         "--custom-reward-post-process-path": flags.custom_reward_post_process_path,
     }
-    if pair := [name for name, path in given.items() if "on_policy_distillation" in (path or "")]:
+    if pair := [name for name, path in hooks.items() if "on_policy_distillation" in (path or "")]:
         raise ConfigError(
             f"--opd-type sglang: remove {' and '.join(pair)}, which would replace the Env's reward; agentrl "
             "asks the teacher at --rm-url itself"
@@ -44,15 +44,15 @@ def check_flags(flags: HostArgs, sample: Any) -> None:
 async def ask_teacher(
     here: LoopResources, flags: HostArgs, trajectory: Trajectory, *, retry_s: float
 ) -> list[Sequence[float]]:
-    """The teacher's log-probs of the response, one list for each segment. Without an answer the episode fails.
+    """The teacher's log-probs of the response, a list for each segment. Without an answer the episode fails.
 
-    A teacher that is away is asked again for `retry_s` seconds.
+    An unavailable teacher is asked again for `retry_s` seconds.
 
-    Empty where the flags name no teacher, and for an episode that is not trained.
+    Empty without a teacher in the flags, and for an untrained episode.
     """
     if not flags.asks_teacher or trajectory.stop in (StopReason.FAILED, StopReason.ABORTED):
         return []
-    from agentrl.engine.sglang.scoring import score  # it brings aiohttp
+    from agentrl.engine.sglang.scoring import score  # imports aiohttp
 
     connections = await here.connections(flags.rm_url)
     try:
@@ -73,8 +73,9 @@ async def ask_teacher(
 
 
 def write_log_probs(sample: Any, log_probs: Sequence[float]) -> None:
-    """Write the log-probs into a sample. slime's trainer needs a number for each token, so missing ones are zeros."""
-    import torch  # there is no slime without it
+    """Write the log-probs into a sample. slime's trainer needs a number for each token, so missing numbers are
+    zeros."""
+    import torch  # slime requires torch
 
-    known = log_probs if len(log_probs) == sample.response_length else [0.0] * sample.response_length
-    sample.teacher_log_probs = torch.tensor(known, dtype=torch.float32)
+    values = log_probs if len(log_probs) == sample.response_length else [0.0] * sample.response_length
+    sample.teacher_log_probs = torch.tensor(values, dtype=torch.float32)

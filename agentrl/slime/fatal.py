@@ -1,10 +1,10 @@
 """Errors that would break every episode (a wrong configuration) end the run, even where slime would swallow them.
 
 An exception from a generate function ends slime's rollout and its evaluation. But slime's fully-async rollout, miles'
-default one and those of users may log the exception, drop the group and draw the next prompt, forever. So after the
-first such error agentrl plays nothing more for these arguments. It returns samples whose reward raises the error when
-it is read. The rollout completes at once, and the first reader of a reward (slime's metrics, its conversion, a hook)
-raises the error. A filter may drop those samples unread. So after some samples `adapt` raises the error again.
+default rollout and users' rollouts may log the exception, drop the group and draw the next prompt, forever. So after
+the first such error agentrl plays no more episodes for these arguments. It returns samples whose reward raises the
+error when read. The rollout completes at once, and the first reader of a reward (slime's metrics, its conversion, a
+hook) raises the error. A filter may drop the samples unread. So after some samples `adapt` raises the error again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ log = logging.getLogger("agentrl")
 
 _said: set[str] = set()
 _PAUSE_S = 1.0
-"""Before an error is raised again: a rollout that swallows each error would draw prompts without end."""
+"""Seconds before an error is raised again: a rollout that swallows each error would draw prompts without end."""
 _SWALLOWED = 16
 """So many errors are raised again, and may each end the run, before EndedRun does."""
 
 
 class EndedRun(BaseException):
-    """The run ends, although its rollout swallows every Exception and drops what has failed."""
+    """The run ends, although its rollout swallows every Exception and drops failed groups."""
 
 
 @dataclass(slots=True)
@@ -40,10 +40,10 @@ class _EndedRun:
 
     args: Any
     config: str
-    """agentrl's configuration then. Another one, as in a notebook, is another run."""
+    """agentrl's configuration at the error. A different configuration, as in a notebook, is a different run."""
     error: Exception
     samples: int = 0
-    """Samples that were returned since then."""
+    """Samples returned since the error."""
 
 
 _ended: list[_EndedRun] = []
@@ -80,10 +80,10 @@ def _ended_run(args: Any) -> _EndedRun | None:
 
 
 class NoReward(dict[str, str]):
-    """The reward of a sample that could not be played: a mapping with the error. Every use as a reward raises it.
+    """The reward of an unplayed sample: a mapping with the error. Every use as a reward raises the error.
 
-    It is a mapping because slime's queue (0.4, data/codec.py) writes plain values only. What comes out of the queue is
-    a plain mapping, with which slime cannot compute either. So a missing reward is never trained in silence.
+    A mapping, because slime's queue (0.4, data/codec.py) writes plain values only. The queue returns a plain mapping,
+    with which slime cannot compute either. So a missing reward is never trained silently.
     """
 
     def __init__(self, message: str) -> None:
@@ -97,8 +97,8 @@ class NoReward(dict[str, str]):
 
 
 def check_played(samples: Iterable[Any]) -> None:
-    """Raises ConfigError if one of the samples could not be played. slime 0.4 calls filters in fully-async, where a
-    filter that drops what failed would drop for ever."""
+    """Raises ConfigError if a sample could not be played. slime 0.4 calls filters in fully-async, where a filter that
+    drops failed groups would drop for ever."""
     for sample in samples:
         if isinstance(sample.reward, NoReward):
             float(sample.reward)
@@ -107,7 +107,7 @@ def check_played(samples: Iterable[Any]) -> None:
 def log_once(error: Exception) -> None:
     """Log the error as one line, once in a process. A host may show many tracebacks, or none.
 
-    An error that is not about the configuration is a bug, so it is logged with its traceback.
+    An error outside of the configuration is a bug, so its traceback is logged.
     """
     if (text := _text(error)) not in _said:
         _said.add(text)
@@ -115,7 +115,7 @@ def log_once(error: Exception) -> None:
 
 
 def failed_episode(task: Task, session_id: str, exc: BaseException, boundary: Boundary) -> Trajectory:
-    """An episode that an error ended outside of its own boundaries."""
+    """An episode that an error ended outside of the episode's own boundaries."""
     log.warning("episode %s failed in %s", session_id, boundary, exc_info=exc)
     trajectory = Trajectory(task, session_id=session_id)
     trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, boundary)
@@ -123,7 +123,7 @@ def failed_episode(task: Task, session_id: str, exc: BaseException, boundary: Bo
 
 
 def failed_sample(sample: Any, error: Exception) -> Any:
-    """Turn the sample of an episode that could not be played into a failed, masked one with the reward NoReward."""
+    """Turn the sample of an unplayed episode into a failed, masked sample with the reward NoReward."""
     trajectory = Trajectory(Task(prompt=""), session_id=session_of(sample))
     trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(error, "share")
     clear(sample)

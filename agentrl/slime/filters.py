@@ -1,4 +1,4 @@
-"""Filters: which groups slime trains on, and which unfinished groups it continues first."""
+"""Filters: the groups for slime's training, and the order of unfinished groups."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _EPSILON = 1e-6
 def has_spread(args: Any, samples: list[Any], **kwargs: Any) -> Any:
     """--dynamic-sampling-filter-path: keep a group if the rewards of its episodes differ.
 
-    This is slime's check_reward_nonzero_std for every shape: a fan-out counts as one rollout. Episodes that the
+    Like slime's check_reward_nonzero_std, for every shape: a fan-out counts as one rollout. Episodes that the
     environment failed are left out. A group with fewer than two valid episodes is dropped, and slime's metric
     `rollout/dynamic_filter/drop_...` names the cause. Raises ConfigError for groups of one, which never differ, and for
     episodes that a wrong configuration kept from being played.
 
-    Returns slime's DynamicFilterOutput, which carries the reason. Where the host has no such class, returns a bool.
+    Returns slime's DynamicFilterOutput, which carries the reason. Where the host lacks the class, returns a bool.
     """
     check_played(flat_samples(samples))
     rollouts = by_rollout(flat_samples(samples))
@@ -38,10 +38,11 @@ def has_spread(args: Any, samples: list[Any], **kwargs: Any) -> Any:
 
 
 def prefer_spread(args: Any, samples: list[Any], **kwargs: Any) -> Any:
-    """--dynamic-sampling-filter-path: as `has_spread`, but keep a group without spread if slime would sample a new one.
+    """--dynamic-sampling-filter-path: as `has_spread`, but keep a group without spread if slime would sample a new
+    group.
 
     With a dead environment no group has a spread. This filter keeps such a run from sampling forever. An older slime
-    and miles do not have such groups: there it does the same as `has_spread`.
+    and miles do not have such groups: there the filter equals `has_spread`.
     """
     output = has_spread(args, samples, **kwargs)
     if not isinstance(output, bool):
@@ -56,7 +57,7 @@ def _drop_reason(args: Any, rollouts: Sequence[Sequence[Any]]) -> str | None:
         broken = Counter(_cause(siblings[0]) for siblings in rollouts if not is_valid(siblings[0]))
         return broken.most_common(1)[0][0]
     compared = rewards_by_role(args, [sample for siblings in rollouts for sample in siblings]).values()
-    spread = max(statistics.stdev(own) if len(own) > 1 else 0.0 for own in compared)
+    spread = max(statistics.stdev(values) if len(values) > 1 else 0.0 for values in compared)
     return None if spread > _EPSILON else f"zero_std_{round(rewards[0], 1)}"
 
 
@@ -70,9 +71,9 @@ def _cause(sample: Any) -> str:
 def oldest_first(args: Any, rollout_id: int | None, buffer: list[list[Any]], num_samples: int) -> list[list[Any]]:
     """--buffer-filter-path: take groups out of the buffer in the order in which their prompts were drawn; drop none.
 
-    slime's own filter takes them in the order in which they were put back. A group that was aborted twice then waits
-    for younger groups. In the order of the prompts, tokens of resumed episodes stay recent, and parked environments
-    are used before they expire.
+    slime's own filter takes the groups in the order of their return. A group that was aborted twice then waits for
+    younger groups. In the order of the prompts, tokens of resumed episodes stay recent, and parked environments are
+    used before they expire.
     """
     buffer.sort(key=_prompt_order)
     taken = buffer[:num_samples]
@@ -81,6 +82,6 @@ def oldest_first(args: Any, rollout_id: int | None, buffer: list[list[Any]], num
 
 
 def _prompt_order(group: list[Any]) -> int:
-    """A key to sort by: the prompt's number. Without numbers from the data source the buffer keeps its order."""
+    """The sort key: the prompt's number. Without numbers from the data source the buffer keeps its order."""
     index = next(flat_samples(group)).group_index
     return -1 if index is None else index

@@ -1,4 +1,5 @@
-"""A grader of `agentrl.rewards` as slime's reward model: what a Sample's model wrote, and what a failure becomes."""
+"""A grader of `agentrl.rewards` as slime's reward model: the model's output in a Sample, and the handling of
+failures."""
 
 from __future__ import annotations
 
@@ -21,30 +22,30 @@ log = logging.getLogger("agentrl")
 
 
 class Grades(Protocol):
-    """What a grader gives this host."""
+    """The interface of a grader."""
 
     async def grade(self, output: ModelOutput) -> float | Reward: ...
 
 
 class GradesGroups(Protocol):
-    """What a grader of groups gives it, which slime calls under --group-rm."""
+    """The interface of a grader of groups, which slime calls under --group-rm."""
 
     async def grade_group(self, group: Sequence[ModelOutput]) -> Sequence[float | Reward]: ...
 
 
-async def graded(grader: Any, args: Any, given: Any) -> JSON:
-    """The reward of a Sample, or the rewards of a list of them.
+async def graded(grader: Any, args: Any, samples: Any) -> JSON:
+    """The reward of a Sample, or the rewards of a list of Samples.
 
     A failure is recorded on the sample, which is masked and has the reward 0: slime would end the run, or drop the
     group. Raises ConfigError only.
     """
-    if not isinstance(given, list):
-        return (await _each(grader, args, [given]))[0]
-    if any(isinstance(one, list) for one in given):
-        return [await graded(grader, args, one if isinstance(one, list) else [one]) for one in given]
+    if not isinstance(samples, list):
+        return (await _each(grader, args, [samples]))[0]
+    if any(isinstance(sample, list) for sample in samples):
+        return [await graded(grader, args, sample if isinstance(sample, list) else [sample]) for sample in samples]
     if hasattr(grader, "grade_group"):
-        return await _group(grader, args, given)
-    return await _each(grader, args, given)
+        return await _group(grader, args, samples)
+    return await _each(grader, args, samples)
 
 
 async def _each(grader: Grades, args: Any, samples: Sequence[Any]) -> list[JSON]:
@@ -61,7 +62,7 @@ async def _each(grader: Grades, args: Any, samples: Sequence[Any]) -> list[JSON]
 
 
 async def _group(grader: GradesGroups, args: Any, samples: Sequence[Any]) -> list[JSON]:
-    """Grade the finished episodes of a group together. The others get 0, and so do those without a turn."""
+    """Grade the finished episodes of a group together. Other episodes, and episodes without a turn, get 0."""
     try:
         outputs = {id(sample): await read(args, sample) for sample in samples if _finished(sample)}
         outputs = {name: output for name, output in outputs.items() if output.turns}
@@ -79,11 +80,11 @@ def _finished(sample: Any) -> bool:
 
 
 async def read(args: Any, sample: Any) -> ModelOutput:
-    """What the model wrote: as `adapt` noted it, else the tokens that were sampled."""
+    """The model's output: as `adapt` noted it, else from the sampled tokens."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     task = {"prompt": sample.prompt, "label": without_arrays(sample.label), "metadata": metadata}
-    if noted := episode_metadata(sample).get(WRITTEN_KEY):
-        return ModelOutput.from_json(noted, **task)
+    if record := episode_metadata(sample).get(WRITTEN_KEY):
+        return ModelOutput.from_json(record, **task)
     opened = isinstance(sample.prompt, str) and sample.prompt.rstrip().endswith("<think>")
     if not sample.loss_mask or all(sample.loss_mask):
         return ModelOutput.of_turns([sample.response or ""], thinking=opened, **task)
@@ -100,7 +101,7 @@ async def read(args: Any, sample: Any) -> ModelOutput:
 
 
 def _sampled(sample: Any) -> list[bool]:
-    """Which response tokens the model sampled. slime may mask a sampled one, which then keeps its log-prob."""
+    """For each response token, whether the model sampled the token. A sampled but masked token keeps its log-prob."""
     log_probs = sample.rollout_log_probs or [0.0] * len(sample.loss_mask)
     return [bool(mask or log_prob) for mask, log_prob in zip(sample.loss_mask, log_probs, strict=True)]
 
@@ -114,10 +115,10 @@ def _decoder(checkpoint: str) -> Any:
 
 def _shown(args: Any, sample: Any, grade: float | Reward) -> JSON:
     """A number, or a mapping with the number and the parts, if the flags name a key."""
-    given = grade if isinstance(grade, Reward) else Reward(grade)
-    value = number(given.value, "the reward")
+    reward = grade if isinstance(grade, Reward) else Reward(grade)
+    value = number(reward.value, "the reward")
     key = HostArgs.of(args).reward_name(evaluation=sample.group_index is None)
-    return {**to_json_lossy(given.parts), key: value} if key else value
+    return {**to_json_lossy(reward.parts), key: value} if key else value
 
 
 def _failed(args: Any, sample: Any, exc: Exception) -> JSON:
@@ -132,7 +133,7 @@ def _failed(args: Any, sample: Any, exc: Exception) -> JSON:
 
 
 def _masked(sample: Any) -> dict[str, JSON]:
-    """The account of a sample's tokens, now that all are masked. Empty if another generate function made the sample."""
+    """The account of a sample's tokens, all masked. Empty for a sample of another generate function."""
     account = episode_metadata(sample)
     if (ledger := account.get("ledger")) is None:
         return {}

@@ -1,6 +1,6 @@
 """slime's flags and modules, as agentrl reads them. A new commit of slime changes only this file.
 
-slime is never imported. Its flags are attributes of `args`. Its modules are looked up among the loaded ones, in the
+slime is never imported. Its flags are attributes of `args`. Its modules are looked up among the loaded modules, in the
 package of the Sample's class, so the same code works with slime's relatives.
 """
 
@@ -36,7 +36,7 @@ _SYNC = frozenset(
         "slime.rollout.sglang_rollout.generate_rollout",
     }
 )
-"""The hosts' rollout functions after which nothing is played, and what they did not ship is forgotten."""
+"""The hosts' rollout functions that play no group after a rollout, and forget unshipped groups."""
 _AHEAD = frozenset(
     {
         "agentrl.slime.generate_rollout_fully_async",
@@ -46,15 +46,15 @@ _AHEAD = frozenset(
 )
 """The hosts' rollout functions that play groups of later rollouts, and send aborted samples again."""
 ESTIMATORS = (*CENTRED, *BATCH_CENTRED, "reinforce_plus_plus", "ppo")
-"""All advantage estimators of the versions of slime that agentrl supports."""
+"""All advantage estimators of the supported versions of slime."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostArgs:
-    """The flags of slime that agentrl reads. A flag that is missing or None has the default given here."""
+    """The flags of slime that agentrl reads. The default replaces a flag that is missing or None."""
 
     agentrl: Any = None
-    """The key `agentrl` of --custom-config-path. slime makes an attribute of each key of that file."""
+    """The key `agentrl` of --custom-config-path. slime makes an attribute of each key in the file."""
 
     hf_checkpoint: str | None = None
     sglang_router_ip: str | None = None
@@ -124,12 +124,13 @@ class HostArgs:
     def of(cls, args: Any) -> Self:
         if isinstance(args, cls):
             return args
-        given = {name: getattr(args, name, None) for name in _NAMES}
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        values = {name: getattr(args, name, None) for name in _NAMES}
+        return cls(**{name: value for name, value in values.items() if value is not None})
 
     @property
     def plays_ahead(self) -> bool | None:
-        """Whether groups of later rollouts are played. None for a user's rollout function: its behaviour shows it."""
+        """Whether groups of later rollouts are played. None for a user's rollout function, whose behaviour shows the
+        answer."""
         return plays_ahead(self.rollout_function_path)
 
     @property
@@ -159,7 +160,7 @@ class HostArgs:
 
     @property
     def own_filter(self) -> bool:
-        """Whether the dynamic filter comes with slime or one of its relatives."""
+        """Whether the dynamic filter comes with slime or a relative of slime."""
         return self.dynamic_sampling_filter_path.startswith(("slime.", "miles."))
 
     @property
@@ -190,14 +191,14 @@ class Rendering:
     """How slime treats the prompts of a data set."""
 
     rendered: bool
-    """Whether slime has rendered them: --apply-chat-template."""
+    """Whether slime has rendered the prompts: --apply-chat-template."""
     template_kwargs: Mapping[str, Any]
 
 
 def eval_renderings(flags: HostArgs, sample: Any, default: Rendering) -> list[Rendering]:
-    """The rendering of each evaluation data set that the sample may be from.
+    """The rendering of each evaluation data set that may contain the sample.
 
-    Data sets are recognised by the fields that slime copies from them to their samples.
+    Data sets are recognised by the fields that slime copies to their samples.
     """
     fitting = [dataset for dataset in flags.eval_datasets if _may_hold(dataset, sample)]
     return [
@@ -213,7 +214,7 @@ def eval_renderings(flags: HostArgs, sample: Any, default: Rendering) -> list[Re
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of prompts, and the columns that slime takes of it."""
+    """A file of prompts, and its columns for slime."""
 
     path: str
     input_key: str
@@ -226,7 +227,7 @@ class DataFile:
 
 
 def eval_files(flags: HostArgs, sample: Any) -> list[DataFile]:
-    """The files of the evaluation data sets that the sample may be from."""
+    """The files of the evaluation data sets that may contain the sample."""
     return [
         DataFile(
             str(getattr(dataset, "path", "")),
@@ -245,7 +246,10 @@ def _may_hold(dataset: Any, sample: Any) -> bool:
     In slime: rollout/sglang_rollout.py, eval_rollout_single_dataset, and EvalDatasetConfig.inject_metadata.
     """
     paths = {"custom_generate_function_path": "generate_function_path", "custom_rm_path": "custom_rm_path"}
-    if any(getattr(dataset, its, None) != getattr(sample, own, None) for its, own in paths.items()):
+    if any(
+        getattr(dataset, dataset_field, None) != getattr(sample, sample_field, None)
+        for dataset_field, sample_field in paths.items()
+    ):
         return False
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     injected = dict(getattr(dataset, "metadata_overrides", None) or {})
@@ -263,31 +267,32 @@ def plays_ahead(rollout_function_path: str | None) -> bool | None:
 def sample_class() -> Any:
     """The host's class of samples. Raises ConfigError outside of a host."""
     for package in PACKAGES:
-        if (found := getattr(sys.modules.get(f"{package}.utils.types"), "Sample", None)) is not None:
-            return found
+        if (cls := getattr(sys.modules.get(f"{package}.utils.types"), "Sample", None)) is not None:
+            return cls
     raise ConfigError("agentrl.slime.DataSource makes slime's samples: name it in slime's --data-source-path")
 
 
 def session_of(sample: Any) -> str:
-    """The session by which the sample's requests are routed; miles calls it routing_key. "" if the host names none."""
+    """The session for the routing of the sample's requests; miles calls it routing_key. "" without a session."""
     return getattr(sample, "session_id", None) or getattr(sample, "routing_key", None) or ""
 
 
 def host_attribute(sample: Any, name: str, *modules: str) -> Any:
-    """`name` from the first of these modules that has it, in the package of the Sample's class. None if none has it."""
+    """`name` from the first of these modules that has the name, in the package of the Sample's class. None if no module
+    has it."""
     for package in {cls.__module__.partition(".")[0] for cls in type(sample).__mro__}:
         for module in modules:
-            found = getattr(sys.modules.get(f"{package}.{module}"), name, None)
-            if found is not None:
-                return found
+            value = getattr(sys.modules.get(f"{package}.{module}"), name, None)
+            if value is not None:
+                return value
     return None
 
 
 def rollout_state(args: Any, sample: Any) -> Any:
-    """The state of the rollout that plays the sample; `aborted` in it is slime's flag. None outside of slime.
+    """The state of the sample's rollout; `aborted` in the state is slime's flag. None outside of slime.
 
-    In slime it is a singleton, made before slime calls `adapt`. Each of miles' class-based rollouts has its own. miles
-    gives it to the caller of `adapt` only, so the caller's variables are searched first.
+    In slime the state is a singleton, made before slime calls `adapt`. Each of miles' class-based rollouts has its own.
+    miles gives the state to the caller of `adapt` only, so the caller's variables are searched first.
     """
     if (state := _state_of_caller()) is not None:
         return state
@@ -307,20 +312,19 @@ def _state_of_caller() -> Any:
 
 
 def has_queues(state: Any) -> bool:
-    """Whether this slime's rollout has queues, as from 0.4 on. Its GenerateState, given here, then lists the tasks that
-    it may cancel.
+    """Whether this slime's rollout has queues, as from 0.4 on. The GenerateState then lists the cancellable tasks.
 
-    When it aborts, it keeps only groups that have an aborted sample, and drops those that ended (`abort` in
-    rollout/sglang_rollout.py). Before, slime collects every group.
+    On an abort slime 0.4 keeps only groups that have an aborted sample, and drops ended groups (`abort` in
+    rollout/sglang_rollout.py). Earlier versions collect every group.
     """
     return hasattr(state, "cancellable_tasks")
 
 
 def takes_lists(args: Any, sample: Any) -> bool:
-    """Whether the rollout that plays the sample takes an episode that is a list of samples.
+    """Whether the sample's rollout takes an episode as a list of samples.
 
-    slime's fully-async worker reads the index of each member of a group before 0.4, and a list has none. From 0.4 on it
-    uses `iter_samples`, as miles does.
+    Before 0.4, slime's fully-async worker reads the index of each member of a group, and a list has no index. From 0.4
+    on slime uses `iter_samples`, as miles does.
     """
     if host_attribute(sample, "iter_samples", "rollout.base_types", "rollout.fully_async_data_buffer") is not None:
         return True
@@ -330,7 +334,7 @@ def takes_lists(args: Any, sample: Any) -> bool:
 
 
 def refuses_rewards(sample: Any) -> bool:
-    """Whether the host's reward model of groups takes no sample that has a reward, as in miles' main."""
+    """Whether the host's reward model of groups refuses samples with a reward, as in miles' main."""
     model = host_attribute(sample, "batched_async_rm", "rollout.rm_hub")
     return model is not None and "inplace_set_reward_field" in signature(model).parameters
 
@@ -341,13 +345,13 @@ def epoch_of(data_source: Any) -> int:
 
 
 def rollout_output(groups: list[list[Any]], metrics: Mapping[str, Any]) -> Any:
-    """What a rollout function returns: groups of samples, with metrics where the host has a class for both."""
-    made = host_attribute(groups[0][0], "RolloutFnTrainOutput", "rollout.base_types")
-    return groups if made is None else made(samples=groups, metrics=dict(metrics))
+    """The result of a rollout function: groups of samples, with metrics where the host has a class for both."""
+    output_class = host_attribute(groups[0][0], "RolloutFnTrainOutput", "rollout.base_types")
+    return groups if output_class is None else output_class(samples=groups, metrics=dict(metrics))
 
 
 def filter_output(sample: Any) -> Any:
-    """The class that a dynamic filter returns, which carries a reason. None where the host wants a bool."""
+    """The class of a dynamic filter's result, which carries a reason. None where the host wants a bool."""
     return host_attribute(sample, "DynamicFilterOutput", "rollout.filter_hub.base_types")
 
 
@@ -361,10 +365,10 @@ def tracing(sample: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any] 
 
 def tracker(sample: Any) -> Callable[..., Any] | None:
     """slime's function for tracking metrics: `log(args, metrics, step_key=)`."""
-    found: Callable[..., Any] | None = host_attribute(
+    function: Callable[..., Any] | None = host_attribute(
         sample, "log", "observability.logging_utils", "utils.logging_utils", "utils.tracking_utils"
     )
-    return found
+    return function
 
 
 def tracked_step(args: Any, sample: Any, rollout_id: int) -> int:

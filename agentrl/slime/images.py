@@ -1,7 +1,7 @@
-"""Images under slime: those of a data set's rows, and the tensors that its trainer reads beside the tokens.
+"""Images under slime: the images of a data set's rows, and the tensors for the trainer beside the tokens.
 
 A row's images come through slime's --multimodal-keys, which puts them into the messages of the prompt. They are the
-user's own data, so a path is read here. What an Env or a client names is not.
+user's own data, so paths are read here. Paths from an Env or a client are not read.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NOT_KNOWN = (
 
 
 def check_media(sample: Any, renderer: Renderer) -> None:
-    """Raises ConfigError for a sample with media that cannot be shown."""
-    given = getattr(sample, "multimodal_inputs", None) or {}
-    kinds = sorted(name for name, value in given.items() if value is not None)
+    """Raises ConfigError for a sample with unsupported media."""
+    inputs = getattr(sample, "multimodal_inputs", None) or {}
+    kinds = sorted(name for name, value in inputs.items() if value is not None)
     if other := [kind for kind in kinds if kind != "images"]:
         raise ConfigError(f"remove {', '.join(other)} from --multimodal-keys: agentrl shows text and images only")
     if kinds and renderer.vision is None:
@@ -45,7 +45,7 @@ def check_replay(flags: HostArgs, renderer: Renderer) -> None:
 
 
 def with_images(message: Message) -> Message:
-    """A row's message with the images that its parts name read in. Raises ConfigError, naming what cannot be read."""
+    """A row's message with its images read in. Raises ConfigError with the name of an unreadable image."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -53,14 +53,15 @@ def with_images(message: Message) -> Message:
 
 
 Pixels: TypeAlias = "Mapping[str, Any] | None"
-"""The tensors that a trainer reads beside the tokens of one segment; None without images."""
+"""The trainer's tensors for one segment, beside the tokens. None without images."""
 
 
 async def pixels_of(trajectory: Trajectory, vision: ImageCounter | None) -> list[Pixels]:
     """The pixels of each segment's images, in the order of their pads, made in a thread.
 
-    They are made when the episode has ended, because a screenshot is 25 MB as pixels and 0.2 MB as a file. An aborted
-    episode is not trained, so it has none. One with a damaged image, which the engine took all the same, has failed.
+    Pixels are made at the end of the episode, because a screenshot is 25 MB as pixels and 0.2 MB as a file. An aborted
+    episode is not trained, so it has no pixels. An episode with a damaged image, even if accepted by the engine, has
+    failed.
     """
     none: list[Pixels] = [None] * len(trajectory.segments)
     if trajectory.stop is StopReason.ABORTED:
@@ -77,7 +78,7 @@ async def pixels_of(trajectory: Trajectory, vision: ImageCounter | None) -> list
 
 
 def write_pixels(sample: Any, pixels: Pixels) -> None:
-    """Give them to slime's trainer. Raises ConfigError for a Sample without the field."""
+    """Give the pixels to slime's trainer. Raises ConfigError for a Sample without the field."""
     if pixels is None:
         return
     if not hasattr(sample, _FIELD):
@@ -90,27 +91,27 @@ def _is_image(part: Any) -> bool:
 
 
 def _read(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = part.get("image", part)
+    image = part.get("image", part)
     try:
-        return _image(given).part
+        return _image(image).part
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"a row's image {given!r:.100} cannot be read: {exc}") from exc
+        raise ConfigError(f"a row's image {image!r:.100} cannot be read: {exc}") from exc
 
 
-def _image(given: Any) -> Image:
-    """The image in the forms that data sets have: a path, a data URI, a picture of PIL, bytes, or a mapping of them."""
-    if isinstance(given, Mapping) and (given.get("bytes") or given.get("path")):  # as Hugging Face's data sets
-        given = given.get("bytes") or given["path"]
-    if isinstance(given, Image):
-        return given
-    if isinstance(given, bytes):
-        return Image.of(given)
-    if hasattr(given, "convert"):
-        return Image.from_pil(given)
-    if isinstance(given, str) and given.startswith("data:"):
-        return Image(given)
-    if isinstance(given, str) and "://" in given and not given.startswith("file://"):
+def _image(source: Any) -> Image:
+    """The image in the forms of data sets: a path, a data URI, a picture of PIL, bytes, or a mapping of these."""
+    if isinstance(source, Mapping) and (source.get("bytes") or source.get("path")):  # as Hugging Face's data sets
+        source = source.get("bytes") or source["path"]
+    if isinstance(source, Image):
+        return source
+    if isinstance(source, bytes):
+        return Image.of(source)
+    if hasattr(source, "convert"):
+        return Image.from_pil(source)
+    if isinstance(source, str) and source.startswith("data:"):
+        return Image(source)
+    if isinstance(source, str) and "://" in source and not source.startswith("file://"):
         raise ValueError("nothing is fetched while episodes are played; download it first")
-    if isinstance(given, str):
-        return Image.load(Path(given.removeprefix("file://")))
+    if isinstance(source, str):
+        return Image.load(Path(source.removeprefix("file://")))
     raise ValueError("give a path, a data URI, bytes or a PIL image")

@@ -1,7 +1,7 @@
-"""Writes a launch script for slime and its YAML file. What is known of models comes from slime's own scripts.
+"""Writes a launch script for slime and its YAML file. All facts about models come from slime's own scripts.
 
 The script is `run.sh` beside this module. It sources slime's file of the model (scripts/models/NAME.sh). The flags that
-split the model over GPUs are copied from slime's own script of that name (scripts/run-NAME.sh), if there is one.
+split the model over GPUs are copied from slime's own script with the same name (scripts/run-NAME.sh), if present.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ _KIND = re.compile(r"-(instruct|base|chat|it)$")
 
 
 def model_file(model: str, slime: Path) -> str:
-    """The name of slime's file for a model, given by its published name or its folder.
+    """The name of slime's file for a model, by the model's published name or its folder.
 
     Raises ConfigError if slime has no such file.
     """
     name = Path(model).name
-    known = {file.stem.lower(): file.stem for file in sorted((slime / "scripts/models").glob("*.sh"))}
-    if not known:
+    files = {file.stem.lower(): file.stem for file in sorted((slime / "scripts/models").glob("*.sh"))}
+    if not files:
         raise ConfigError(f"--slime {slime}: it has no scripts/models/*.sh; give the root of slime's source")
-    for wanted in (name.lower(), _KIND.sub("", name.lower())):
+    for candidate in (name.lower(), _KIND.sub("", name.lower())):
         for kind in ("", "-instruct"):
-            if found := known.get(wanted + kind):
-                return found
-    meant = did_you_mean(name, known.values(), "; write --model with one of {}", most=3, cutoff=0.5)
+            if match := files.get(candidate + kind):
+                return match
+    meant = did_you_mean(name, files.values(), "; write --model with one of {}", most=3, cutoff=0.5)
     raise ConfigError(f"--model {model}: slime has no scripts/models/{name}.sh{meant}")
 
 
 def script(env: str, model: str, slime: Path) -> str:
-    """The launch script of an Env, given by its path, for a file of slime's scripts/models."""
+    """The launch script of an Env at a path, for a file of slime's scripts/models."""
     text = _TEMPLATE.read_text(encoding="utf-8")
     source = slime / f"scripts/run-{model}.sh"
     if source.is_file():
@@ -74,19 +74,19 @@ def script(env: str, model: str, slime: Path) -> str:
 
 
 def _copied(source: Path, text: str) -> Iterator[str]:
-    """The flags of slime's script that `text` lacks. Lines with variables of that script are left out."""
-    given = set(re.findall(r"^ +(--[\w-]+)", text, re.MULTILINE))
+    """The flags of slime's script that `text` lacks. Lines with variables of slime's script are left out."""
+    flags = set(re.findall(r"^ +(--[\w-]+)", text, re.MULTILINE))
     for name in _COPIED:
         for block in re.findall(rf"^{name}=\(\n(.*?)^\)", source.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
             for line in map(str.strip, block.splitlines()):
                 flag = line.partition(" ")[0]
-                if flag.startswith("--") and flag not in given and not re.search(r"\$\{|\$[A-Za-z]", line):
-                    given.add(flag)
+                if flag.startswith("--") and flag not in flags and not re.search(r"\$\{|\$[A-Za-z]", line):
+                    flags.add(flag)
                     yield line
 
 
 def write(env: str, model: str, slime: Path, folder: Path, workers: int = 0) -> tuple[Path, Path]:
-    """Write the script and the YAML file, and return their paths. Raises ConfigError, also where one of them exists."""
+    """Write the script and the YAML file, and return their paths. Raises ConfigError, also for an existing file."""
     texts = {folder / SCRIPT: script(env, model, slime), folder / CONFIG: _config(env, workers)}
     for file in texts:
         if file.exists():
@@ -106,7 +106,7 @@ def _config(env: str, workers: int) -> str:
 
 
 def next_steps(folder: Path, model: str, slime: Path) -> list[str]:
-    """What to do once the script is written."""
+    """The steps after the script is written."""
     script = folder / SCRIPT
     steps = [
         f"export SLIME=... MEGATRON=... MODEL=... DATA=..., and make REF as {script} describes",

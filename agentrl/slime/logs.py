@@ -32,11 +32,11 @@ def log_rollout(
 ) -> bool:
     """--custom-rollout-log-function-path: `rollout_metrics` as `rollout/agentrl/...`, beside slime's own metrics.
 
-    `agentrl.slime.DataSource` learns here which groups were given to the trainer.
-    Logs a warning for each canary that fires; canaries never stop slime. Returns False, so slime logs as usual.
+    `agentrl.slime.DataSource` learns here which groups were given to the trainer. Logs a warning for each canary that
+    fires; canaries never stop slime. Returns False, so slime logs as usual.
     """
     flags = HostArgs.of(args)
-    if flags.load_debug_rollout_data:  # then slime logs nothing either
+    if flags.load_debug_rollout_data:  # slime does not log then either
         return False
     note_shipped(args, rollout_id, samples)
     if metrics := rollout_metrics(args, samples):
@@ -55,35 +55,35 @@ def log_eval(
 
     Returns False, so slime logs as usual.
     """
-    for name, found in data.items():
-        samples = found.get("samples") or ()
+    for name, results in data.items():
+        samples = results.get("samples") or ()
         if metrics := rollout_metrics(args, samples, evaluation=True):
             _track(rollout_id, args, samples, "eval", _flat(f"eval/{name}/agentrl", metrics.to_json()))
     return False
 
 
 def rollout_metrics(args: Any, samples: Sequence[Any], *, evaluation: bool = False) -> RolloutMetrics | None:
-    """The metrics of the episodes in these samples. None if another generate function made all of them.
+    """The metrics of the episodes in these samples. None if another generate function made all samples.
 
-    Tokens are counted as slime trains them. Tokens that slime or one of its filters masked in addition count as
-    `host`, so sampled_tokens == trained_tokens + sum(masked_tokens.values()).
+    Tokens are counted as slime trains them. Tokens that slime or its filters masked in addition count as `host`, so
+    sampled_tokens == trained_tokens + sum(masked_tokens.values()).
     """
-    played = [sample for sample in flat_samples(list(samples)) if is_played(sample)]
-    if not played:
+    played_samples = [sample for sample in flat_samples(list(samples)) if is_played(sample)]
+    if not played_samples:
         return None
-    prompts = list(by_prompt(played).values())
+    prompts = list(by_prompt(played_samples).values())
     groups = [[_episode(siblings) for siblings in by_rollout(group)] for group in prompts]
     return RolloutMetrics.of(
         [episode for group in groups for episode in group],
         [rollout_rewards(args, group, evaluation=evaluation) for group in prompts],
-        _tokens(played),
-        samples=len(played),
+        _tokens(played_samples),
+        samples=len(played_samples),
         failed_groups=sum(all(episode.failure for episode in group) for group in groups),
     )
 
 
 def _host_warning(rollout_id: int, samples: Sequence[Any], metrics: RolloutMetrics) -> str | None:
-    """A warning if the host masked more than half of the sampled tokens; None if it did not."""
+    """A warning if the host masked more than half of the sampled tokens, else None."""
     masked, sampled = metrics.masked_tokens.get("host", 0), metrics.sampled_tokens
     if 2 * masked <= sampled:
         return None
@@ -99,7 +99,7 @@ def _host_warning(rollout_id: int, samples: Sequence[Any], metrics: RolloutMetri
 
 
 def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:
-    """The metrics of one episode. Among siblings, the last one holds the data of the whole episode."""
+    """The metrics of one episode. Among siblings, the last holds the data of the whole episode."""
     note = episode_metadata(siblings[-1])
     failure = note.get("failure")
     return EpisodeMetrics(
@@ -115,7 +115,7 @@ def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:
         role_rewards=note.get("role_rewards", {}),
         resumes=note.get("resumes", 0),
         restarts=note.get("restarts", 0),
-        **{one.name: note.get(one.name, 0) for one in fields(CheckCounts)},
+        **{counter.name: note.get(counter.name, 0) for counter in fields(CheckCounts)},
         **EpisodeMetrics.said_in(note.get("info", {})),
     )
 
@@ -144,7 +144,7 @@ def _track(rollout_id: int, args: Any, samples: Sequence[Any], kind: str, metric
 
 
 def _flat(name: str, value: JSON) -> dict[str, float]:
-    """Metrics by path: a mapping becomes one metric for each of its keys."""
+    """Metrics by path: a mapping becomes a metric for each of its keys."""
     if not isinstance(value, Mapping):
         return {name: value}
     return {path: number for key, inner in value.items() for path, number in _flat(f"{name}/{key}", inner).items()}
@@ -152,7 +152,7 @@ def _flat(name: str, value: JSON) -> dict[str, float]:
 
 @cache
 def _canaries(grouped: bool) -> Canaries:
-    """The canaries of this process, which is one run. Equal rewards are no alarm if groups are not compared."""
+    """The canaries of this process, which is a whole run. Equal rewards are no alarm if groups are not compared."""
     return Canaries(CanaryConfig() if grouped else CanaryConfig(zero_advantage=0))
 
 

@@ -30,13 +30,13 @@ def watch_log_probs(
     """--custom-tis-function-path, with --get-mismatch-metrics or --use-tis: compare trainer and engine.
 
     Adds the metrics `logprob_diff` (|trainer's - engine's log-prob|, nats) and `logprob_clipped` (whether the ratio is
-    outside the clipping range) of each trained token. The mean difference of a micro-batch is held against the key
-    `numerics` of the configuration: the first excess logs a warning on each rank, a large one raises CanaryError.
+    outside the clipping range) of each trained token. The mean difference of a micro-batch is compared with the key
+    `numerics` of the configuration: the first excess logs a warning on each rank, a large excess raises CanaryError.
 
-    With --use-tis the loss is weighted as slime does it (megatron_utils/loss.py:884). Without it the loss is not
-    changed. slime's own function would weight the loss even if only the metrics were asked for.
+    With --use-tis the loss is weighted as in slime (megatron_utils/loss.py:884). Without it the loss is not changed.
+    slime's own function would weight the loss even if only the metrics were requested.
     """
-    import torch  # the hook runs in the trainer, which has it
+    import torch  # the hook runs in the trainer, which has torch
 
     flags = HostArgs.of(args)
     trainer, engine = torch.cat(list(train_log_probs)), torch.cat(list(rollout_log_probs))
@@ -58,5 +58,5 @@ def watch_log_probs(
 
 @cache
 def _watch(config: NumericsConfig) -> NumericsWatch:
-    """The watch of this process, which is one rank of one run."""
+    """The watch of this process, a rank of a run."""
     return NumericsWatch(config)

@@ -1,4 +1,4 @@
-"""Plays the episode of a slime Sample: here, or in a worker. What it needs is data, and what it returns is data."""
+"""Plays the episode of a slime Sample, here or in a worker. Input and output are data."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Generation, Raw, SamplingParams, StopReason, Task
 
 _FLAG_S = 0.5
-"""Seconds that an episode in a worker waits for slime's abort flag, once the engine has aborted its request."""
+"""Seconds that a worker's episode waits for slime's abort flag, after the engine has aborted its request."""
 _LOOK_S = 0.01
-"""Seconds between two looks at it."""
+"""Seconds between two looks at the flag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """What the episode of a sample needs."""
+    """The input for the episode of a sample."""
 
     flags: HostArgs
     config: SlimeConfig
     sample: Any
-    """The Sample. A worker gets only what `SentSample` keeps of it."""
+    """The Sample. In a worker, a `SentSample`."""
     task: Task
     sampling_params: Mapping[str, Any]
     template_kwargs: Mapping[str, Any]
     evaluation: bool
     holds_ended: bool
-    """Whether an episode that ends while slime aborts comes back as an aborted one, and is handed over next time."""
+    """Whether an episode that ends during slime's abort returns as aborted, and is handed over next time."""
     in_slime: bool
-    """Whether slime itself asks. It has already run the code in --hf-checkpoint."""
+    """Whether slime itself calls. slime has already run the code in --hf-checkpoint."""
 
     @property
     def plays_agent(self) -> bool:
@@ -80,12 +80,12 @@ class PlayedSample:
     decode: Callable[[Sequence[int]], str]
     """The text of response tokens."""
     vision: ImageCounter | None
-    """What makes the pixels of its images. They are made where the Sample is: a worker sends the files only."""
+    """Makes the pixels of the images. Pixels are made beside the Sample: a worker sends only the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class _EpisodeSetup:
-    """The parts that a new or a resumed episode is played with."""
+    """The parts for a new or resumed episode."""
 
     engine: Engine
     renderer: Renderer
@@ -99,14 +99,15 @@ async def play_sample(
 ) -> PlayedSample:
     """Play the episode, or resume it. `aborted` is slime's flag; None outside of slime.
 
-    `stopped` is the flag for the engine, which all episodes share, if `aborted` is that of one rollout. Raises
+    `stopped` is the flag for the engine, which all episodes share, if `aborted` belongs to a single rollout. Raises
     ConfigError.
     """
     return await _SamplePlayer(request, aborted, stopped or aborted).play()
 
 
 async def play_seats(request: SampleRequest, aborted: Callable[[], bool] | None) -> dict[str, PlayedSample]:
-    """Play the episode of an Env with seats: what each seat that the policy has played. An aborted one restarts.
+    """Play the episode of an Env with seats, and return the episode of each seat of the policy. An aborted episode
+    restarts.
 
     Raises ConfigError.
     """
@@ -115,24 +116,25 @@ async def play_seats(request: SampleRequest, aborted: Callable[[], bool] | None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LateFlagEngine(EngineWrapper):
-    """The engine of an episode in a worker. slime sets its flag before it aborts the engine's requests, but a worker
-    may see the flag after that: it is waited for, else the turn would be asked for again and sampled to its end."""
+    """The engine of an episode in a worker. slime sets its flag before aborting the engine's requests, but a worker may
+    see the flag later. So the engine waits for the flag. Otherwise the turn would be requested again and sampled to its
+    end."""
 
     aborted: Callable[[], bool]
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
-        said = await ask(self.engine, input_ids, sampling_params, request)
+        generation = await ask(self.engine, input_ids, sampling_params, request)
         give_up = time.monotonic() + _FLAG_S
-        while said.finish_reason == "abort" and not self.aborted() and time.monotonic() < give_up:  # noqa: ASYNC110 - a flag
+        while generation.finish_reason == "abort" and not self.aborted() and time.monotonic() < give_up:  # noqa: ASYNC110 - a flag
             await asyncio.sleep(_LOOK_S)
-        return said
+        return generation
 
 
 @dataclass(frozen=True, slots=True)
 class _SamplePlayer:
-    """One call of `play_sample` or `play_seats`."""
+    """A call of `play_sample` or `play_seats`."""
 
     request: SampleRequest
     aborted: Callable[[], bool] | None
@@ -171,7 +173,7 @@ class _SamplePlayer:
         if not request.evaluation and len(seating.trained) > 1:
             seats.check_seats(request.flags, request.env, sample, takes_lists=takes_lists(request.flags, sample))
         async with self._opened(here, EpisodeHooks(aborted=self.aborted)) as setup:
-            played = await seats.play_seats(
+            trajectories = await seats.play_seats(
                 here.envs(config.env_path(task.metadata), config),
                 task,
                 seating,
@@ -183,7 +185,9 @@ class _SamplePlayer:
                 session_id=session_of(sample) or uuid4().hex,
                 hooks=setup.hooks,
             )
-        return {seat: await self._played(here, trajectory, setup.renderer, {}) for seat, trajectory in played.items()}
+        return {
+            seat: await self._played(here, trajectory, setup.renderer, {}) for seat, trajectory in trajectories.items()
+        }
 
     @property
     def _replays_experts(self) -> bool:
@@ -191,7 +195,7 @@ class _SamplePlayer:
 
     @asynccontextmanager
     async def _opened(self, here: LoopResources, hooks: EpisodeHooks) -> AsyncIterator[_EpisodeSetup]:
-        """The parts to play with. Raises ConfigError for what they cannot play."""
+        """The parts for the play. Raises ConfigError for an unplayable sample."""
         request, flags, config = self.request, self.request.flags, self.request.config
         renderer = await self._renderer(here)
         check_media(request.sample, renderer)
@@ -263,12 +267,14 @@ class _SamplePlayer:
             return failed_episode(task, session_id, exc, boundary)
 
     async def _resumed(self, resumption: Resumption, envs: EnvFactory, setup: _EpisodeSetup) -> Trajectory | None:
-        """Resume the episode that slime aborted. None if it has to start over."""
+        """Resume the episode that slime aborted. None if the episode has to restart."""
         parked = await resumption.take(self.request.flags, self.request.sample, self.aborted)
         if parked is None:
             return None
         if parked.episode.trajectory.stop not in (None, StopReason.ABORTED):
-            return parked.episode.trajectory  # it had ended, in a process that died before slime had it
+            return (
+                parked.episode.trajectory
+            )  # the episode had ended, in a process that died before slime had the result
         try:
             return await resume_episode(
                 parked,

@@ -1,4 +1,4 @@
-"""Episodes of slime's samples in workers: what `adapt` sends, and what a worker does with it."""
+"""Episodes of slime's samples in workers: the requests of `adapt`, and their play in a worker."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ from agentrl.workers.base import Transport, encoded
 from agentrl.workers.threads import LoopThread
 
 _LOOK_S = 0.02
-"""Seconds between two looks at slime's abort flag, of whose changes nothing tells."""
+"""Seconds between two looks at slime's abort flag, which sends no event."""
 _HOMES = 100_000
-"""For how many parked episodes it is remembered which worker has them."""
+"""Number of parked episodes whose worker is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentSample:
-    """What playing needs of a Sample besides its task."""
+    """The needed part of a Sample besides its task."""
 
     session_id: str | None
     index: int | None
     metadata: Mapping[str, JSON]
-    """Only what agentrl has written about it."""
+    """Only agentrl's own entry."""
     multimodal_inputs: Mapping[str, bool]
-    """Which media its prompt has. The task holds those that are shown."""
+    """The kinds of media in the prompt. The task holds the shown media."""
     tokens: Sequence[int]
     response_length: int
     loss_mask: Sequence[int] | None
 
     @classmethod
     def of(cls, sample: Any) -> SentSample:
-        own = {METADATA_KEY: sample.metadata[METADATA_KEY]} if METADATA_KEY in sample.metadata else {}
+        metadata = {METADATA_KEY: sample.metadata[METADATA_KEY]} if METADATA_KEY in sample.metadata else {}
         media = getattr(sample, "multimodal_inputs", None) or {}
         return cls(
             session_of(sample) or None,
             getattr(sample, "index", None),
-            own,
-            {kind: True for kind, given in media.items() if given is not None},
+            metadata,
+            {kind: True for kind, value in media.items() if value is not None},
             list(sample.tokens),
             sample.response_length,
             None if sample.loss_mask is None else list(sample.loss_mask),
@@ -90,16 +90,16 @@ class SampleJob:
 
     def __init__(self) -> None:
         self._latest: Callable[[], bool] = lambda: False
-        """The flag of the rollout that sent the latest request."""
+        """The abort flag of the latest request's rollout."""
 
     async def play(self, request: SampleRequest, aborted: Callable[[], bool]) -> _SentEpisode:
         """Raises ConfigError."""
         self._latest = aborted
         share_images(request.task.prompt)
         flag = aborted if request.in_slime else None
-        played = await play_sample(request, flag, self._stopped if request.in_slime else None)
-        responses = [played.decode(segment.response) for segment in played.trajectory.segments]
-        return _SentEpisode(played.trajectory, played.about, played.teacher_log_probs, responses)
+        episode = await play_sample(request, flag, self._stopped if request.in_slime else None)
+        responses = [episode.decode(segment.response) for segment in episode.trajectory.segments]
+        return _SentEpisode(episode.trajectory, episode.about, episode.teacher_log_probs, responses)
 
     def _stopped(self) -> bool:
         return self._latest()
@@ -110,7 +110,7 @@ class SampleJob:
 
 @dataclass(slots=True)
 class SampleWorkers:
-    """The workers of this process. slime's rollout and its evaluation ask them from different event loops."""
+    """The workers of this process. slime's rollout and its evaluation call from different event loops."""
 
     size: int
     thread: LoopThread = field(default_factory=lambda: LoopThread("agentrl-workers"))
@@ -123,34 +123,34 @@ class SampleWorkers:
     _homes: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
     async def play(self, request: SampleRequest, aborted: Callable[[], bool] | None) -> PlayedSample:
-        """As `play_sample`, in a worker. If two workers end while they play it, the episode has failed.
+        """As `play_sample`, in a worker. If two workers die during the play, the episode has failed.
 
         Raises ConfigError.
         """
         refuse_loopback(request.config.engine_url(request.flags), 0 if self._pool is None else self._pool.started)
         sent = replace(request, sample=SentSample.of(request.sample), flags=replace(request.flags, eval_datasets=()))
         session_id = session_of(request.sample) or uuid4().hex
-        written = encoded(sent, f"sample {sample_name(request.sample) or session_id}")
+        message = encoded(sent, f"sample {sample_name(request.sample) or session_id}")
         name = "" if request.evaluation else sample_name(request.sample)
         try:
-            answer = await self.thread.run(self._play(written, name, aborted))
+            answer = await self.thread.run(self._play(message, name, aborted))
         except WorkerLostError as exc:
             failed = failed_episode(request.task, session_id, exc, "run")
             return PlayedSample(failed, {}, (), lambda ids: "", None)
-        found: _SentEpisode = answer.result
-        share_images(found.trajectory.messages)
-        share_images(found.trajectory.task.prompt)
+        episode: _SentEpisode = answer.result
+        share_images(episode.trajectory.messages)
+        share_images(episode.trajectory.task.prompt)
         if answer.lost:
-            found.trajectory.info["workers_lost"] = list(answer.lost)
+            episode.trajectory.info["workers_lost"] = list(answer.lost)
         texts = {
             tuple(segment.response): text
-            for segment, text in zip(found.trajectory.segments, found.responses, strict=True)
+            for segment, text in zip(episode.trajectory.segments, episode.responses, strict=True)
         }
         vision = None
-        if any(segment.media for segment in found.trajectory.segments):
+        if any(segment.media for segment in episode.trajectory.segments):
             vision = await asyncio.to_thread(_vision, request.config.model_path(request.flags))
         return PlayedSample(
-            found.trajectory, found.about, found.teacher_log_probs, lambda ids: texts[tuple(ids)], vision
+            episode.trajectory, episode.about, episode.teacher_log_probs, lambda ids: texts[tuple(ids)], vision
         )
 
     async def _play(self, request: bytes, name: str, aborted: Callable[[], bool] | None) -> WorkerAnswer:
@@ -172,7 +172,7 @@ class SampleWorkers:
         return answer
 
     async def _started(self) -> WorkerPool:
-        """The pool. All episodes wait for the same start; if it fails, each raises its ConfigError."""
+        """The pool. All episodes wait for the same start. If the start fails, each raises its ConfigError."""
         self._starting = self._starting or asyncio.create_task(self._start())
         return await asyncio.shield(self._starting)
 
@@ -196,14 +196,14 @@ class SampleWorkers:
         self._was_aborted = is_aborted
 
     def close(self) -> None:
-        """End the workers, and wait for that."""
+        """End the workers, and wait for their end."""
         if self._starting is not None:
             self.thread.run_here(self._closed(self._starting))
         self._pool = self._starting = self._watching = None
         self.thread.stop()
 
     async def _closed(self, starting: asyncio.Task[WorkerPool]) -> None:
-        starting.cancel()  # a pool that starts closes itself
+        starting.cancel()  # a starting pool closes itself
         await asyncio.wait({starting})
         if self._pool is not None:
             await self._pool.close()

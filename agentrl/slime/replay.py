@@ -1,9 +1,9 @@
-"""Data that slime's trainer wants of each generation: top-p nuclei (--rollout-top-p), routed experts (R3), and the
-sampler's likeliest tokens (--use-score-centering, arXiv 2609.20807).
+"""Data for slime's trainer from each generation: top-p nuclei (--rollout-top-p), routed experts (R3), and the sampler's
+likeliest tokens (--use-score-centering, arXiv 2609.20807).
 
-The rules are those of slime's `Sample.append_response_tokens` (slime/utils/types.py:253, 624b824a8), and tests compare
-the two. That method cannot be called here for two reasons. It refuses generations that are cut at a stop string and
-tokens that the engine never read, and an episode may hold both. And slime's relatives and older commits lack it.
+The rules equal slime's `Sample.append_response_tokens` (slime/utils/types.py:253, 624b824a8), and tests compare the
+two. The method cannot be called here for two reasons. It refuses generations that are cut at a stop string and tokens
+that the engine never read, and an episode may hold both. And slime's relatives and older commits lack the method.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOP_K_IDS, _TOP_K_LOG_PROBS = ("output_topk_token_ids",), ("output_topk_log_pro
 
 
 def request_fields(args: Any) -> dict[str, Any]:
-    """The request fields that ask for this data. slime's sampling_params already ask for top-p ids."""
+    """The request fields for this data. slime's sampling_params already request top-p ids."""
     flags, fields = HostArgs.of(args), dict[str, Any]()
     if flags.use_rollout_routing_replay:
         fields["return_routed_experts"] = True
@@ -58,60 +58,60 @@ def check_flags(flags: HostArgs) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IncrementalExperts(EngineWrapper):
-    """An engine that is asked for the experts of new tokens only, for one episode of one conversation.
+    """Requests the experts of new tokens only, for the single conversation of an episode.
 
-    Asked for all, a request of n tokens returns n x layers x topk numbers, and an episode the square of that. SGLang
-    takes `routed_experts_start_len` and returns the rows from there on (managers/io_struct.py, 0.5.23). A server that
-    ignores the field returns all rows. The number of rows shows which of the two it did.
+    With all experts, a request of n tokens returns n x layers x topk numbers, and an episode the square. SGLang takes
+    `routed_experts_start_len` and returns only later rows (managers/io_struct.py, 0.5.23). A server that ignores the
+    field returns all rows. The number of rows shows the difference.
     """
 
     engine: SGLangEngine
     width: int
     """Numbers in a row: num_layers * moe_router_topk."""
     _known: list[int] = field(default_factory=list)
-    """The tokens of the last request and its answer. The experts of all but the last one are known."""
+    """The tokens of the last request and its answer. The experts of all tokens except the last are known."""
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
-        known = len(self._known)
-        start = known - 1 if known and list(input_ids[:known]) == self._known else 0
+        length = len(self._known)
+        start = length - 1 if length and list(input_ids[:length]) == self._known else 0
         extra = {_START: start} if start else None
-        found = await self.engine.generate(input_ids, sampling_params, extra=extra, **request)
-        experts = _ints(found.meta, _EXPERTS)
+        generation = await self.engine.generate(input_ids, sampling_params, extra=extra, **request)
+        experts = _ints(generation.meta, _EXPERTS)
         if experts is None or not self.width:
-            return found
-        self._known[:] = *input_ids, *found.tokens
+            return generation
+        self._known[:] = *input_ids, *generation.tokens
         rows = len(self._known) - 1 - start
         if start and experts.size == rows * self.width:
-            return replace(found, meta={**found.meta, _START: start})
-        return found
+            return replace(generation, meta={**generation.meta, _START: start})
+        return generation
 
 
 def write_replay_data(args: Any, sample: Any, segment: Segment) -> None:
-    """Write the data that slime's flags ask to replay into the training sample of this segment.
+    """Write the replay data for slime's flags into the training sample of this segment.
 
-    Raises ConfigError where the engine did not return the data that a flag needs.
+    Raises ConfigError where the engine did not return the data of a flag.
     """
     flags = HostArgs.of(args)
     # A sample that is not shipped is not replayed, and an aborted request may lack the data.
     shipped = not sample.remove_sample and sample.status is not type(sample).Status.ABORTED
-    played = _generations(segment) if shipped else []
+    generations = _generations(segment) if shipped else []
     if flags.replays_top_p and hasattr(sample, "rollout_top_p_token_ids"):
-        ids, offsets = _top_p(flags, sample.response_length, played)
+        ids, offsets = _top_p(flags, sample.response_length, generations)
         sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = _tensor(ids), _tensor(offsets)
     if flags.use_rollout_routing_replay and hasattr(sample, "rollout_routed_experts"):
-        experts = _routed_experts(flags, len(sample.tokens) - 1, segment.prompt_length, played)
+        experts = _routed_experts(flags, len(sample.tokens) - 1, segment.prompt_length, generations)
         # slime's older commits and its relatives read an array here.
         sample.rollout_routed_experts = _tensor(experts) if hasattr(sample, "append_response_tokens") else experts
     if flags.use_score_centering and hasattr(sample, "rollout_topk_token_ids"):
-        heads = _top_k(flags, sample.response_length, played)
+        heads = _top_k(flags, sample.response_length, generations)
         sample.rollout_topk_token_ids, sample.rollout_topk_log_probs = heads
 
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """`response[start:stop]`, sampled by one request. The engine sampled `count` tokens, more if they were cut."""
+    """`response[start:stop]`, sampled by one request. The engine sampled `count` tokens, more after a cut."""
 
     start: int
     stop: int
@@ -120,17 +120,17 @@ class _Generation:
 
 
 def _generations(segment: Segment) -> list[_Generation]:
-    """The requests that sampled tokens, in order. Requests of one turn are adjacent. Only its last may be cut."""
-    found: list[_Generation] = []
+    """The requests that sampled tokens, in order. Requests of one turn are adjacent. Only the last may be cut."""
+    generations: list[_Generation] = []
     sampled = [span for span in segment.spans if span.kind == "sampled"]
     for turn in sorted({span.turn for span in sampled}):
         spans = [span for span in sampled if span.turn == turn]
-        at, end = spans[0].start, spans[-1].stop
+        start, end = spans[0].start, spans[-1].stop
         for meta in segment.turns[turn].meta:
             if count := meta.get("completion_tokens", 0):
-                found.append(_Generation(at, min(at + count, end), count, meta))
-                at += count
-    return found
+                generations.append(_Generation(start, min(start + count, end), count, meta))
+                start += count
+    return generations
 
 
 def _top_p(flags: HostArgs, response_length: int, generations: Sequence[_Generation]) -> tuple[Ints, Ints]:
@@ -138,7 +138,7 @@ def _top_p(flags: HostArgs, response_length: int, generations: Sequence[_Generat
     import numpy as np
 
     sizes = np.zeros(response_length + 1, np.int32)
-    kept = [np.zeros(0, np.int32)]
+    nuclei = [np.zeros(0, np.int32)]
     for generation in generations:
         ids, offsets = _ints(generation.meta, _TOP_P_IDS), _ints(generation.meta, _TOP_P_OFFSETS)
         if ids is None or offsets is None:
@@ -153,8 +153,8 @@ def _top_p(flags: HostArgs, response_length: int, generations: Sequence[_Generat
             )
         offsets = offsets[: generation.stop - generation.start + 1]
         sizes[generation.start + 1 : generation.stop + 1] = np.diff(offsets)
-        kept.append(ids[: offsets[-1]])
-    return np.concatenate(kept), np.cumsum(sizes, dtype=np.int32)
+        nuclei.append(ids[: offsets[-1]])
+    return np.concatenate(nuclei), np.cumsum(sizes, dtype=np.int32)
 
 
 def _top_k(
@@ -176,21 +176,21 @@ def _top_k(
                 f"{generation.count} tokens x {k}; run SGLang with slime's patch, or remove the flag"
             )
         place = slice(generation.start, generation.stop)
-        kept = generation.stop - generation.start
-        ids[place], log_probs[place] = near.reshape(-1, k)[:kept], near_log_probs.reshape(-1, k)[:kept]
+        count = generation.stop - generation.start
+        ids[place], log_probs[place] = near.reshape(-1, k)[:count], near_log_probs.reshape(-1, k)[:count]
     return ids, log_probs
 
 
 def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations: Sequence[_Generation]) -> Ints:
-    """Experts of each token but the last, shape [rows, num_layers, moe_router_topk].
+    """Experts of each token except the last, shape [rows, num_layers, moe_router_topk].
 
-    A request covers all tokens, or those from routed_experts_start_len on. Its experts replace earlier ones. Tokens
-    after the last request have no loss, so they get arbitrary experts: slime's own padding (cp_utils.py:239).
+    A request covers all tokens, or the tokens from routed_experts_start_len on. Its experts replace earlier experts.
+    Tokens after the last request have no loss, so they get arbitrary experts: slime's own padding (cp_utils.py:239).
     """
     import numpy as np
 
     layers, topk = flags.num_layers, flags.moe_router_topk
-    known = np.zeros((0, layers, topk), np.int32)
+    routes = np.zeros((0, layers, topk), np.int32)
     for generation in _from_last_complete(generations):
         experts, start = _ints(generation.meta, _EXPERTS), _start(generation)
         if experts is None:
@@ -199,26 +199,26 @@ def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations:
                 "--enable-return-routed-experts, or remove the flag"
             )
         seen = prompt_length + generation.start + generation.count - 1
-        if start > len(known) or experts.size != (seen - start) * layers * topk:
+        if start > len(routes) or experts.size != (seen - start) * layers * topk:
             raise ConfigError(
                 f"--use-rollout-routing-replay: the engine returned {experts.size} routed_experts from token {start} "
                 f"on, where slime needs {seen - start} x {layers} layers x {topk}; does --hf-checkpoint fit the engine?"
             )
         new = experts.reshape(-1, layers, topk)[: prompt_length + generation.stop - 1 - start]
-        known = np.concatenate([known[:start], new])
-    missing = (rows - len(known), layers, topk)
+        routes = np.concatenate([routes[:start], new])
+    missing = (rows - len(routes), layers, topk)
     padding = np.arange(missing[0] * layers * topk, dtype=np.int32) % (flags.num_experts or topk)
-    return np.concatenate([known, padding.reshape(missing)])
+    return np.concatenate([routes, padding.reshape(missing)])
 
 
 def _from_last_complete(generations: Sequence[_Generation]) -> Sequence[_Generation]:
-    """The generations from the last one that covers its whole sequence. Earlier ones need not be decoded."""
+    """The generations from the last generation of a whole sequence. Earlier generations need not be decoded."""
     whole = [i for i, generation in enumerate(generations) if _is_complete(generation.meta)]
     return generations[whole[-1] if whole else 0 :]
 
 
 def forget_old_experts(trajectory: Trajectory) -> None:
-    """Drop experts that a later request has returned again. Kept, they would grow with the square of the length."""
+    """Drop experts that a later request has returned again. Otherwise they would grow with the square of the length."""
     turns = trajectory.segment.turns
     seen = [(turn, i) for turn in turns for i in range(len(turn.meta))]
     last = max((n for n, (turn, i) in enumerate(seen) if _is_complete(turn.meta[i])), default=0)
@@ -242,7 +242,7 @@ def _ints(meta: Mapping[str, Any], names: Sequence[str]) -> Ints | None:
 
 
 def _numbers(meta: Mapping[str, Any], names: Sequence[str], kind: type[N]) -> NDArray[N] | None:
-    """The first of these fields as a flat array. SGLang sends base64 of its bytes; numbers are read, too."""
+    """The first of these fields as a flat array. SGLang sends base64 of the bytes; numbers are read, too."""
     import numpy as np
 
     value = next((meta[name] for name in names if meta.get(name) is not None), None)
@@ -254,6 +254,6 @@ def _numbers(meta: Mapping[str, Any], names: Sequence[str], kind: type[N]) -> ND
 
 
 def _tensor(array: Ints) -> Any:
-    import torch  # there is no slime without it
+    import torch  # slime requires torch
 
     return torch.from_numpy(array)

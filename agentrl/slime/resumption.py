@@ -29,31 +29,31 @@ class Resumption:
     parking: Parking
     config: ParkingConfig
     sample: str = ""
-    """A name that the sample keeps over its aborts; see `sample_name`."""
+    """A name of the sample over all its aborts; see `sample_name`."""
     session_id: str = ""
     key: str = ""
-    """The key of the episode's file, while this call may own it."""
+    """The key of the episode's file, while this call may own the file."""
     resumes: int = 0
     """How often the episode continued where it had stopped."""
     restarts: int = 0
-    """How often it started over although a part had been played."""
+    """How often the episode restarted although a part had been played."""
     restart_reason: str = ""
     """The reason of the last restart."""
     ticket: Mapping[str, JSON] | None = None
 
     async def take(self, flags: HostArgs, sample: Any, stopped: Callable[[], bool] | None = None) -> Parked | None:
-        """Fetch the parked episode of the sample's ticket, with slime's masking applied. None: it has to start over.
+        """Fetch the parked episode of the sample's ticket, with slime's masking applied. None: the episode restarts.
 
-        On a shared folder a sample without a ticket is looked up by its session: the process that played it may have
-        died. The caller owns `parked.env` and must close it, so the caller may not await before it does so.
+        On a shared folder a sample without a ticket is looked up by its session, because its process may have died. The
+        caller owns `parked.env` and must close it. So the caller may not await before the close is guaranteed.
         """
-        earlier, noted = _earlier(sample), self.parking.noted(self.sample)
+        earlier, remembered = _earlier(sample), self.parking.noted(self.sample)
         self.resumes, self.restarts = earlier.get("resumes", 0), earlier.get("restarts", 0)
         self.restart_reason = earlier.get("restart_reason", "")
         ticket = earlier.get("resume")
-        if not isinstance(ticket, Mapping) and noted is not None:
+        if not isinstance(ticket, Mapping) and remembered is not None:
             _warn_of_lost_ticket()
-            ticket = noted
+            ticket = remembered
         self.key = self.parking.key(self.session_id)
         try:
             parked = await self._found(ticket, stopped)
@@ -77,7 +77,7 @@ class Resumption:
         return None
 
     async def _found(self, ticket: Any, stopped: Callable[[], bool] | None) -> Parked | None:
-        """The episode of the ticket. Without one, that of the session, if a process that died has left it.
+        """The episode of the ticket. Without a ticket, the session's episode, if a dead process has left it.
 
         Raises ResumeError.
         """
@@ -96,7 +96,7 @@ class Resumption:
             return None
 
     def cannot_resume(self, reason: str) -> None:
-        """Count the episode that `take` returned as a restart instead of a resume."""
+        """Count the episode of `take` as a restart instead of a resume."""
         self.resumes -= 1
         self.restarted(reason)
 
@@ -111,10 +111,10 @@ class Resumption:
         await self.parking.save(self.key, parked, self.config.keep_s)
 
     async def hold(self, trajectory: Trajectory) -> None:
-        """Park an episode that has ended, and make its trajectory an aborted one. Else slime would lose its prompt.
+        """Park an ended episode as aborted. Otherwise slime would lose the prompt.
 
-        When slime sends the sample again, the episode is taken as it ended. A failed one is left: it would be played
-        again.
+        When slime sends the sample again, the ended episode is taken. A failed episode is left out, since it would be
+        played again.
         """
         if trajectory.stop in (StopReason.ABORTED, StopReason.FAILED):
             return
@@ -125,7 +125,7 @@ class Resumption:
             trajectory.info["not_saved"] = one_line(exc)
 
     async def ended(self, trajectory: Trajectory) -> None:
-        """Leave the episode's file to those who may need it, now that the episode is parked or has ended."""
+        """Release the episode's file, now that the episode is parked or has ended."""
         parked = trajectory.stop is StopReason.ABORTED
         if parked and self.ticket is not None:
             return
@@ -143,18 +143,18 @@ class Resumption:
         await self.parking.give_back(self.key)
 
     def metadata(self) -> dict[str, JSON]:
-        """Its entries for metadata["agentrl"]. Empty for an episode that was played without an abort."""
-        said = {
+        """The entries for metadata["agentrl"]. Empty for an episode without an abort."""
+        entries = {
             "resume": self.ticket,
             "resumes": self.resumes,
             "restarts": self.restarts,
             "restart_reason": self.restart_reason,
         }
-        return {name: value for name, value in said.items() if value}
+        return {name: value for name, value in entries.items() if value}
 
 
 def sample_name(sample: Any) -> str:
-    """The sample's session, or its number in the run: slime keeps both over aborts. "" if it has neither."""
+    """The sample's session, or its number in the run: slime keeps both over aborts. "" if the sample has neither."""
     index = getattr(sample, "index", None)
     return session_of(sample) or ("" if index is None else f"index {index}")
 
@@ -164,9 +164,9 @@ def _end_of(trajectory: Trajectory) -> Parked:
 
 
 def _earlier(sample: Any) -> Mapping[str, JSON]:
-    """What was written about the sample before. Empty for a row that an earlier run has written."""
-    found, session = episode_metadata(sample), session_of(sample)
-    return {} if session and found.get("session_id", session) != session else found
+    """The earlier account of the sample. Empty for a row that an earlier run has written."""
+    account, session = episode_metadata(sample), session_of(sample)
+    return {} if session and account.get("session_id", session) != session else account
 
 
 @cache
@@ -178,7 +178,7 @@ def _warn_of_lost_ticket() -> None:
 
 
 def _reason_not_parked(earlier: Mapping[str, JSON]) -> str:
-    """The reason why nothing was parked. "" if there was nothing to park."""
+    """The reason why no episode was parked. "" if there was no episode to park."""
     if failure := earlier.get("failure"):
         return f"it failed in {failure['boundary']}: {failure['error']}"
     if problem := earlier.get("info", {}).get("not_parked"):
@@ -188,11 +188,11 @@ def _reason_not_parked(earlier: Mapping[str, JSON]) -> str:
 
 
 def _apply_mask_of(flags: HostArgs, sample: Any, trajectory: Trajectory, *, later: bool) -> bool:
-    """Mask the tokens that slime has masked in `sample.loss_mask`. False if the sample has other tokens by now.
+    """Mask the tokens that slime has masked in `sample.loss_mask`. False if the sample now has other tokens.
 
-    The sample holds the last segment. slime masks all that older weights sampled, so the segments before it, too.
-    `later`: the state must follow from the sample's tokens, which may be older: a process that died played on. Else the
-    sample must be unplayed: the process that died had its first turn.
+    The sample holds the last segment. slime masks all tokens of older weights, so earlier segments are masked, too.
+    `later`: the state must continue the sample's tokens, which may be older, because a dead process played on.
+    Otherwise the sample must be unplayed: the dead process had the first turn.
     """
     length, mask = trajectory.response_length, sample.loss_mask
     if sample.tokens[: trajectory.length] != trajectory.tokens:
@@ -215,12 +215,12 @@ def _begins(sample: Any, trajectory: Trajectory) -> bool:
 
 
 def _is_unplayed(sample: Any) -> bool:
-    """Whether the sample has no tokens, or those of an episode that was aborted before it had a prompt."""
+    """Whether the sample has no tokens, or only tokens of an abort before the prompt."""
     return not sample.tokens or _own_tokens(sample) == [NO_TOKEN]
 
 
 def _own_tokens(sample: Any) -> list[int]:
-    """The sample's tokens, without the one that a sample without a response gets."""
+    """The sample's tokens, without the placeholder token of an empty response."""
     added = sample.response_length == 1 and not any(sample.loss_mask or ())
     tokens: list[int] = sample.tokens[:-1] if added else sample.tokens
     return tokens

@@ -22,16 +22,16 @@ _EPSILON = 1e-6
 
 
 async def reward(args: Any, sample: Any, **kwargs: Any) -> JSON:
-    """--custom-rm-path: the reward that the Env or the reward function of the configuration gave.
+    """--custom-rm-path: the reward from the Env or from the configured reward function.
 
-    For a list (slime's batches and, under --group-rm, groups) it returns the rewards in the same nesting. Under
-    --group-rm slime overwrites `sample.reward` with the result, so with this hook every sample keeps its own reward.
+    For a list (slime's batches and, under --group-rm, groups) the result has the same nesting. Under --group-rm slime
+    overwrites `sample.reward` with the result, so with this hook every sample keeps its own reward.
 
-    An episode without a score gets 0, as without this hook, and one warning is logged. This happens with an Env that
-    rewards only steps, if an episode has no such step. Raises ConfigError for a sample that no Env played.
+    An episode without a score gets 0, as without this hook, and a warning is logged once. An Env that rewards only
+    steps may have episodes without a reward. Raises ConfigError for a sample that no Env played.
     """
     if isinstance(sample, list):
-        return [await reward(args, one, **kwargs) for one in sample]
+        return [await reward(args, member, **kwargs) for member in sample]
     if (value := reward_aside(sample) if sample.reward is None else sample.reward) is not None:
         return value
     if not episode_metadata(sample):
@@ -52,20 +52,20 @@ def _warn_unscored() -> None:
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """--custom-reward-post-process-path: raw rewards, and rewards relative to their baseline.
 
-    Both lists have one number for each sample. slime calls this hook in place of its own baseline, for every estimator
+    Both lists have a number for each sample. slime calls this hook in place of its own baseline, for every estimator
     (ray/rollout.py:608; data/batch_builder.py in 0.4). With groups of equal size and no failures the result is slime's
     own. GRPO, GSPO, CISPO and REINFORCE++ with a baseline subtract the mean of the prompt's rewards; the first three
     divide the rest by their standard deviation (n - 1) + 1e-6, if the flags ask for it. FlashREINFORCE subtracts the
-    mean of the batch. PPO and REINFORCE++ take the rewards as they are.
+    mean of the batch. PPO and REINFORCE++ take the rewards unchanged.
 
-    Two things differ from slime. Prompts are identified by `group_index`, and each rollout counts once, however many
-    samples it has; slime treats uneven groups as a single one. (Where the branches of an agent's session have rewards,
-    each branch counts once, against those of its role.) And an episode that was aborted, or failed by the environment
-    or a bug, neither counts nor gets an advantage: the policy did not cause its 0.0. Its raw reward is 0, also where a
-    reward model of --group-rm has given it another.
+    Two things differ from slime. Prompts are identified by `group_index`, and each rollout counts once, with any number
+    of samples; slime treats uneven groups as a single group. (Where the branches of an agent's session have rewards,
+    each branch counts once, against the branches of its role.) And an episode that was aborted, or failed by the
+    environment or a bug, neither counts nor gets an advantage: the policy did not cause its 0.0. Its raw reward is 0,
+    even if a reward model of --group-rm has set another.
 
-    Raises ConfigError for an estimator that this hook does not know, for a reward that is not a finite number, and for
-    a sample without a group_index, where prompts have baselines.
+    Raises ConfigError for an unknown estimator, for a reward that is not a finite number, and for a sample without a
+    group_index, where prompts have baselines.
     """
     flags = HostArgs.of(args)
     if flags.rewards_normalization and flags.advantage_estimator not in ESTIMATORS:
@@ -91,12 +91,14 @@ def _baselines(flags: HostArgs, samples: Sequence[Any]) -> dict[tuple[int | None
     for sample in samples:
         compared.setdefault(_compared(sample), []).append(sample)
     return {
-        (index, *key): baseline for key, own in compared.items() for index, baseline in _of_one_role(flags, own).items()
+        (index, *key): baseline
+        for key, members in compared.items()
+        for index, baseline in _of_one_role(flags, members).items()
     }
 
 
 def _compared(sample: Any) -> tuple[str, str]:
-    """The seat and the role of a sample. Only samples that have both in common are compared."""
+    """The seat and the role of a sample. Only samples with both in common are compared."""
     return seat_of(sample), role_of(branch_of(sample))
 
 
@@ -133,25 +135,28 @@ class _Baseline:
 
 
 def rollout_rewards(args: Any, samples: Sequence[Any], *, evaluation: bool = False) -> list[float]:
-    """The reward of each valid rollout of a prompt. A fan-out has the mean of its samples, or what an agent's `score`
-    gave the whole episode."""
+    """The reward of each valid rollout of a prompt. A fan-out has the mean of its samples, or the agent's `score` of
+    the whole episode."""
     valid = [sample for sample in samples if is_valid(sample)]
     of_episodes = [episode_metadata(siblings[-1]).get(EPISODE_REWARD_KEY) for siblings in by_rollout(valid)]
     means = _means(HostArgs.of(args), by_rollout(valid), evaluation=evaluation)
-    return [mean if told is None else float(told) for told, mean in zip(of_episodes, means, strict=True)]
+    return [
+        mean if episode_reward is None else float(episode_reward)
+        for episode_reward, mean in zip(of_episodes, means, strict=True)
+    ]
 
 
 def rewards_by_role(args: Any, samples: Sequence[Any]) -> dict[str, list[float]]:
-    """The rewards of a prompt that are compared with each other, by role: of each valid rollout, or of its branches."""
+    """The comparable rewards of a prompt by role: of each valid rollout, or of its branches."""
     roles: dict[str, list[Any]] = {}
     for sample in filter(is_valid, samples):
         roles.setdefault(role_of(branch_of(sample)), []).append(sample)
     flags = HostArgs.of(args)
-    return {role: _branch_rewards(flags, own) for role, own in roles.items()}
+    return {role: _branch_rewards(flags, members) for role, members in roles.items()}
 
 
 def _branch_rewards(flags: HostArgs, samples: Sequence[Any]) -> list[float]:
-    """The reward of each valid rollout, or of each of its branches that has one."""
+    """The reward of each valid rollout, or of each branch with a reward."""
     return _means(flags, by_rollout(filter(is_valid, samples), branches=True))
 
 

@@ -1,10 +1,10 @@
 """--rollout-function-path: slime's sync and fully-async rollout, played by agentrl's loop.
 
-How a group is played stays slime's: its seeds, its slots, its reward models. The loop decides when groups begin, what
-becomes of those that are aborted, too old or filtered, and in which order they are trained. It runs on slime's own
-event loop, which evaluations use as well, so both go on beside each other.
+The play of a group stays slime's: its seeds, its slots, its reward models. The loop decides when groups begin, how
+aborted, too old and filtered groups are treated, and in which order groups are trained. The loop runs on slime's own
+event loop, as evaluations do, so both run side by side.
 
-For slime before 0.4. From then on slime's queues do this, and agentrl only brings the Env.
+For slime before 0.4. From 0.4 on slime's queues do this work, and agentrl only brings the Env.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ log = logging.getLogger("agentrl")
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
     """--rollout-function-path agentrl.slime.generate_rollout: the groups of one rollout, in the order of their prompts.
 
-    As slime's own, it plays --over-sampling-batch-size groups, drops those that --dynamic-sampling-filter-path refuses,
-    and aborts the rest when it has enough. Nothing is lost: with --partial-rollout what was played of the rest goes
-    back to the data source, and without it their prompts do. The exception of an episode ends the rollout.
+    Like slime's own function, it plays --over-sampling-batch-size groups, drops the groups that
+    --dynamic-sampling-filter-path refuses, and aborts the rest once the rollout is full. No prompt is lost: with
+    --partial-rollout the played parts of the rest return to the data source, otherwise only their prompts. The
+    exception of an episode ends the rollout.
     """
     host = _Host.here(args)
     if evaluation:
@@ -45,12 +46,12 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 
 
 def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """--rollout-function-path agentrl.slime.generate_rollout_fully_async: the groups that are ready, the oldest first.
+    """--rollout-function-path agentrl.slime.generate_rollout_fully_async: the ready groups, the oldest first.
 
-    Groups are played all the time, as far ahead as `staleness` under `agentrl` allows, counted in rollouts. One that
-    was begun too long ago is dropped (`stale: drop`) or trained as it is (`mask`, with slime's own correction of
-    off-policy tokens). An evaluation is played beside them. Dynamic filters are called. The exception of an episode
-    ends the run.
+    Groups are played all the time, as far ahead as `staleness` under `agentrl` allows, counted in rollouts. A group
+    with a too early beginning is dropped (`stale: drop`) or trained unchanged (`mask`, with slime's own correction of
+    off-policy tokens). Evaluations run side by side. Dynamic filters are called. The exception of an episode ends the
+    run.
     """
     host = _Host.here(args)
     if evaluation:
@@ -60,13 +61,13 @@ def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, e
 
 @dataclass(eq=False, slots=True)
 class SampleGroup:
-    """One prompt's samples, as the data source gave them or as they are played."""
+    """The samples of a prompt, fresh from the data source or in play."""
 
     number: int
     born: int
     samples: list[Any]
     fresh: list[Any] | None
-    """A copy of them as they were given; None where what was played of them is kept."""
+    """A copy of the fresh samples. None where the played part is kept."""
 
 
 @dataclass(slots=True)
@@ -79,13 +80,13 @@ class SampleSource:
     taken: int = 0
 
     def take(self, version: int) -> SampleGroup | None:
-        found = self.data_source.get_samples(1)
-        if not found:
+        groups = self.data_source.get_samples(1)
+        if not groups:
             return None
         self.taken += 1
-        began = [s.metadata.get("start_rollout_id") for s in flat_samples(found[0]) if isinstance(s.metadata, dict)]
+        began = [s.metadata.get("start_rollout_id") for s in flat_samples(groups[0]) if isinstance(s.metadata, dict)]
         born = min([version, *(number for number in began if number is not None)])
-        return SampleGroup(self.taken, born, found[0], None if self.partial else copy.deepcopy(found[0]))
+        return SampleGroup(self.taken, born, groups[0], None if self.partial else copy.deepcopy(groups[0]))
 
     def put_back(self, group: SampleGroup, *, anew: bool) -> None:
         if not anew:
@@ -106,7 +107,7 @@ class SampleSource:
 
 
 class _Host:
-    """slime's modules, and what they do for a rollout."""
+    """slime's modules, and their services for a rollout."""
 
     def __init__(self, args: Any, package: str) -> None:
         self.args, self.flags = args, HostArgs.of(args)
@@ -135,7 +136,7 @@ class _Host:
         return self.rollout.GenerateState(self.args)
 
     def run(self, coroutine: Any) -> Any:
-        """Run it on slime's own event loop."""
+        """Run a coroutine on slime's own event loop."""
         return self._run(coroutine)
 
     async def play(self, group: SampleGroup) -> str | None:
@@ -150,10 +151,10 @@ class _Host:
         """The verdict of --dynamic-sampling-filter-path on a group: the reason to drop it."""
         if not self.flags.dynamic_sampling_filter_path:
             return lambda group: None
-        wanted = self.load(self.flags.dynamic_sampling_filter_path)
+        filter_group = self.load(self.flags.dynamic_sampling_filter_path)
 
         def reason(group: SampleGroup) -> str | None:
-            output = wanted(self.args, group.samples)
+            output = filter_group(self.args, group.samples)
             if getattr(output, "keep", output):
                 return None
             return getattr(output, "reason", None) or "dynamic_filter"
@@ -161,10 +162,11 @@ class _Host:
         return reason
 
     def loop(self, source: SampleSource, **values: Any) -> GroupLoop[SampleGroup]:
-        return GroupLoop(source, self.play, groups=self.groups, wanted=self.unwanted(), **values)
+        return GroupLoop(source, self.play, groups=self.groups, drop_reason=self.unwanted(), **values)
 
     async def cut(self, rollout_id: int) -> None:
-        """Have all of slime's servers abort. slime sets its flag, which stops the episodes; `state.reset` clears it."""
+        """Abort the requests of all of slime's servers. slime sets its flag, which stops the episodes; `state.reset`
+        clears it."""
         await self.rollout.abort(self.args, rollout_id)
 
 
@@ -187,7 +189,8 @@ async def _sync(host: _Host, rollout_id: int, data_source: Any) -> Any:
 
 
 _loops: dict[asyncio.AbstractEventLoop, tuple[GroupLoop[SampleGroup], SampleSource]] = {}
-"""The loop that plays ahead, of each event loop. slime has one, from its first rollout to the end of the process."""
+"""The loop that plays ahead, by event loop. slime has a single event loop, from its first rollout to the end of the
+process."""
 
 
 async def _ahead(host: _Host, rollout_id: int, data_source: Any) -> Any:

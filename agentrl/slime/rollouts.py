@@ -1,4 +1,4 @@
-"""Reads slime's Samples for the hooks: which belong to one rollout, which are valid, and their rewards."""
+"""Reads slime's Samples for the hooks: the samples of each rollout, their validity, and their rewards."""
 
 from __future__ import annotations
 
@@ -31,45 +31,46 @@ def flat_samples(samples: Any) -> Iterator[Any]:
 
 def by_prompt(samples: Iterable[Any]) -> dict[int | None, list[Any]]:
     """The samples of each prompt, by `group_index`."""
-    found: dict[int | None, list[Any]] = {}
+    prompts: dict[int | None, list[Any]] = {}
     for sample in samples:
-        found.setdefault(sample.group_index, []).append(sample)
-    return found
+        prompts.setdefault(sample.group_index, []).append(sample)
+    return prompts
 
 
 def by_rollout(samples: Iterable[Any], *, branches: bool = False) -> list[list[Any]]:
     """Group the samples of a prompt by rollout. Only a fan-out has several samples: siblings.
 
-    Siblings share a `rollout_id`. Where it is None or missing, as in slime's relatives, the `index` replaces it
+    Siblings share a `rollout_id`. Where the id is None or missing, as in slime's relatives, the `index` replaces it
     (slime/utils/types.py:98). A sample without either counts as one rollout. Each seat of an episode counts as one;
-    with `branches`, so does each branch of an agent's session that has a reward.
+    with `branches`, so does each rewarded branch of an agent's session.
     """
-    found: dict[Any, list[Any]] = {}
+    rollouts: dict[Any, list[Any]] = {}
     for sample in samples:
         name = getattr(sample, "rollout_id", None)
         name = sample.index if name is None else name
         name = ("unnamed", id(sample)) if name is None else (name, seat_of(sample))
         name = (name, branch_of(sample)) if branches else name
-        found.setdefault(name, []).append(sample)
-    return list(found.values())
+        rollouts.setdefault(name, []).append(sample)
+    return list(rollouts.values())
 
 
 def seat_of(sample: Any) -> str:
-    """The seat whose conversation the sample is; "" for an Env without seats."""
+    """The seat of the sample's conversation. "" for an Env without seats."""
     return str(episode_metadata(sample).get("seat", ""))
 
 
 def branch_of(sample: Any) -> str:
-    """The name for which an agent's `score` gave this sample's reward; "" for the main line, and without branches."""
+    """The branch name under which an agent's `score` gave this sample's reward. "" for the main line, and without
+    branches."""
     return str(episode_metadata(sample).get(BRANCH_KEY, ""))
 
 
 def reward_of(flags: HostArgs, sample: Any, *, evaluation: bool = False) -> float:
-    """The number in `sample.reward`, under --reward-key if that is given. Raises ConfigError if there is none."""
+    """The number in `sample.reward`, under --reward-key if set. Raises ConfigError without a number."""
     key, value = flags.reward_name(evaluation=evaluation), sample.reward
     try:
         number = float(value[key] if key else value)
-    except ConfigError:  # from NoReward: it ends the run here
+    except ConfigError:  # from NoReward: the run ends here
         raise
     except (TypeError, ValueError, KeyError):
         number = math.nan

@@ -1,4 +1,4 @@
-"""The id of the row that a sample was made of. slime's data source numbers its samples and drops the rows' ids."""
+"""The id of a sample's row. slime's data source numbers its samples and drops the rows' ids."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def set_row_id(sample: Any, row_id: str) -> None:
 def row_id(flags: HostArgs, sample: Any, metadata: Mapping[str, Any], *, evaluation: bool) -> str:
     """The row's `id`, or else its file and line, as in `agentrl train`.
 
-    The row is found by its content in the file that slime has read. Where it is in none, as with a data source of the
-    user's, the id is the number of the sample's group, or in evaluation the sample's own.
+    The row is looked up by its content in slime's file. Without a match, as with a data source of the user's, the id is
+    the number of the sample's group, or in evaluation the sample's own.
     """
     if (stored := getattr(sample, _ATTRIBUTE, None)) is not None:
         return str(stored)
@@ -42,7 +42,7 @@ def row_id(flags: HostArgs, sample: Any, metadata: Mapping[str, Any], *, evaluat
 
 
 _Table = Mapping[int, list[tuple[str, str]]]
-"""By a row's content, the ids of the rows that have this content, each with the row's metadata as JSON text."""
+"""By a row's content, the ids of the rows with this content, each with the row's metadata as JSON text."""
 
 
 @lru_cache(maxsize=_FILES)
@@ -53,7 +53,7 @@ def _table(file: DataFile) -> _Table:
     input_key, label_key, metadata_key = file.input_key, file.label_key, file.metadata_key
     table: dict[int, list[tuple[str, str]]] = {}
     columns = [column for column in (input_key, label_key, metadata_key, "id") if column]
-    with suppress(ConfigError):  # slime reads the file its own way, and reports what it cannot read
+    with suppress(ConfigError):  # slime reads the file differently, and reports unreadable rows
         for number, row in islice(read_rows(path, "give a JSONL or Parquet file", columns), _ROWS):
             if isinstance(row, dict) and row.get(input_key) is not None:
                 label = None if label_key is None else row.get(label_key)
@@ -68,7 +68,7 @@ def _content(prompt: Any, label: Any) -> int:
 
 
 def _holds(metadata: Mapping[str, Any], row: str) -> bool:
-    """Whether a sample with this metadata may be of a row with that metadata. A data set may add keys."""
+    """Whether a sample with this metadata may come from a row with the row's metadata. A data set may add keys."""
     try:
         columns = json.loads(row)
         columns = json.loads(columns) if isinstance(columns, str) and columns else columns or {}

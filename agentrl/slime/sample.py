@@ -16,25 +16,25 @@ from agentrl.trajectory.trajectory import Trajectory, Turn, total_ledger
 from agentrl.types import JSON, StopReason
 
 METADATA_KEY = "agentrl"
-"""agentrl writes only this key of `sample.metadata`. The others belong to the user."""
+"""agentrl writes only this key of `sample.metadata`. Other keys belong to the user."""
 WRITTEN_KEY = "written"
-"""What the model wrote, for a grader of `agentrl.rewards`. Only where nothing has scored the episode yet."""
+"""The model's output, for a grader of `agentrl.rewards`. Only for episodes without a score."""
 SPANS_KEY = "spans"
-"""Who wrote which response tokens, and why some are not trained: [start, stop, kind, reason, turn] of each span. The
-viewer reads it in a dump, whose mask alone does not tell why."""
+"""The writer of each response token, and the reason for masks: [start, stop, kind, reason, turn] of each span. The
+viewer reads the spans in a dump, whose mask alone lacks the reasons."""
 BRANCH_KEY = "branch"
-"""The name for which an agent's `score` gave the reward of this sample; "" for the main line."""
+"""The branch name under which an agent's `score` gave the reward of this sample. "" for the main line."""
 EPISODE_REWARD_KEY = "reward"
 """The reward of the whole episode, where the samples of its branches have their own."""
 ROUNDS_KEY = "round_number"
 """Under --log-multi-turn agentrl writes this key, too: slime's metrics read the turns of an episode there."""
 
 NO_TOKEN = 0
-"""In the place of a prompt that an episode did not come to."""
+"""Replaces the prompt of an episode without a prompt."""
 
 _ASIDE = "agentrl_reward"
 _ROW_KEY = "row"
-"""What the row itself held under METADATA_KEY stays there, below the account."""
+"""The row's own value under METADATA_KEY stays here, inside the account."""
 
 _STATUS: Mapping[StopReason, str] = {
     StopReason.DONE: "COMPLETED",
@@ -48,14 +48,14 @@ _STATUS: Mapping[StopReason, str] = {
     StopReason.ABORTED: "ABORTED",
     StopReason.FAILED: "FAILED",
 }
-"""Names of slime's Sample.Status. The policy causes MAX_TURNS and BAD_CALLS, so those episodes are complete."""
+"""Names of slime's Sample.Status. The policy causes MAX_TURNS and BAD_CALLS, so these episodes are complete."""
 _STOPS = frozenset(map(str, _STATUS))
 
 
 def episode_metadata(sample: Any) -> Mapping[str, JSON]:
-    """What `adapt` wrote about the sample's episode. Empty if it has played none: a row may use the key for itself."""
-    found = sample.metadata.get(METADATA_KEY) if isinstance(sample.metadata, Mapping) else None
-    return found if isinstance(found, Mapping) and found.get("stop") in _STOPS else {}
+    """The account of `adapt` about the sample's episode. Empty without an episode: a row may use the key for itself."""
+    account = sample.metadata.get(METADATA_KEY) if isinstance(sample.metadata, Mapping) else None
+    return account if isinstance(account, Mapping) and account.get("stop") in _STOPS else {}
 
 
 def is_played(sample: Any) -> bool:
@@ -64,38 +64,39 @@ def is_played(sample: Any) -> bool:
 
 
 def write_account(sample: Any, account: Mapping[str, JSON]) -> None:
-    """Write into a new mapping, since samples may share theirs. Only JSON types: slime pickles it."""
-    own = sample.metadata if isinstance(sample.metadata, Mapping) else {}
-    row = {_ROW_KEY: own_metadata(own)[METADATA_KEY]} if METADATA_KEY in own_metadata(own) else {}
-    _write(sample, metadata={**own, METADATA_KEY: {**to_json_lossy(account), **row}})
+    """Write into a new mapping, since samples may share theirs. Only JSON types: slime pickles the mapping."""
+    metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
+    row = {_ROW_KEY: own_metadata(metadata)[METADATA_KEY]} if METADATA_KEY in own_metadata(metadata) else {}
+    _write(sample, metadata={**metadata, METADATA_KEY: {**to_json_lossy(account), **row}})
 
 
 def set_reward_aside(sample: Any) -> None:
-    """Keep the reward beside the sample, for a host whose reward model of groups takes no sample with a reward."""
+    """Keep the reward beside the sample, for a host whose reward model of groups refuses samples with a reward."""
     setattr(sample, _ASIDE, sample.reward)
     sample.reward = None
 
 
 def reward_aside(sample: Any) -> Any:
-    """The reward that was set aside. None without one."""
+    """The reward that was set aside, or None."""
     return getattr(sample, _ASIDE, None)
 
 
 def own_metadata(metadata: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The row's metadata, without what agentrl has written."""
-    own, found = dict(metadata), metadata.get(METADATA_KEY)
-    if isinstance(found, Mapping) and found.get("stop") in _STOPS:
-        del own[METADATA_KEY]
-        if _ROW_KEY in found:
-            own[METADATA_KEY] = found[_ROW_KEY]
-    return own
+    """The row's metadata, without agentrl's account."""
+    row, account = dict(metadata), metadata.get(METADATA_KEY)
+    if isinstance(account, Mapping) and account.get("stop") in _STOPS:
+        del row[METADATA_KEY]
+        if _ROW_KEY in account:
+            row[METADATA_KEY] = account[_ROW_KEY]
+    return row
 
 
 def clear(sample: Any) -> None:
-    """Reset the fields that an earlier attempt has set.
+    """Reset the fields of an earlier attempt.
 
-    The reward is reset because slime asks its reward model only where there is none. The loss_mask is reset because it
-    described the discarded tokens, and so did each field that slime names `rollout_...`, but for the rollout's number.
+    The reward is reset because slime calls its reward model only for samples without a reward. The loss_mask is reset
+    because it described the discarded tokens. The same holds for each field with a name `rollout_...`, except for the
+    rollout's number.
     """
     names = getattr(sample, "__dataclass_fields__", ())
     vars(sample).pop(_ASIDE, None)
@@ -128,13 +129,13 @@ def to_sample(
 ) -> Any:
     """Write a trajectory into a cleared Sample, and return it. Every trajectory becomes a valid Sample.
 
-    A failed episode is masked and removed. Its reward is 0.0. An aborted episode has the reward 0.0, too, because
-    slime computes with it. Otherwise the reward is the trajectory's. If that is None, slime's reward model decides.
-    Where an agent's branches have rewards, training gets that of the main line's branch, evaluation the episode's.
-    `extra` is added to metadata["agentrl"].
+    A failed episode is masked and removed. Its reward is 0.0. An aborted episode has the reward 0.0, too, because slime
+    computes with the reward. Otherwise the reward is the trajectory's. If the trajectory has no reward, slime's reward
+    model decides. Where an agent's branches have rewards, training gets the reward of the main line's branch,
+    evaluation the episode's. `extra` is added to metadata["agentrl"].
 
     Only the last segment's tokens are written, as evaluation needs them. `to_samples` writes all segments. The ledger
-    in the metadata counts all of them.
+    in the metadata counts all segments.
     """
     _write_tokens(trajectory.segment, trajectory, sample, decode)
     if evaluation and trajectory.is_valid:
@@ -161,9 +162,9 @@ def to_samples(
     """Siblings to train on, one for each segment: valid Samples with one rollout_id and the same status.
 
     Each sibling has the tokens, ledger, counters and reward of one segment. The reward is the episode's, unless an
-    agent's branches have rewards. Only the last one holds the data of the whole
-    episode. It is the `sample` that slime, its traces and its hooks know; the others are copies. Raises ConfigError
-    for a Sample without a rollout_id, since its trainer would count an episode of n segments n times.
+    agent's branches have rewards. Only the last sibling holds the data of the whole episode. The last sibling is the
+    `sample` that slime, its traces and its hooks know; the others are copies. Raises ConfigError for a Sample without a
+    rollout_id, since its trainer would count an episode of n segments n times.
     """
     segments = trajectory.segments
     siblings = siblings_of(sample, len(segments))
@@ -172,31 +173,31 @@ def to_samples(
         _write_tokens(segment, trajectory, sibling, decode)
         _write_counts(segment.turns, sibling)
         about = {**_metadata(trajectory), **(extra or {})} if whole else _outcome(trajectory)
-        own = {
+        of_segment = {
             "segment": i,
             "segments": len(segments),
             "ledger": asdict(segment.ledger),
             SPANS_KEY: _spans(segment),
             **_branch(trajectory, segment),
         }
-        write_account(sibling, {**about, **own})
+        write_account(sibling, {**about, **of_segment})
     return siblings
 
 
 def siblings_of(sample: Any, count: int) -> list[Any]:
-    """So many samples of one episode: copies, and last the `sample` itself. They share its rollout_id.
+    """`count` samples of an episode with the same rollout_id: copies, and last the `sample` itself.
 
-    Raises ConfigError for a Sample that cannot have one.
+    Raises ConfigError for a Sample without the field.
     """
     _number_rollout(sample)
     copies = [copy.deepcopy(sample) for _ in range(count - 1)]
-    for one in copies:
-        vars(one).pop("trace", None)  # slime counts each request that it finds there
+    for sibling in copies:
+        vars(sibling).pop("trace", None)  # slime counts each request in the trace
     return [*copies, sample]
 
 
 def _number_rollout(sample: Any) -> None:
-    """Set the rollout_id that the siblings share: the sample's index, which is unique in a run of slime."""
+    """Set the siblings' common rollout_id: the sample's index, which is unique in a run of slime."""
     if not hasattr(sample, "rollout_id"):
         raise ConfigError(
             "an episode of several samples (thinking: strip, or seats) needs a Sample with a rollout_id, as slime's "
@@ -219,7 +220,7 @@ def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Ca
     tokens = segment.tokens or [NO_TOKEN]
     response, loss_mask, log_probs = segment.response, segment.loss_mask, segment.log_probs
     if not response:
-        # slime's loss reads tokens[-response_length:], which at 0 is everything. So one masked token is added.
+        # slime's loss reads tokens[-response_length:], which at 0 is the whole list. So a masked token is added.
         tokens, loss_mask, log_probs = [*tokens, tokens[-1]], [0], [0.0]
     _write(
         sample,
@@ -244,20 +245,20 @@ def _spans(segment: Segment) -> list[JSON]:
 
 
 def _outcome(trajectory: Trajectory) -> dict[str, JSON]:
-    """How the episode ended. All of its samples hold this."""
+    """The end of the episode, in all of its samples."""
     outcome: dict[str, JSON] = {"stop": str(trajectory.stop or StopReason.FAILED), "session_id": trajectory.session_id}
     if trajectory.seat:
         outcome["seat"] = trajectory.seat
     if trajectory.reward is None and trajectory.is_valid:
         outcome[WRITTEN_KEY] = ModelOutput.of(trajectory).to_json()
     if failure := trajectory.failure:
-        told = {"kind": failure.kind, "boundary": failure.boundary, "error": failure.error, "at": failed_at(failure)}
-        outcome["failure"] = told
+        cause = {"kind": failure.kind, "boundary": failure.boundary, "error": failure.error, "at": failed_at(failure)}
+        outcome["failure"] = cause
     return outcome
 
 
 def _metadata(trajectory: Trajectory) -> dict[str, JSON]:
-    """The data of the episode that slime has no field for."""
+    """The data of the episode without a field in slime."""
     metadata: dict[str, JSON] = {
         **_outcome(trajectory),
         "turns": len(trajectory.turns),
@@ -276,7 +277,7 @@ def _metadata(trajectory: Trajectory) -> dict[str, JSON]:
 
 
 def _write_counts(turns: Sequence[Turn], sample: Any) -> None:
-    """Write the fields that slime's metrics read: weight versions, seconds, prefix cache, speculative decoding."""
+    """Write the fields of slime's metrics: weight versions, seconds, prefix cache, speculative decoding."""
     _write(
         sample,
         weight_versions=[version for turn in turns for version in turn.weight_versions],
@@ -292,7 +293,7 @@ def _write_counts(turns: Sequence[Turn], sample: Any) -> None:
 
 
 def _write(sample: Any, **values: Any) -> None:
-    """Set the fields that this Sample has. The Samples of slime's relatives lack some."""
+    """Set the existing fields of this Sample. The Samples of slime's relatives lack some."""
     for name, value in values.items():
         if hasattr(sample, name):
             setattr(sample, name, value)

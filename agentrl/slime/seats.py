@@ -1,4 +1,4 @@
-"""An episode with seats under slime: a sample for each seat that the policy has, with its own reward."""
+"""An episode with seats under slime: a sample for each seat of the policy, with its own reward."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ NOT_IN_WORKERS = "workers play no Env with seats, as {} is"
 
 
 def seating_of(config: SlimeConfig, env: type[Env], sample: Any) -> Seating:
-    """Who plays: one opponent for each group, in turn. Raises ConfigError."""
+    """The players: one opponent for each group, in turn. Raises ConfigError."""
     turn = getattr(sample, "group_index", None)
     turn = getattr(sample, "index", None) if turn is None else turn  # slime numbers no groups in evaluation
     return open_fixed(config.opponents).seating(env.seats, turn or 0)
 
 
 def check_seats(flags: HostArgs, env: type[Env], sample: Any, *, takes_lists: bool) -> None:
-    """Raises ConfigError for flags that do not allow a sample for each seat."""
+    """Raises ConfigError for flags that forbid a sample for each seat."""
     problems = fan_out_problems(flags, takes_lists=takes_lists)
     if flags.use_rollout_routing_replay:
         problems.append("remove --use-rollout-routing-replay, which follows one conversation")
@@ -41,36 +41,36 @@ def check_seats(flags: HostArgs, env: type[Env], sample: Any, *, takes_lists: bo
 
 
 async def play_seats(
-    opening: Awaitable[EnvFactory], task: Task, seating: Seating, seed: int, **given: Any
+    opening: Awaitable[EnvFactory], task: Task, seating: Seating, seed: int, **arguments: Any
 ) -> dict[str, Trajectory]:
-    """The trajectories of the policy's seats, in the Env's order. `opening` gives the Envs, once their `share` has
-    returned. `given` is that of `run_seats`."""
+    """The trajectories of the policy's seats, in the Env's order. `opening` gives the Envs, after their `share` has
+    returned. `arguments` go to `run_seats`."""
     boundary: Boundary = "share"
     try:
         envs = await opening
         boundary = "reset"
         env = envs.make()
         boundary = "engine"
-        played = await run_seats(env, task, players=seating.players(given["renderer"], seed), **given)
+        trajectories = await run_seats(env, task, players=seating.players(arguments["renderer"], seed), **arguments)
     except ConfigError:
         raise
     except (Exception, asyncio.CancelledError) as exc:  # slime's boundary: an error would end its whole rollout
         if isinstance(exc, asyncio.CancelledError) and is_cancelled():
             raise
-        played = {
-            seat: failed_episode(task, f"{given['session_id']}-{seat}", exc, boundary) for seat in seating.trained
+        trajectories = {
+            seat: failed_episode(task, f"{arguments['session_id']}-{seat}", exc, boundary) for seat in seating.trained
         }
-        for seat, trajectory in played.items():
+        for seat, trajectory in trajectories.items():
             trajectory.seat = seat
-    for trajectory in played.values():
+    for trajectory in trajectories.values():
         trajectory.info["opponent"] = seating.opponent.name
-    return {seat: played[seat] for seat in seating.trained}
+    return {seat: trajectories[seat] for seat in seating.trained}
 
 
-def samples_of(sample: Any, played: Mapping[str, Trajectory]) -> list[tuple[Any, Trajectory]]:
-    """A sample for each seat; they share a rollout_id. The last one is `sample`. An aborted episode is one sample,
+def samples_of(sample: Any, seated: Mapping[str, Trajectory]) -> list[tuple[Any, Trajectory]]:
+    """A sample for each seat; they share a rollout_id. The last is `sample`. An aborted episode is a single sample,
     since slime sends no lists again."""
-    trajectories = [*played.values()]
+    trajectories = [*seated.values()]
     if len(trajectories) == 1 or trajectories[0].stop is StopReason.ABORTED:
         return [(sample, trajectories[0])]
     return list(zip(siblings_of(sample, len(trajectories)), trajectories, strict=True))

@@ -2,7 +2,7 @@
 
     --rollout-function-path agentrl.slime.sft.generate_rollout --loss-type sft_loss --debug-train-only
 
-The rows are chat (--input-key messages --tool-key tools). They get the tokens that an episode with the same words has.
+The rows are chat (--input-key messages --tool-key tools). They get the tokens of an episode with the same words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNBOUNDED = 1 << 30
 
 
 def generate_rollout(args: Any, rollout_id: int, data_buffer: Any, evaluation: bool = False) -> Any:
-    """The next `--rollout-batch-size` rows of the data set that can be learned from, one sample each.
+    """The next `--rollout-batch-size` learnable rows of the data set, a sample each.
 
     A row that the chat template cannot reproduce exactly is skipped and logged with the reason. Another row replaces
     it, so that a batch is always full. Raises ConfigError if a whole epoch has no usable row.
@@ -71,11 +71,11 @@ def _samples(flags: HostArgs, data_buffer: Any) -> Iterator[Any]:
         raise ConfigError("agentrl.slime.sft: a row is learned once: leave out --n-samples-per-prompt")
     if flags.apply_chat_template:
         raise ConfigError("agentrl.slime.sft: remove --apply-chat-template: the messages are needed as they are")
-    wanted = flags.rollout_batch_size
+    count = flags.rollout_batch_size
     while True:
-        for (sample,) in data_buffer.get_samples(wanted):
+        for (sample,) in data_buffer.get_samples(count):
             yield sample
-        wanted = 1  # to replace skipped rows
+        count = 1  # to replace skipped rows
 
 
 def _read(reader: ChatReader, sample: Any) -> ChatRow:
@@ -88,7 +88,7 @@ def _read(reader: ChatReader, sample: Any) -> ChatRow:
 
 
 def _write(sample: Any, chat: ChatRow, renderer: Renderer) -> None:
-    """The tokens up to the last one that is learned. The response begins after the first prompt."""
+    """Write the tokens up to the last learned token. The response begins after the first prompt."""
     segment = chat.trajectory.segment
     end = max(span.stop for span in segment.spans if span.trained)
     clear(sample)
@@ -100,9 +100,9 @@ def _write(sample: Any, chat: ChatRow, renderer: Renderer) -> None:
 
 
 def _shown(sample: Any) -> str:
-    """The beginning of a row, to find it: slime gives no line number."""
-    said = [m.get("content") for m in without_arrays(sample.prompt) if isinstance(m, dict) and m.get("role") == "user"]
-    return f"sample {sample.index}, the user says {said[0]!r:.60}" if said else f"sample {sample.index}"
+    """The beginning of a row, for a search: slime gives no line number."""
+    texts = [m.get("content") for m in without_arrays(sample.prompt) if isinstance(m, dict) and m.get("role") == "user"]
+    return f"sample {sample.index}, the user says {texts[0]!r:.60}" if texts else f"sample {sample.index}"
 
 
 def _reader(flags: HostArgs) -> ChatReader:

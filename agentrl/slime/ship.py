@@ -1,4 +1,4 @@
-"""Turns a finished episode into one or several samples, with tokens, reward and the data that slime's flags want."""
+"""Turns a finished episode into one or several samples, with tokens, reward and the data for slime's flags."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ship_evaluation(
     decode: Callable[[Sequence[int]], str],
     extra: Mapping[str, JSON],
 ) -> Any:
-    """Write the episode into the sample, with the reward in the shape that slime's evaluation reads."""
+    """Write the episode into the sample, with the reward in the shape for slime's evaluation."""
     clear(sample)
     to_sample(trajectory, sample, decode=decode, extra=extra, evaluation=True)
     _write_reward(flags, sample, trajectory.reward_parts, evaluation=True, siblings=1)
@@ -45,10 +45,10 @@ def ship_training(
     pixels: Sequence[Pixels],
     teacher_log_probs: Sequence[Sequence[float]],
 ) -> Any:
-    """Write the episode into the sample. With `segments`, return a list with one sample for each segment.
+    """Write the episode into the sample. With `segments`, return a list with a sample for each segment.
 
-    Without, the last segment is the sample. It is the main line of an agent; what else the agent asked is masked. An
-    aborted episode is always one sample, since slime sends no lists again.
+    Without `segments`, the last segment is the sample. For an agent this is the main line; its other requests are
+    masked. An aborted episode is always a single sample, since slime sends no lists again.
     """
     clear(sample)
     if not segments:
@@ -56,25 +56,25 @@ def ship_training(
             segment.mask("host")
     fans_out = segments and trajectory.stop is not StopReason.ABORTED
     write = to_samples if fans_out else to_sample
-    written = write(trajectory, sample, decode=decode, extra=extra)
-    samples = written if fans_out else [sample]
-    played = trajectory.segments[-len(samples) :]
-    shown = pixels[-len(samples) :]
-    for one, segment, own_pixels in zip(samples, played, shown, strict=True):
-        _write_reward(flags, one, trajectory.reward_parts, evaluation=False, siblings=len(samples))
-        write_replay_data(flags, one, segment)
-        write_pixels(one, own_pixels)
+    result = write(trajectory, sample, decode=decode, extra=extra)
+    samples = result if fans_out else [sample]
+    shipped = trajectory.segments[-len(samples) :]
+    images = pixels[-len(samples) :]
+    for sibling, segment, own_pixels in zip(samples, shipped, images, strict=True):
+        _write_reward(flags, sibling, trajectory.reward_parts, evaluation=False, siblings=len(samples))
+        write_replay_data(flags, sibling, segment)
+        write_pixels(sibling, own_pixels)
         if flags.log_multi_turn:
-            one.metadata[ROUNDS_KEY] = len({span.turn for span in segment.spans if span.kind == "sampled"})
+            sibling.metadata[ROUNDS_KEY] = len({span.turn for span in segment.spans if span.kind == "sampled"})
     if flags.asks_teacher:
         taught = teacher_log_probs[-len(samples) :] or [()] * len(samples)
-        for one, log_probs in zip(samples, taught, strict=True):
-            distill.write_log_probs(one, log_probs)
-    return written
+        for sibling, log_probs in zip(samples, taught, strict=True):
+            distill.write_log_probs(sibling, log_probs)
+    return result
 
 
 def _write_reward(flags: HostArgs, sample: Any, parts: Mapping[str, JSON], *, evaluation: bool, siblings: int) -> None:
-    """Put the reward into the shape that slime reads: a number, or a mapping where --reward-key is given."""
+    """Put the reward into the shape for slime: a number, or a mapping with --reward-key."""
     if sample.reward is None and siblings > 1 and flags.has_reward_model(sample):
         raise ConfigError(
             "an episode of several samples needs the reward from Env.score or `reward`: slime's reward model would "

@@ -1,4 +1,4 @@
-"""Parts of one file as data sets of slime's, which reads FILE@[FIRST:END] as those rows of the file."""
+"""Parts of a file as data sets of slime's, which reads FILE@[FIRST:END] as these rows of the file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def slices(file: Path, key: str) -> list[tuple[str, str]]:
 
     Rows with the same value must be adjacent.
     """
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     first = 0
     for name, rows in groupby(_values(file, key)):
         end = first + sum(1 for _ in rows)
-        if name in found:
+        if name in parts:
             raise ConfigError(f"{file}: the rows with {key} {name} do not stand together; sort the file by {key}")
-        found[name] = f"{file}@[{first}:{end}]"
+        parts[name] = f"{file}@[{first}:{end}]"
         first = end
-    if not found:
+    if not parts:
         raise ConfigError(f"{file}: no row in it")
-    return [*found.items()]
+    return [*parts.items()]
 
 
 def _values(file: Path, key: str) -> Iterator[str]:

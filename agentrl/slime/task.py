@@ -16,12 +16,11 @@ from agentrl.types import JSON, Observation, Raw, Task, ToolSpec
 
 
 def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
-    """Build a Task from a copy of the sample's content. Raises ConfigError for content that it cannot read.
+    """Build a Task from a copy of the sample's content. Raises ConfigError for unreadable content.
 
     The id is the row's, as in `agentrl train`; see `row_ids`. A prompt that slime's --apply-chat-template has rendered
-    becomes Raw. All samples of a group have the same seed, so
-    they play in the same world. In evaluation slime numbers no groups: there each sample has its own seed, which is the
-    same in every run.
+    becomes Raw. All samples of a group have the same seed, so they play in the same world. In evaluation slime numbers
+    no groups: there each sample has its own seed, the same in every run.
     """
     metadata = copy.deepcopy(without_arrays(own_metadata(metadata_of(sample))))
     group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
@@ -37,27 +36,27 @@ def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
 
 
 def metadata_of(sample: Any) -> Mapping[str, JSON]:
-    """The sample's metadata. A data set may hold it as JSON text. Raises ConfigError if it is not a mapping."""
-    given = sample.metadata
-    found = {} if given is None else _parsed(given)
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"sample.metadata is {given!r:.200}: give an object, or JSON text of one; see --metadata-key")
-    return found
+    """The sample's metadata. A data set may hold JSON text. Raises ConfigError if the result is not a mapping."""
+    raw = sample.metadata
+    parsed = {} if raw is None else _parsed(raw)
+    if not isinstance(parsed, Mapping):
+        raise ConfigError(f"sample.metadata is {raw!r:.200}: give an object, or JSON text of one; see --metadata-key")
+    return parsed
 
 
-def without_arrays(given: Any) -> Any:
+def without_arrays(data: Any) -> Any:
     """Lists for arrays, also within mappings and lists: pandas reads a list out of Parquet as an array."""
-    if hasattr(given, "tolist"):
-        given = given.tolist()
-    if isinstance(given, dict):
-        return {key: without_arrays(value) for key, value in given.items()}
-    return [without_arrays(value) for value in given] if isinstance(given, list) else given
+    if hasattr(data, "tolist"):
+        data = data.tolist()
+    if isinstance(data, dict):
+        return {key: without_arrays(value) for key, value in data.items()}
+    return [without_arrays(value) for value in data] if isinstance(data, list) else data
 
 
 def template_kwargs(args: Any, sample: Any, *, evaluation: bool) -> Mapping[str, Any]:
     """The template arguments that slime would use: the sample's, else its evaluation data set's, else the flag's."""
-    if own := getattr(sample, "apply_chat_template_kwargs", None):
-        return dict(own)
+    if kwargs := getattr(sample, "apply_chat_template_kwargs", None):
+        return dict(kwargs)
     chosen = [rendering.template_kwargs for rendering in _renderings(args, sample, evaluation)]
     return dict(_same(chosen, "apply_chat_template_kwargs", "set `chat_template_kwargs` under `agentrl`"))
 
@@ -74,10 +73,10 @@ def _prompt(args: Any, sample: Any, *, evaluation: bool) -> Observation:
 
 
 def _renderings(args: Any, sample: Any, evaluation: bool) -> Sequence[Rendering]:
-    """How the prompt was rendered. Several answers if the sample may be from one of several data sets."""
+    """The rendering of the prompt. Several answers if the sample may be from one of several data sets."""
     flags = HostArgs.of(args)
-    own = Rendering(flags.apply_chat_template, flags.apply_chat_template_kwargs or {})
-    return (eval_renderings(flags, sample, own) if evaluation else ()) or [own]
+    default = Rendering(flags.apply_chat_template, flags.apply_chat_template_kwargs or {})
+    return (eval_renderings(flags, sample, default) if evaluation else ()) or [default]
 
 
 def _same(chosen: Sequence[Any], name: str, remedy: str) -> Any:
@@ -89,21 +88,21 @@ def _same(chosen: Sequence[Any], name: str, remedy: str) -> Any:
     return chosen[0]
 
 
-def _tools(given: Any) -> Sequence[ToolSpec]:
-    """A row's tools: a list, or JSON text of one."""
-    found = _parsed(given)
-    if found is None or found == "":
+def _tools(raw: Any) -> Sequence[ToolSpec]:
+    """A row's tools: a list, or JSON text of a list."""
+    tools = _parsed(raw)
+    if tools is None or tools == "":
         return ()
-    if not isinstance(found, list | tuple) or not all(isinstance(spec, Mapping) for spec in found):
-        raise ConfigError(f"metadata['tools'] is {given!r:.200}: give a list of tools, or JSON text of one")
-    return found
+    if not isinstance(tools, list | tuple) or not all(isinstance(spec, Mapping) for spec in tools):
+        raise ConfigError(f"metadata['tools'] is {raw!r:.200}: give a list of tools, or JSON text of one")
+    return tools
 
 
-def _parsed(given: Any) -> Any:
+def _parsed(value: Any) -> Any:
     """Parse JSON text. Other values, and text that is not JSON, are returned unchanged."""
-    if not isinstance(given, str):
-        return given
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(given)
+        return json.loads(value)
     except (ValueError, RecursionError):
-        return given
+        return value

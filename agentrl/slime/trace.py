@@ -1,4 +1,4 @@
-"""Trace spans for slime: one for each request to the engine, named as slime names them, and for each hook of the Env.
+"""Trace spans for slime: for each request to the engine, with slime's names, and for each hook of the Env.
 
 slime computes its request metrics (latency, queue time, throughput) from the spans called `sglang_generate`.
 """
@@ -44,8 +44,8 @@ class _TracedEngine(EngineWrapper):
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
-        asked = {"max_new_tokens": sampling_params.get("max_new_tokens"), "prompt_tokens": len(input_ids)}
-        with self.span(self.sample, "sglang_generate", attrs=asked) as span:
+        span_attributes = {"max_new_tokens": sampling_params.get("max_new_tokens"), "prompt_tokens": len(input_ids)}
+        with self.span(self.sample, "sglang_generate", attrs=span_attributes) as span:
             generation = await ask(self.engine, input_ids, sampling_params, request)
             if self.attributes is not None and hasattr(span, "update"):
                 span.update(self.attributes(generation.meta))

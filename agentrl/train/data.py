@@ -43,7 +43,7 @@ def evaluation_tasks(config: TrainConfig, envs: EnvFactory) -> list[Task]:
     """The held-out tasks of a run, possibly none. Raises ConfigError."""
     makes_tasks, check = config.data is None, check_of(config.reward_function())
     columns = _columns(config)
-    return held_out_tasks(envs, config.eval_data, config.eval_tasks, own=makes_tasks, check=check, columns=columns)
+    return held_out_tasks(envs, config.eval_data, config.eval_tasks, from_env=makes_tasks, check=check, columns=columns)
 
 
 def limit_prompts(config: TrainConfig, source: TaskSource, renderer: Renderer, warn: Callable[[str], None]) -> None:

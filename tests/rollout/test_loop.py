@@ -237,7 +237,7 @@ async def test_complete_groups_of_a_sync_rollout_wait_or_begin_anew(make):
 
 async def test_groups_that_are_not_wanted_are_replaced(make):
     source = Source()
-    loop = make(source, wanted=lambda group: "even" if group.number % 2 == 0 else None)
+    loop = make(source, drop_reason=lambda group: "even" if group.number % 2 == 0 else None)
     collecting = asyncio.create_task(loop.collect(0, 2))
     for _ in range(8):
         await settled()
@@ -301,7 +301,7 @@ async def test_an_exception_of_the_source_or_of_a_filter_ends_the_run(make, wher
 
     broken, outcomes = [], {"drop": "env_failure", "take": "env_failure", "put_back": ABORTED}
     source = Broken()
-    loop = make(source, staleness=1, wanted=lambda group: fails() if where == "wanted" else None)
+    loop = make(source, staleness=1, drop_reason=lambda group: fails() if where == "wanted" else None)
     loop.begin(0, 0)
     source.groups[1].outcome = outcomes.get(where)
     end(source, 1)

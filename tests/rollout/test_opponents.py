@@ -183,7 +183,7 @@ async def test_finished_episodes_are_not_played_again(renderer):
     )
     assert sorted(kept) == [(0, 0), (0, 1), (0, 2), (0, 3)]
     del kept[0, 3]
-    again = await run_groups(rollout_of(renderer), TASKS[:1], 2, known=kept)
+    again = await run_groups(rollout_of(renderer), TASKS[:1], 2, finished=kept)
     assert again[0][:2] == groups[0][:2]
     assert again[0][2] is not groups[0][2]
 
@@ -228,7 +228,7 @@ async def test_a_known_game_against_another_opponent_is_played_again(renderer):
     await run_groups(
         rollout_of(renderer, [two]), TASKS[:1], 1, keep=lambda episode, place: kept.update({place: episode})
     )
-    (same,) = (await run_groups(rollout_of(renderer, [two]), TASKS[:1], 1, known=kept))[0]
-    (again,) = (await run_groups(rollout_of(renderer, [other]), TASKS[:1], 1, known=kept))[0]
+    (same,) = (await run_groups(rollout_of(renderer, [two]), TASKS[:1], 1, finished=kept))[0]
+    (again,) = (await run_groups(rollout_of(renderer, [other]), TASKS[:1], 1, finished=kept))[0]
     assert same is kept[0, 0]
     assert again.info["opponent"] == "any"

@@ -76,10 +76,10 @@ def test_held_out_tasks_are_the_file_s_or_else_the_env_s_own(tmp_path):
     file.write_text('{"prompt": "1 + 1?"}\n' * 3)
     envs = EnvFactory(Sums)
 
-    assert [task.prompt for task in held_out_tasks(envs, file, 2, own=True)] == ["1 + 1?"] * 2
-    assert [task.id for task in held_out_tasks(envs, None, 2, own=True)] == ["eval-1", "eval-2"]
-    assert held_out_tasks(envs, None, 2, own=False) == []
-    assert held_out_tasks(EnvFactory(_giving(lambda split: [])), None, 2, own=True) == []
+    assert [task.prompt for task in held_out_tasks(envs, file, 2, from_env=True)] == ["1 + 1?"] * 2
+    assert [task.id for task in held_out_tasks(envs, None, 2, from_env=True)] == ["eval-1", "eval-2"]
+    assert held_out_tasks(envs, None, 2, from_env=False) == []
+    assert held_out_tasks(EnvFactory(_giving(lambda split: [])), None, 2, from_env=True) == []
 
 
 def _giving(function):

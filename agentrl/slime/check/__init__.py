@@ -26,37 +26,39 @@ _FLAG = "--custom-config-path"
 
 
 def check(command: TrainCommand) -> list[LaunchFinding]:
-    """All findings, errors first. Imports the Env, validates its configuration, calls no hook but `needs`."""
+    """All findings, errors first. Imports the Env, validates its configuration, and calls no hook except `needs`."""
     if is_supervised(words := Words(command.words)):
         return sorted(supervised(words), key=lambda finding: list(Level).index(finding.level))
-    found: list[LaunchFinding] = []
-    config, keys = _configuration(command, found)
+    findings: list[LaunchFinding] = []
+    config, keys = _configuration(command, findings)
     reading = arguments.read(command, keys)
-    found += reading.findings
-    env = _env(config, command, found)
+    findings += reading.findings
+    env = _env(config, command, findings)
     setup = Setup(reading.args, command, config, env, reading.exact)
     rules = (
         (engine_url, turns, paths, template) if command.yaml_only else (*RULES, paths, data, template, memory, needs)
     )
     for rule in rules:
-        found += _guarded(rule, setup)
+        findings += _guarded(rule, setup)
     if command.yaml_only:
-        found.append(unchecked("slime's flags", "only the YAML file was given; check the command that starts slime"))
-    return sorted(dict.fromkeys(found), key=lambda finding: list(Level).index(finding.level))
+        findings.append(unchecked("slime's flags", "only the YAML file was given; check the command that starts slime"))
+    return sorted(dict.fromkeys(findings), key=lambda finding: list(Level).index(finding.level))
 
 
-def _configuration(command: TrainCommand, found: list[LaunchFinding]) -> tuple[SlimeConfig | None, Mapping[str, Any]]:
-    """agentrl's configuration and the file's other keys. Problems with them are appended to `found`."""
+def _configuration(
+    command: TrainCommand, findings: list[LaunchFinding]
+) -> tuple[SlimeConfig | None, Mapping[str, Any]]:
+    """agentrl's configuration and the file's other keys. Problems are appended to `findings`."""
     keys: dict[str, Any] = {}
     try:
         keys = read_keys(next(iter(Words(command.words).values.get(_FLAG, ())), None))
         return read_config(keys), keys
     except ConfigError as exc:
-        found.append(error(str(exc)))
+        findings.append(error(str(exc)))
         return None, keys
 
 
-def _env(config: SlimeConfig | None, command: TrainCommand, found: list[LaunchFinding]) -> type[Env] | None:
+def _env(config: SlimeConfig | None, command: TrainCommand, findings: list[LaunchFinding]) -> type[Env] | None:
     if config is None:
         return None
     try:
@@ -65,12 +67,12 @@ def _env(config: SlimeConfig | None, command: TrainCommand, found: list[LaunchFi
         if command.yaml_only or "--prompt-data" not in command.words:
             config.env_path({})  # its error names the remedy; with --prompt-data, rows may name an Env
     except ConfigError as exc:
-        found.append(error(str(exc)))
+        findings.append(error(str(exc)))
     return None
 
 
 def _guarded(rule: Callable[[Setup], Iterable[LaunchFinding]], setup: Setup) -> Iterator[LaunchFinding]:
-    """The findings of one rule. A value that it cannot read becomes a finding."""
+    """The findings of a rule. An unreadable value becomes a finding."""
     try:
         yield from rule(setup)
     except ConfigError as exc:
@@ -78,7 +80,7 @@ def _guarded(rule: Callable[[Setup], Iterable[LaunchFinding]], setup: Setup) -> 
 
 
 def verdict(findings: Sequence[LaunchFinding]) -> str:
-    """One line: whether the run may start, and which parts were not checked."""
+    """A line that says whether the run may start, with the unchecked parts."""
     errors, warnings = (sum(f.level is level for f in findings) for level in (Level.ERROR, Level.WARNING))
     missing = list(dict.fromkeys(f.subject for f in findings if f.level is Level.UNCHECKED))
     word = "not ready" if errors else "incomplete" if missing else "ready"

@@ -23,7 +23,7 @@ TIMEOUT_S = 300.0
 """For importing slime, Megatron and SGLang, and for their checks."""
 _PARSER = "slime's own parser"
 _FUNCTION = re.compile(r"^custom_.*_path$|(function|filter|hook|process|data_source)_path$")
-"""Names of the arguments that name functions; Megatron has others that end with `_path`."""
+"""Names of arguments with functions. Megatron has other arguments that end with `_path`."""
 
 
 class Args:
@@ -36,7 +36,7 @@ class Args:
         return self._values.get(name)
 
     def functions(self) -> Iterator[tuple[str, str]]:
-        """The flags that name functions, each with the function's path."""
+        """The flags with functions, each with the function's path."""
         for name, value in self._values.items():
             if _FUNCTION.search(name) and name != "custom_config_path":
                 for path in value if isinstance(value, list) else [value]:
@@ -55,26 +55,26 @@ class ParsedArguments:
 def read(command: TrainCommand, keys: Mapping[str, Any]) -> ParsedArguments:
     """Read the arguments. `keys` come from the file of --custom-config-path; slime turns them into arguments."""
     words = Words(command.words)
-    values, found = plain(words)
+    values, findings = plain(words)
     override(values, keys)
     if command.yaml_only:
         return ParsedArguments(Args(values))
     report = _ask(command)
     if "args" in report:
-        found = [*misspelt(words, frozenset(report["flags"])), *_strays(found)]
+        findings = [*misspelt(words, frozenset(report["flags"])), *_strays(findings)]
         if "unfinished" in report:
-            found.append(unchecked("Megatron's own checks", f"they need a GPU ({report['unfinished']})"))
-        return ParsedArguments(Args(report["args"]), True, found)
+            findings.append(unchecked("Megatron's own checks", f"they need a GPU ({report['unfinished']})"))
+        return ParsedArguments(Args(report["args"]), True, findings)
     if "refused" in report:
-        found.append(error(f"slime refuses the command: {report['refused']}"))
+        findings.append(error(f"slime refuses the command: {report['refused']}"))
     else:
-        found.append(unchecked(_PARSER, f"{report['absent']}; so Megatron's and SGLang's flags were not read"))
-    return ParsedArguments(Args(values), "refused" in report, [*found, *misspelt(words, None)])
+        findings.append(unchecked(_PARSER, f"{report['absent']}; so Megatron's and SGLang's flags were not read"))
+    return ParsedArguments(Args(values), "refused" in report, [*findings, *misspelt(words, None)])
 
 
-def _strays(found: list[LaunchFinding]) -> list[LaunchFinding]:
+def _strays(findings: list[LaunchFinding]) -> list[LaunchFinding]:
     """The findings of the simple reader that slime's parser does not report."""
-    return [finding for finding in found if finding.level == "warning"]
+    return [finding for finding in findings if finding.level == "warning"]
 
 
 def _ask(command: TrainCommand) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _ask(command: TrainCommand) -> dict[str, Any]:
 
 
 def _host(path: tuple[str, ...]) -> str | None:
-    """slime or miles: the first one in the command's folders, else the one that is installed here."""
+    """slime or miles: the first in the command's folders, else the installed package."""
     for folder in path:
         for host in HOSTS:
             if _is_host(Path(folder, host)):
@@ -118,7 +118,7 @@ def _host(path: tuple[str, ...]) -> str | None:
 
 
 def _is_host(package: Path) -> bool:
-    """Whether the folder holds the host, and not something else of that name."""
+    """Whether the folder holds the host, and not another package of the same name."""
     return (package / "utils" / "arguments.py").is_file()
 
 

@@ -2,9 +2,9 @@
 
     python -m agentrl.slime.check.ask slime REPORT.json train.py --flag value ...
 
-Side effects of importing slime, Megatron and SGLang stay in that process. The report is a JSON object. It holds `args`
-and `flags` (all flags that their parsers take), with `unfinished` if their last checks need a GPU. Or it holds
-`refused`, or `absent` if a package that they need is not installed.
+Side effects of importing slime, Megatron and SGLang stay in the process. The report is a JSON object with
+`args` and `flags` (all flags of their parsers), and with `unfinished` if the last checks need a GPU. Otherwise the
+report has `refused`, or `absent` if a required package is not installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def ask(host: str, line: Sequence[str]) -> dict[str, Any]:
-    """The report. It also holds the host's exceptions and exits: this is the boundary around the host's code."""
+    """The report, including the host's exceptions and exits: this is the boundary around the host's code."""
     sys.argv[:] = line
     flags: set[str] = set()
     _record(flags)
@@ -52,19 +52,19 @@ def _record(flags: set[str]) -> None:
     """Make every parser of this process add its flags to `flags`."""
     parse = argparse.ArgumentParser.parse_known_args
 
-    def recording(self: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
+    def recording(self: argparse.ArgumentParser, *words: Any, **named: Any) -> Any:
         flags.update(option for action in self._actions for option in action.option_strings)
-        return parse(self, *given, **named)
+        return parse(self, *words, **named)
 
     vars(argparse)["ArgumentParser"].parse_known_args = recording
 
 
 def _parsed(exc: Exception) -> argparse.Namespace | None:
-    """The namespace that the host's `parse_args` had built when Megatron's check at its end asked for a GPU."""
+    """The namespace of the host's `parse_args` at the time when Megatron's final check asked for a GPU."""
     for frame, _ in traceback.walk_tb(exc.__traceback__):
-        found = frame.f_locals.get("args")
-        if frame.f_globals.get("__name__", "").endswith(".utils.arguments") and isinstance(found, argparse.Namespace):
-            return found
+        args = frame.f_locals.get("args")
+        if frame.f_globals.get("__name__", "").endswith(".utils.arguments") and isinstance(args, argparse.Namespace):
+            return args
     return None
 
 

@@ -1,4 +1,4 @@
-"""The command that starts slime, after bash has expanded it."""
+"""The command that starts slime, after bash has expanded the words."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class TrainCommand:
     """Folders where the command looks for modules first."""
     yaml_only: bool = False
     submitted: bool = False
-    """Whether `ray job submit` starts it: then it does not run in the shell's environment."""
+    """Whether `ray job submit` starts the command, outside of the shell's environment."""
     sets_python_path: bool = False
-    """Whether the environment that Ray gives to the job has a PYTHONPATH."""
+    """Whether Ray's environment for the job has a PYTHONPATH."""
 
 
 def read_command(words: Sequence[str]) -> TrainCommand:
@@ -34,14 +34,14 @@ def read_command(words: Sequence[str]) -> TrainCommand:
 
     Raises ConfigError where Ray's environment is not JSON.
     """
-    at = next((i for i, word in enumerate(words) if Path(word).name in TRAIN_PROGRAMS), None)
-    if at is None:
+    index = next((i for i, word in enumerate(words) if Path(word).name in TRAIN_PROGRAMS), None)
+    if index is None:
         return TrainCommand(tuple(words))
-    program, before = Path(words[at]), words[:at]
+    program, before = Path(words[index]), words[:index]
     job_path = _python_path(before)
     folders = (str(program.parent.resolve()), *job_path)
     return TrainCommand(
-        tuple(words[at + 1 :]),
+        tuple(words[index + 1 :]),
         program.name,
         tuple(dict.fromkeys(filter(None, folders))),
         submitted="job" in before and "submit" in before,

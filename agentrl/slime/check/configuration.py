@@ -1,4 +1,4 @@
-"""Checks the files, functions and the chat template that agentrl's configuration names."""
+"""Checks the files, functions and the chat template in agentrl's configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def paths(setup: Setup) -> Iterator[LaunchFinding]:
-    """Check the files and functions that agentrl's configuration names."""
+    """Check the files and functions in agentrl's configuration."""
     if setup.config is None:
         return
     setup.config.reward_function()
@@ -57,7 +57,7 @@ def template(setup: Setup) -> Iterator[LaunchFinding]:
 
 
 def _certificate(setup: Setup, config: SlimeConfig, folder: Path) -> Certificate:
-    """The certificate of the template, which is also tried with the Env's own messages."""
+    """The certificate of the template, also tried with the Env's own messages."""
     from agentrl.models.tokenizer import load_tokenizer
     from agentrl.render import PROBE_TOOL, load_renderer
 

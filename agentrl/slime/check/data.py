@@ -72,7 +72,7 @@ def _file(
 
 def _rows(path: str) -> Iterator[Any]:
     """Raises ConfigError if slime could not read the file, ModuleNotFoundError if Parquet needs pyarrow."""
-    file = Path(found[1] if (found := _SLICE.fullmatch(path)) else path)
+    file = Path(match[1] if (match := _SLICE.fullmatch(path)) else path)
     if not file.is_file():
         raise ConfigError(f"{file}: no such data file; give its path from {Path.cwd()}, or make it first")
     if file.suffix == ".parquet":
@@ -110,7 +110,7 @@ def _row(line: str, where: str) -> Any:
 
 
 def _problem(setup: Setup, row: Any, keys: Mapping[str, str | None]) -> str | None:
-    """Why this row cannot become a Task. None if it can."""
+    """The reason why a row cannot become a Task. None if the row can."""
     if not isinstance(row, dict):
         return 'not an object; write {"prompt": ...}'
     for name in ("input", "label"):
@@ -135,20 +135,20 @@ def _problem(setup: Setup, row: Any, keys: Mapping[str, str | None]) -> str | No
 
 
 def _grader_check(setup: Setup) -> Callable[[Task], None] | None:
-    """The check of labels of the reward that grades this run, if it has one."""
+    """The label check of the reward that grades this run, if any."""
     path = setup.config.reward if setup.config is not None else None
     if path is None and setup.args.custom_rm_path:
         path = setup.args.custom_rm_path
     try:
         return check_of(load_reward(path))
     except ConfigError:
-        return None  # another rule reports it
+        return None  # another rule reports the error
 
 
 def _label_problem(
     grade: Callable[[Task], None] | None, row: Mapping[str, Any], keys: Mapping[str, str | None]
 ) -> str | None:
-    """Why no answer to this row can be rewarded. None if one can."""
+    """The reason why no answer to a row can be rewarded. None if an answer can."""
     try:
         if grade is not None:
             grade(Task(label=row[keys["label"] or ""], metadata=_metadata(row, keys)))
@@ -158,7 +158,7 @@ def _label_problem(
 
 
 def _metadata(row: Mapping[str, Any], keys: Mapping[str, str | None]) -> Mapping[str, Any]:
-    """The row's metadata as `adapt` reads it, JSON text included. Raises ConfigError."""
+    """The row's metadata as `adapt` reads them, including JSON text. Raises ConfigError."""
     return metadata_of(SimpleNamespace(metadata=row.get(keys["metadata"] or "") or {}))
 
 

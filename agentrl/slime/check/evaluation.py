@@ -24,7 +24,7 @@ _FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "custom_rm_path": ("eval_custom_rm_path", "custom_rm_path"),
     "max_response_len": ("eval_max_response_len", "rollout_max_response_len"),
 }
-"""The keys of a data set that are checked, and the arguments that slime takes in their place if the file lacks them."""
+"""The checked keys of a data set, with the arguments that slime uses for missing keys."""
 _OTHER_KEYS = """name path rm_type apply_chat_template_kwargs n_samples_per_eval_prompt temperature top_p top_k stop
 stop_token_ids min_new_tokens repetition_penalty skip_special_tokens no_stop_trim custom_generate_function_path
 app_service eval_task_timeout min_eval_samples eval_early_stop_remaining eval_early_stop_idle_timeout message_processor
@@ -51,20 +51,20 @@ def datasets(args: Args) -> list[Mapping[str, Any]]:
 
 def evaluation(setup: Setup) -> Iterator[LaunchFinding]:
     args, sets = setup.args, datasets(setup.args)
-    given = "--eval-config" if args.eval_config else "--eval-prompt-data"
+    source = "--eval-config" if args.eval_config else "--eval-prompt-data"
     if args.eval_interval and not sets:
         yield error("--eval-interval without data: add --eval-prompt-data NAME FILE.jsonl, or --eval-config FILE.yaml")
     elif sets and not args.eval_interval:
-        yield warning(f"{given} without --eval-interval: slime never evaluates; add --eval-interval 20, or remove it")
-    yield from _same_names(sets, given)
+        yield warning(f"{source} without --eval-interval: slime never evaluates; add --eval-interval 20, or remove it")
+    yield from _same_names(sets, source)
     for row in sets:
-        yield from _dataset(setup, row, f"{given}, data set {row['name']}")
+        yield from _dataset(setup, row, f"{source}, data set {row['name']}")
 
 
-def _same_names(sets: Sequence[Mapping[str, Any]], given: str) -> Iterator[LaunchFinding]:
+def _same_names(sets: Sequence[Mapping[str, Any]], source: str) -> Iterator[LaunchFinding]:
     counts = Counter(row["name"] for row in sets)
     for name in sorted(name for name, count in counts.items() if count > 1):
-        yield error(f"{given}: two data sets are called {name}, and slime keeps one's results; rename the other")
+        yield error(f"{source}: two data sets are called {name}, and slime keeps one's results; rename the other")
 
 
 def _dataset(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[LaunchFinding]:
@@ -84,7 +84,7 @@ def _function(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Laun
 
 
 def _added(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[LaunchFinding]:
-    """What the file adds to the arguments. The checks of the arguments themselves find it there."""
+    """Values in the file that are not in the arguments. Other checks cover the arguments."""
     args = setup.args
     if row.get("apply_chat_template") and not args.apply_chat_template and setup.has_tools and setup.env:
         yield error(f"{where}: remove apply_chat_template: the model would never see the tools of {setup.env.__name__}")
@@ -108,12 +108,12 @@ def _length(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Launch
 
 
 def _eval(path: str) -> Mapping[str, Any]:
-    shown = "eval: {datasets: [{name: held_out, path: FILE.jsonl}]}"
-    root = read_yaml(path, "--eval-config", shown)
-    found = root.get("eval", root)
-    if not isinstance(found, dict):
-        raise ConfigError(f"--eval-config {path}: `eval` is not a mapping; write `{shown}`")
-    return found
+    example = "eval: {datasets: [{name: held_out, path: FILE.jsonl}]}"
+    root = read_yaml(path, "--eval-config", example)
+    settings = root.get("eval", root)
+    if not isinstance(settings, dict):
+        raise ConfigError(f"--eval-config {path}: `eval` is not a mapping; write `{example}`")
+    return settings
 
 
 def _defaults(path: str) -> Mapping[str, Any]:
@@ -125,8 +125,8 @@ def _defaults(path: str) -> Mapping[str, Any]:
 
 def _listed(args: Args) -> Iterator[Mapping[str, Any]]:
     flag = f"--eval-config {args.eval_config}"
-    given = _eval(args.eval_config).get("datasets")
-    rows = [{"name": n, **(row or {})} for n, row in given.items()] if isinstance(given, dict) else given
+    listed = _eval(args.eval_config).get("datasets")
+    rows = [{"name": n, **(row or {})} for n, row in listed.items()] if isinstance(listed, dict) else listed
     if not rows or not isinstance(rows, list):
         raise ConfigError(f"{flag}: no data sets under eval.datasets; write `datasets: [{{name: ..., path: ...}}]`")
     for number, row in enumerate(rows, 1):

@@ -1,4 +1,4 @@
-"""The finding of a check, and its level."""
+"""A finding of a check, and its level."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import StrEnum
 
 class Level(StrEnum):
     ERROR = "error"
-    """The run would stop, or would not train what was meant."""
+    """The run would stop, or would train wrongly."""
     WARNING = "warning"
     """The run works, but loses quality, speed or memory."""
     UNCHECKED = "unchecked"
-    """Something could not be checked from here. The text gives the reason."""
+    """A part could not be checked from here. The text gives the reason."""
     NOTE = "note"
     """Good to know."""
 
@@ -21,9 +21,9 @@ class Level(StrEnum):
 class LaunchFinding:
     level: Level
     text: str
-    """One line that names the thing and the remedy."""
+    """A line with the cause and the remedy."""
     subject: str = ""
-    """The part that was not checked, for the verdict."""
+    """The unchecked part, for the verdict."""
 
 
 def error(text: str) -> LaunchFinding:

@@ -1,6 +1,6 @@
-"""Reads slime's arguments without slime's parser: those that the rules need, with slime's defaults.
+"""Reads slime's arguments without slime's parser: the arguments of the rules, with slime's defaults.
 
-Names and defaults are those of slime/utils/arguments.py at 624b824a8 and in 0.4, and of Megatron's and SGLang's flags.
+Names and defaults come from slime/utils/arguments.py at 624b824a8 and in 0.4, and from Megatron's and SGLang's flags.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from agentrl.slime.check.finding import LaunchFinding, error, warning
 
 _ALIKE = 0.88
-"""The similarity from which a name counts as a misspelling. `--partial-rollouts` is one; other real flags are not."""
+"""The similarity from which a name counts as a misspelling. `--partial-rollouts` is a misspelling; other real flags are
+not."""
 
 
 def _names(text: str) -> list[str]:
@@ -92,7 +93,7 @@ _OTHERS = frozenset(
         "--use-routing-replay",
     }
 )
-"""Real flags of slime, Megatron and SGLang that are similar to one of the flags above."""
+"""Real flags of slime, Megatron and SGLang that are similar to a flag above."""
 
 
 @dataclass(slots=True)
@@ -115,23 +116,23 @@ class Words:
 
 
 def plain(words: Words) -> tuple[dict[str, Any], list[LaunchFinding]]:
-    """The arguments by name, and findings for values that cannot be read."""
+    """The arguments by name, and findings for unreadable values."""
     args: dict[str, Any] = {**_WHOLE, **_NUMBERS, **_TEXTS, **dict.fromkeys((*_LISTS, *_OBJECTS))}
-    args |= {attribute: not given for attribute, given in _SWITCHES.values()}
-    found: list[LaunchFinding] = []
+    args |= {attribute: not value for attribute, value in _SWITCHES.values()}
+    findings: list[LaunchFinding] = []
     for flag, values in words.values.items():
         name = flag.removeprefix("--").replace("-", "_")
         if flag not in _FLAGS:
             if name.endswith("_path") and values:
                 args[name] = values[0]
         elif name in _SWITCHES:
-            attribute, given = _SWITCHES[name]
-            args[attribute] = given
+            attribute, value = _SWITCHES[name]
+            args[attribute] = value
         elif name in _LISTS:
             args[name] = values
         else:
-            found += _set(args, name, flag, values)
-    return args, found
+            findings += _set(args, name, flag, values)
+    return args, findings
 
 
 def _set(args: dict[str, Any], name: str, flag: str, values: Sequence[str]) -> Iterator[LaunchFinding]:
@@ -145,8 +146,8 @@ def _set(args: dict[str, Any], name: str, flag: str, values: Sequence[str]) -> I
     try:
         args[name] = _value(name, values[0])
     except ValueError:
-        wanted = "a whole number" if name in _WHOLE else "a number" if name in _NUMBERS else "a JSON object"
-        yield error(f"{flag} {values[0]}: not {wanted}")
+        expected = "a whole number" if name in _WHOLE else "a number" if name in _NUMBERS else "a JSON object"
+        yield error(f"{flag} {values[0]}: not {expected}")
 
 
 def _value(name: str, text: str) -> Any:
@@ -168,22 +169,23 @@ def override(args: dict[str, Any], keys: Mapping[str, Any]) -> None:
     args.update({str(key): value for key, value in keys.items()})
 
 
-def misspelt(words: Words, known: frozenset[str] | None) -> Iterator[LaunchFinding]:
-    """Flags that slime would ignore. `known` are the flags of its parsers. Without it, only near matches are found."""
+def misspelt(words: Words, flags: frozenset[str] | None) -> Iterator[LaunchFinding]:
+    """Flags that slime would ignore. `flags` are the flags of slime's parsers. With None, only near matches are
+    reported."""
     for flag in words.values:
-        if known is None:
+        if flags is None:
             if flag not in _FLAGS | _OTHERS and (close := get_close_matches(flag, _FLAGS, n=1, cutoff=_ALIKE)):
                 yield warning(
                     f"{flag} is no flag of slime's, which ignores it without a word; did you mean {close[0]}?"
                 )
-        elif flag not in known and not _abbreviates(flag, known):
-            close = get_close_matches(flag, known, n=1)
+        elif flag not in flags and not _abbreviates(flag, flags):
+            close = get_close_matches(flag, flags, n=1)
             meant = f"did you mean {close[0]}?" if close else "remove it"
             yield warning(f"{flag} is no flag of slime's, which ignores it without a word; {meant}")
     if words.stray:
         yield warning(f"{' '.join(words.stray)!r} stands before the first flag; remove it")
 
 
-def _abbreviates(flag: str, known: frozenset[str]) -> bool:
-    """Whether this is the beginning of a known flag. Only SGLang's parser accepts that."""
-    return flag.startswith("--sglang-") and any(name.startswith(flag) for name in known)
+def _abbreviates(flag: str, flags: frozenset[str]) -> bool:
+    """Whether this is the beginning of a known flag. Only SGLang's parser accepts abbreviations."""
+    return flag.startswith("--sglang-") and any(name.startswith(flag) for name in flags)

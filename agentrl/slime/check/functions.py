@@ -22,7 +22,7 @@ _GENERATE_FLAG = "--custom-generate-function-path"
 def functions(setup: Setup) -> Iterator[LaunchFinding]:
     for flag, path in dict.fromkeys(setup.args.functions()):
         if flag == _GENERATE_FLAG and (path == GENERATE or is_misspelt(path)):
-            continue  # the rule of that flag reports it
+            continue  # the flag's rule reports the error
         if path.startswith("agentrl."):
             yield from _own(flag, path)
         else:
@@ -66,12 +66,12 @@ def _foreign(flag: str, path: str, folders: Sequence[str]) -> Iterator[LaunchFin
 def _roots(package: str, folders: Sequence[str]) -> list[Path]:
     """Possible places of the package: a folder, or a file without its suffix."""
     roots = [Path(folder, package) for folder in folders]
-    found = [root for root in roots if root.is_dir() or _file(root)]
-    spec = importlib.util.find_spec(package) if not any(map(_file, found)) else None
+    existing = [root for root in roots if root.is_dir() or _file(root)]
+    spec = importlib.util.find_spec(package) if not any(map(_file, existing)) else None
     if spec and spec.origin:  # an editable install may be in another place
         origin = Path(spec.origin)
-        found.append(origin.parent if origin.name == "__init__.py" else origin.with_suffix(""))
-    return found
+        existing.append(origin.parent if origin.name == "__init__.py" else origin.with_suffix(""))
+    return existing
 
 
 def _file(module: Path) -> Path | None:
@@ -79,17 +79,17 @@ def _file(module: Path) -> Path | None:
 
 
 def _names(file: Path) -> set[str] | None:
-    """The names that a module defines. None if they are known only after running it."""
+    """The names that a module defines. None if only a run of the module shows the names."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
         return None
-    found = [_names_of(node) for node in ast.walk(tree)]
-    return None if None in found else set(chain.from_iterable(filter(None, found)))
+    names = [_names_of(node) for node in ast.walk(tree)]
+    return None if None in names else set(chain.from_iterable(filter(None, names)))
 
 
 def _names_of(node: ast.AST) -> set[str] | None:
-    """The names that one statement defines. None if they are known only after running it."""
+    """The names that a statement defines. None if only a run of the module shows the names."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return None if name == "__getattr__" else {name}

@@ -1,10 +1,10 @@
-"""Modules that only the shell's PYTHONPATH has. A job that is submitted to Ray does not get the shell's environment."""
+"""Modules that only the shell's PYTHONPATH has. A job submitted to Ray does not get the shell's environment."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from agentrl.slime.check.setup import Setup
 
 
 def job_path(setup: Setup) -> Iterator[LaunchFinding]:
-    """Check that the job finds the Env, the reward and the functions that flags name."""
+    """Check that the job finds the Env, the reward and the functions of flags."""
     command = setup.command
     if not command.submitted:
         return
@@ -36,16 +36,20 @@ def job_path(setup: Setup) -> Iterator[LaunchFinding]:
 
 
 def _shell_folder(package: str, job: tuple[str, ...]) -> str | None:
-    """The folder of the shell's PYTHONPATH that has the package. None if the job has it, too, or no folder has it."""
+    """The folder of the shell's PYTHONPATH with the package. None if the job has the package, too, or no folder has
+    it."""
     shell = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    resolved = {str(Path(folder).resolve()) for folder in job}
-    shell_only = [folder for folder in shell if str(Path(folder).resolve()) not in resolved]
-    holder = next((folder for folder in shell_only if _has(folder, package)), None)
+    holder = next((folder for folder in _without(job, shell) if _has(folder, package)), None)
     if holder is None or any(_has(folder, package) for folder in job):
         return None
-    absolute = {str(Path(folder).resolve()) for folder in shell}
-    installed = [folder for folder in sys.path if folder and str(Path(folder).resolve()) not in absolute]
+    installed = _without(shell, filter(None, sys.path))
     return holder if PathFinder.find_spec(package, installed) is None else None
+
+
+def _without(excluded: Iterable[str], folders: Iterable[str]) -> list[str]:
+    """The folders outside of the excluded ones. Paths are compared without symbolic links."""
+    resolved = {Path(folder).resolve() for folder in excluded}
+    return [folder for folder in folders if Path(folder).resolve() not in resolved]
 
 
 def _has(folder: str, package: str) -> bool:

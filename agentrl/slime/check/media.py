@@ -1,4 +1,4 @@
-"""Checks the images of a data set: what is asked for, and whether the checkpoint reads it."""
+"""Checks the images of a data set: the requested media, and whether the checkpoint reads images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.slime.images import NOT_KNOWN
 
 
 def media(setup: Setup, keys: str | Mapping[str, Any], where: str = "") -> Iterator[LaunchFinding]:
-    """Findings about `--multimodal-keys`, or the same key of a data set that `where` names."""
+    """Findings about `--multimodal-keys`, or the same key of the data set in `where`."""
     flag = "multimodal_keys" if where else "--multimodal-keys"
     begin = f"{where}: " if where else ""
     try:
@@ -26,8 +26,8 @@ def media(setup: Setup, keys: str | Mapping[str, Any], where: str = "") -> Itera
     if other:
         yield error(f"{begin}remove {', '.join(other)} from {flag}: agentrl shows text and images only")
     try:
-        known = setup.args.hf_checkpoint is not None and load_vision(setup.args.hf_checkpoint) is not None
+        readable = setup.args.hf_checkpoint is not None and load_vision(setup.args.hf_checkpoint) is not None
     except ConfigError:
-        return  # that the checkpoint cannot be found is reported elsewhere
-    if not known:
+        return  # another rule reports a missing checkpoint
+    if not readable:
         yield error(f"{begin}{NOT_KNOWN.replace('--multimodal-keys', flag)}")

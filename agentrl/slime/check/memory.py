@@ -56,13 +56,13 @@ def _value_bytes(model: Mapping[str, Any], cache_dtype: str | None) -> int:
 
 
 def _kv_cache(setup: Setup, per_token: int, formula: str, context: int) -> LaunchFinding:
-    one = per_token * context
-    text = f"KV cache: about {_size(one)} for an episode of {context} tokens ({formula} a token)"
+    per_episode = per_token * context
+    text = f"KV cache: about {_size(per_episode)} for an episode of {context} tokens ({formula} a token)"
     if not (running := episodes_at_once(setup)):
         return note(text)
-    text += f"; all {running} that may run at once, at full length: {_size(one * running)}"
+    text += f"; all {running} that may run at once, at full length: {_size(per_episode * running)}"
     if gpus := setup.gpus:
-        text += f", {_size(one * running / gpus)} on each of {gpus} GPUs"
+        text += f", {_size(per_episode * running / gpus)} on each of {gpus} GPUs"
     return note(f"{text}. What does not fit waits: lower --sglang-server-concurrency if turns are slow")
 
 

@@ -1,4 +1,4 @@
-"""What the Env needs of the node on which slime plays its episodes."""
+"""The Env's needs of the node on which slime plays its episodes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Rules for flags that contradict each other or agentrl, one function for each subject.
+"""Rules for flags that contradict each other or agentrl, a function for each subject.
 
-There is no rule for what slime's own parser refuses: where slime is installed, `arguments.read` runs that parser.
+The errors of slime's own parser have no rule: where slime is installed, `arguments.read` runs the parser.
 
 Sources: slime/utils/arguments.py, rollout/sglang_rollout.py, rollout/fully_async_rollout.py, ray/rollout.py and
 utils/dp_schedule.py at 624b824a8.
@@ -9,7 +9,7 @@ utils/dp_schedule.py at 624b824a8.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from agentrl.episode.parking import resume_method
 from agentrl.slime.check.evaluation import evaluation
@@ -26,9 +26,9 @@ POST_PROCESS = "agentrl.slime.post_process_rewards"
 REWARD = "agentrl.slime.reward"
 WATCH = "agentrl.slime.watch_log_probs"
 _ONE_TURN = 1024
-"""A response length below this, and below half of the context, is most likely meant for one turn."""
+"""A response length below this, and below half of the context, most likely counts a single turn."""
 _SLIMES_CPUS = 2
-"""Its rollout manager and its lock."""
+"""CPUs of slime's rollout manager and lock."""
 LOG, LOG_EVAL = "agentrl.slime.log_rollout", "agentrl.slime.log_eval"
 
 
@@ -103,31 +103,39 @@ def baseline(setup: Setup) -> Iterator[LaunchFinding]:
 
 
 def reward(setup: Setup) -> Iterator[LaunchFinding]:
-    """Check that only one place gives the reward."""
-    args, owner = setup.args, setup.scores
+    """Check that only a single place gives the reward."""
     foreign = _foreign_rewards(setup)
-    of_groups = args.custom_rm_path if args.group_rm and args.custom_rm_path != REWARD else None
-    if owner and of_groups and not (setup.config and setup.config.reward):
-        yield warning(
-            f"--custom-rm-path {of_groups} replaces the rewards of {owner}, which are then not trained on: right for a "
-            "judge that compares episodes, such as RelativeJudge; else remove one of them"
-        )
-    elif owner and foreign:
-        asked = "would replace its rewards" if args.group_rm else "would never be asked"
-        yield error(f"two give the reward: {owner} and {' and '.join(foreign)}, which {asked}; remove one of them")
-    elif owner and args.group_rm and args.custom_rm_path != REWARD:
-        yield error(f"--group-rm takes the reward from {owner}; remove it, or add --custom-rm-path {REWARD}")
-    elif setup.agent and not owner and not foreign:
+    if setup.scores:
+        yield from _second_rewards(setup, setup.scores, foreign)
+    elif foreign:
+        return
+    elif setup.agent:
         yield error(f"{setup.agent.__name__} writes no score: every episode has the reward 0; write score(trajectory)")
-    elif setup.env and not owner and not foreign:
+    elif setup.env:
         yield note(
             f"{setup.env.__name__} writes no score: rewards come from its steps and tools alone, "
             "and an episode without any has 0"
         )
 
 
+def _second_rewards(setup: Setup, owner: str, foreign: Sequence[str]) -> Iterator[LaunchFinding]:
+    """Flags that take the reward from its owner: the Env, or the configured reward function."""
+    args = setup.args
+    is_replaced = args.group_rm and args.custom_rm_path != REWARD
+    if is_replaced and args.custom_rm_path and not (setup.config and setup.config.reward):
+        yield warning(
+            f"--custom-rm-path {args.custom_rm_path} replaces the rewards of {owner}, which are then not trained on: "
+            "right for a judge that compares episodes, such as RelativeJudge; else remove one of them"
+        )
+    elif foreign:
+        effect = "would replace its rewards" if args.group_rm else "would never be asked"
+        yield error(f"two give the reward: {owner} and {' and '.join(foreign)}, which {effect}; remove one of them")
+    elif is_replaced:
+        yield error(f"--group-rm takes the reward from {owner}; remove it, or add --custom-rm-path {REWARD}")
+
+
 def _foreign_rewards(setup: Setup) -> list[str]:
-    """Flags that name another reward than agentrl's."""
+    """Flags with another reward than agentrl's."""
     named = {"--rm-type": setup.args.rm_type, "--custom-rm-path": setup.args.custom_rm_path}
     return [f"{flag} {value}" for flag, value in named.items() if value and value != REWARD]
 
@@ -137,19 +145,23 @@ def group_reward(setup: Setup) -> Iterator[LaunchFinding]:
         yield error("--group-rm with --eval-interval: slime refuses to evaluate with it; remove one of them")
 
 
-def resuming(setup: Setup) -> Iterator[LaunchFinding]:
+def _without_resuming(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
-    if not (args.partial_rollout or setup.fully_async):
-        if args.mask_offpolicy_in_partial_rollout:
-            yield note("--mask-offpolicy-in-partial-rollout does nothing without --partial-rollout")
-        keep_s = setup.config.parking.keep_s if setup.config is not None else 0.0
-        if keep_s and plays_ahead(args.rollout_function_path) is None:
-            yield note(
-                f"--rollout-function-path {args.rollout_function_path} may send aborted samples again: agentrl keeps "
-                f"their episodes for parking.keep_s = {keep_s:g} s; if it never does, set that to 0"
-            )
-        return
     if args.mask_offpolicy_in_partial_rollout:
+        yield note("--mask-offpolicy-in-partial-rollout does nothing without --partial-rollout")
+    keep_s = setup.config.parking.keep_s if setup.config is not None else 0.0
+    if keep_s and plays_ahead(args.rollout_function_path) is None:
+        yield note(
+            f"--rollout-function-path {args.rollout_function_path} may send aborted samples again: agentrl keeps "
+            f"their episodes for parking.keep_s = {keep_s:g} s; if it never does, set that to 0"
+        )
+
+
+def resuming(setup: Setup) -> Iterator[LaunchFinding]:
+    if not (setup.args.partial_rollout or setup.fully_async):
+        yield from _without_resuming(setup)
+        return
+    if setup.args.mask_offpolicy_in_partial_rollout:
         yield warning(
             "--mask-offpolicy-in-partial-rollout also masks whole episodes that had ended and waited in slime's buffer"
         )
@@ -202,7 +214,7 @@ def filters(setup: Setup) -> Iterator[LaunchFinding]:
 
 
 def fully_async(setup: Setup) -> Iterator[LaunchFinding]:
-    """slime 0.4 has one program, train.py, which evaluates beside fully-async rollout; train_async.py cannot."""
+    """slime 0.4 has a single program, train.py, which evaluates beside fully-async rollout; train_async.py cannot."""
     args, program = setup.args, setup.command.program
     if program == "train_async.py" and args.colocate:
         yield error("remove --colocate: train_async.py trains and generates at once, on different GPUs")
@@ -230,8 +242,8 @@ def fully_async(setup: Setup) -> Iterator[LaunchFinding]:
 
 def _evaluation_before_0_4(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
-    own = (args.rollout_function_path or "").startswith("agentrl.") and not args.eval_function_path
-    if not args.eval_interval or own:
+    is_ours = (args.rollout_function_path or "").startswith("agentrl.") and not args.eval_function_path
+    if not args.eval_interval or is_ours:
         return
     if plays_ahead(args.eval_function_path or args.rollout_function_path):
         yield error(
@@ -318,7 +330,7 @@ def lengths(setup: Setup) -> Iterator[LaunchFinding]:
 
 
 def _whole_response(setup: Setup) -> Iterator[LaunchFinding]:
-    """slime's own multi-turn examples take the response length for each turn. agentrl takes it for the episode."""
+    """slime's own multi-turn examples apply the response length to each turn. agentrl applies it to the episode."""
     config = setup.config
     if config is None or config.max_new_tokens == "turn" or "tokens" in config.limits or not setup.has_turns:
         return
@@ -350,7 +362,7 @@ def _too_long(setup: Setup, context: int) -> Iterator[LaunchFinding]:
 
 
 def engine_url(setup: Setup) -> Iterator[LaunchFinding]:
-    """`engine` names a server that slime knows nothing of, unless it is the router that the flags name."""
+    """Check `engine`: slime does not control the named server, unless the server is the router of the flags."""
     args, url = setup.args, setup.config.engine if setup.config else None
     router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
     if url and url.rstrip("/") != router and not args.debug_rollout_only:
@@ -375,22 +387,27 @@ def saving(setup: Setup) -> Iterator[LaunchFinding]:
 
 
 def workers(setup: Setup) -> Iterator[LaunchFinding]:
-    args, count = setup.args, setup.config.workers if setup.config else 0
-    if not count:
+    if setup.config is None or not setup.config.workers:
         return
     if setup.env is not None and setup.env.seats:
         yield error(f"{NOT_IN_WORKERS.format(setup.env.__name__)}; write workers: 0")
-    nodes = args.actor_num_nodes or 1
-    cores, own = nodes * (os.cpu_count() or 0), _SLIMES_CPUS
-    own += (setup.trainer_gpus or 0) + (0 if args.colocate else setup.gpus or 0)
-    if setup.here and cores and count > max(cores - own, 0):
+    nodes, count = setup.args.actor_num_nodes or 1, setup.config.workers
+    cores, reserved = nodes * (os.cpu_count() or 0), _reserved_cpus(setup)
+    free = max(cores - reserved, 0)
+    if setup.here and cores and count > free:
         yield error(
-            f"workers {count}: each needs a CPU of the Ray cluster, and slime takes {own} of {cores} (one for each "
-            f"GPU, and {_SLIMES_CPUS}); write workers: {max(cores - own, 0)}"
+            f"workers {count}: each needs a CPU of the Ray cluster, and slime takes {reserved} of {cores} (one for "
+            f"each GPU, and {_SLIMES_CPUS}); write workers: {free}"
         )
-    address = (setup.config.engine if setup.config else None) or f"http://{args.sglang_router_ip}"
+    address = setup.config.engine or f"http://{setup.args.sglang_router_ip}"
     if nodes > 1 and is_loopback(address):
         yield error(f"{address}: workers on other nodes cannot reach that engine; give this node's address")
+
+
+def _reserved_cpus(setup: Setup) -> int:
+    """CPUs that slime takes from the Ray cluster."""
+    engines = 0 if setup.args.colocate else setup.gpus or 0
+    return _SLIMES_CPUS + (setup.trainer_gpus or 0) + engines
 
 
 def turns(setup: Setup) -> Iterator[LaunchFinding]:

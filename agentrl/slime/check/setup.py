@@ -32,24 +32,24 @@ class Setup:
     command: TrainCommand
     config: SlimeConfig | None
     env: type[Env] | None
-    """None if no configuration names an Env, or it cannot be loaded."""
+    """None if no configuration names an Env, or if the Env cannot be loaded."""
     here: bool = False
     """Whether slime is installed here. Then the run most likely happens on this machine."""
 
     @property
     def fully_async(self) -> bool:
-        """Whether a rollout function of a host's that plays ahead is named. A user's own is not known from here."""
+        """Whether the flags name a host's rollout function that plays ahead. A user's own function is unknown here."""
         return bool(plays_ahead(self.args.rollout_function_path) or self.args.fully_async)
 
     @property
     def takes_lists(self) -> bool:
-        """Whether the rollout takes an episode that is a list of samples; see `host.takes_lists`."""
+        """Whether the rollout takes an episode as a list of samples; see `host.takes_lists`."""
         is_miles = self.args.fully_async or (self.args.rollout_function_path or "").startswith("miles.")
         return not (self.fully_async and self.has_train_async) or bool(is_miles)
 
     @property
     def scores(self) -> str | None:
-        """The function that gives agentrl's reward, in words. None if none is found before an episode."""
+        """The function that gives agentrl's reward, in words. None if the reward is unknown before an episode."""
         if self.config is not None and self.config.reward:
             return f"reward {self.config.reward}"
         if self.env is None or self.env.score is Env.score:
@@ -59,7 +59,7 @@ class Setup:
 
     @property
     def agent(self) -> type[Env] | None:
-        """The Env if it is an agent, which plays by itself."""
+        """The Env if the Env is an agent, which plays by itself."""
         return self.env if self.env is not None and is_agent(self.env) else None
 
     @property
@@ -70,8 +70,8 @@ class Setup:
 
     @property
     def has_tools(self) -> bool:
-        own = self.env is not None and (bool(tools_of(self.env)) or self.env.tools is not Env.tools)
-        return own or self.agent is not None
+        env_has_tools = self.env is not None and (bool(tools_of(self.env)) or self.env.tools is not Env.tools)
+        return env_has_tools or self.agent is not None
 
     @property
     def model_path(self) -> str | None:
@@ -85,7 +85,7 @@ class Setup:
 
     @property
     def model_folder(self) -> Path | None:
-        """The model's folder, if it exists on this machine."""
+        """The model's folder, if the folder exists on this machine."""
         return Path(self.model_path) if self.model_path and Path(self.model_path).is_dir() else None
 
     @cached_property
@@ -104,10 +104,10 @@ class Setup:
     @property
     def has_train_async(self) -> bool | None:
         """Whether slime has a second program for asynchronous training, as before 0.4. None if slime is not here."""
-        one, other = (any(Path(folder, name).is_file() for folder in self.command.path) for name in TRAIN_PROGRAMS)
-        if self.command.program == TRAIN_PROGRAMS[1] or other:
+        first, second = (any(Path(folder, name).is_file() for folder in self.command.path) for name in TRAIN_PROGRAMS)
+        if self.command.program == TRAIN_PROGRAMS[1] or second:
             return True
-        return False if one else None
+        return False if first else None
 
     @property
     def context(self) -> int | None:
@@ -117,12 +117,12 @@ class Setup:
 
     @property
     def trainer_gpus(self) -> int | None:
-        nodes, each = self.args.actor_num_nodes, self.args.actor_num_gpus_per_node
-        return int(nodes * each) if nodes and each else None
+        nodes, per_node = self.args.actor_num_nodes, self.args.actor_num_gpus_per_node
+        return int(nodes * per_node) if nodes and per_node else None
 
     @property
     def gpus(self) -> int | None:
-        """The number of GPUs that generate. A colocated run generates on all of the trainer's GPUs."""
+        """The number of GPUs for generation. A colocated run generates on all of the trainer's GPUs."""
         if self.args.rollout_num_gpus is not None:
             return int(self.args.rollout_num_gpus)
         return self.trainer_gpus if self.args.colocate else None
@@ -147,17 +147,17 @@ def read_keys(path: str | None) -> dict[str, Any]:
 
 
 def read_config(keys: Mapping[str, Any]) -> SlimeConfig:
-    """agentrl's configuration, found as `adapt` finds it. Raises ConfigError."""
+    """agentrl's configuration, looked up as `adapt` does. Raises ConfigError."""
     return SlimeConfig.from_args(SimpleNamespace(agentrl=keys.get("agentrl")))
 
 
 def open_env(config: SlimeConfig, path: str) -> type[Env]:
-    """Import the Env and validate its configuration, without starting anything. Raises ConfigError."""
+    """Import the Env and validate its configuration, without starting the Env. Raises ConfigError."""
     return config.env_factory(path).cls
 
 
 def read_model(folder: Path) -> dict[str, Any]:
-    """The language model's part of config.json. Empty if there is no such file. Raises ConfigError."""
+    """The language model's part of config.json. Empty without the file. Raises ConfigError."""
     file = folder / "config.json"
     if not file.is_file():
         return {}
