@@ -382,15 +382,12 @@ class Segment:
     def _verify_media(self) -> None:
         offset, sampled = 0, [(span.start, span.stop) for span in self.spans if span.kind == "sampled"]
         for image in self.media:
-            require(
-                offset <= image.start < image.stop <= len(self.ids), f"an image at {image.start} overlaps or is outside"
-            )
-            require(
-                len(set(self.ids[image.start : image.stop])) == 1, f"the image at {image.start} is cut or written over"
-            )
-            start, stop = image.start - self.prompt_length, image.stop - self.prompt_length
-            require(not any(a < stop and start < b for a, b in sampled), f"the image at {image.start} was sampled")
-            offset = image.stop
+            begin, end = image.start, image.stop
+            require(offset <= begin < end <= len(self.ids), f"an image at {begin} overlaps or is outside")
+            require(len(set(self.ids[begin:end])) == 1, f"the image at {begin} is cut or written over")
+            start, stop = begin - self.prompt_length, end - self.prompt_length
+            require(not any(a < stop and start < b for a, b in sampled), f"the image at {begin} was sampled")
+            offset = end
 
     # Serialising
 
@@ -406,9 +403,7 @@ class Segment:
             "actions": [asdict(action) for action in self.actions],
             "thinking": self.thinking,
             **({"branch": self.branch} if self.branch else {}),
-            **(
-                {"media": [[image.start, image.stop, image.image.digest] for image in self.media]} if self.media else {}
-            ),
+            **({"media": [[m.start, m.stop, m.image.digest] for m in self.media]} if self.media else {}),
         }
 
     @classmethod
