@@ -163,7 +163,8 @@ class Failure:
 def _with_remedy(exc: BaseException) -> str:
     """`one_line`, with the remedy for code that works only in the main thread."""
     words = one_line(exc)
-    if any("signal only works in main thread" in str(error) for error in (exc, exc.__cause__, exc.__context__)):
+    chain = [one_line(error) for error in (exc.__cause__, exc.__context__) if error is not None]
+    if any("signal only works in main thread" in line for line in (words, *chain)):
         return (
             f"{words.rstrip('.')}; this code does not always run in the main thread, and only there can signals end it "
             "in time: grade with agentrl.rewards.math or in_process, or call math-verify's "

@@ -138,3 +138,13 @@ async def test_share_is_judged_by_the_same_rule(error, raised):
     with pytest.raises(raised, match=r"Shares\.share"):
         async with EnvFactory(Shares):
             pass
+
+
+def test_an_error_whose_text_cannot_be_made_is_still_a_failure():
+    class Mute(ValueError):
+        def __str__(self) -> str:
+            raise AttributeError("no text")
+
+    error = Mute()
+    error.__cause__ = Mute()
+    assert Failure.of(error, "step").error == "Mute"
