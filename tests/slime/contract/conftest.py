@@ -39,6 +39,8 @@ NOT_IN_WORKERS = {
 """Tests that do not hold for episodes in workers, and why."""
 ASKING_FILE = Path(__file__).parents[1] / "asking_env.py"
 TABLE = Table()
+OF_ONE_MODULE = ("test_hooks_beside_stock.py", "test_pooled.py", "test_sft.py", "test_two_nodes.py")
+"""Files that call functions of the hosts' ray/rollout.py, which miles' main has split into a package."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,6 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in here:
         if getattr(item, "callspec", None) and "host" in item.callspec.params:
             item.add_marker(pytest.mark.host)
+            if item.callspec.params["host"] == "miles_main" and item.path.name in OF_ONE_MODULE:
+                item.add_marker(pytest.mark.skip(reason="written for ray/rollout.py, which miles' main has split"))
         if WORKERS and (why := NOT_IN_WORKERS.get(item.originalname)):
             item.add_marker(pytest.mark.skip(reason=f"with workers: {why}"))
         if WORKERS:  # the first test of a host waits until they have started
