@@ -74,7 +74,7 @@ class SandboxPool:
         for name, value in {"size": size, "grade": grade, "create": create, "rate": rate, "wait_s": wait_s}.items():
             if value is not None and value <= 0:
                 raise ConfigError(f"SandboxPool: {name} must be positive, not {value}")
-        self._backend_name, self._spec = backend, spec
+        self._chosen_backend, self._spec = backend, spec
         self._size, self._grade, self._warm, self._creating = size, grade, warm, create
         self._gap_s, self._wait_s = 1 / rate, wait_s
         self._plan(machine.here())
@@ -92,7 +92,7 @@ class SandboxPool:
             raise SandboxError("this sandbox pool was used before; make a new one")
         self._loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
-            chosen = self._backend_name
+            chosen = self._chosen_backend
             backend = await stack.enter_async_context(open_backend(chosen)) if isinstance(chosen, str) else chosen
             self._backend, host_machine = backend, machine_of(backend)
             self._plan(host_machine)

@@ -57,7 +57,7 @@ async def play(env, engine, renderer, *, limits=LIMITS, episodes=16):
         rollout = Rollout(envs=envs, engine=engine, renderer=renderer, options=EpisodeOptions(limits=limits))
         groups = await run_groups(rollout, [Task(prompt=f"say {i}", id=str(i)) for i in range(episodes // 4)], 4)
         await asyncio.sleep(0)
-        figures, yard = envs.shared.figures(), envs.shared._given
+        figures, yard = envs.shared.figures(), envs.shared._chosen_backend
     assert not yard.open, "nothing is left"
     assert yard.most <= 3
     assert figures.handed_out == 2 * episodes
