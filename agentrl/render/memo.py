@@ -59,7 +59,7 @@ class MemoState:
     served: int = 0
 
 
-class _Request(NamedTuple):
+class _TailRequest(NamedTuple):
     """The request for a tail: the arguments of `tail`."""
 
     before: Sequence[Message]
@@ -128,7 +128,7 @@ class Memo:
         render: Callable[[], Tail],
     ) -> tuple[Tail, Check]:
         """The tail of `render`, without a call of `render` where the tail is proved; and the result of a comparison."""
-        request = _Request(*arguments)
+        request = _TailRequest(*arguments)
         shape = None if self.state.off else _shape(template, request)
         if shape is None:
             return render(), ""
@@ -167,7 +167,9 @@ class Memo:
             why,
         )
 
-    def _learn(self, template: Template, profile: Profile, request: _Request, shape: _Shape, rendered: Tail) -> None:
+    def _learn(
+        self, template: Template, profile: Profile, request: _TailRequest, shape: _Shape, rendered: Tail
+    ) -> None:
         scaffolds = self._scaffolds.get(shape.key) or []
         try:
             if len(scaffolds) >= _ANSWERS:
@@ -183,7 +185,7 @@ class Memo:
         self._scaffolds[shape.key] = learned
 
 
-def _shape(template: Template, request: _Request) -> _Shape | None:
+def _shape(template: Template, request: _TailRequest) -> _Shape | None:
     """The shape of a request, with the strings. None for a request that must be rendered."""
     first = request.before[0]
     role = str(first.get("role"))
@@ -205,7 +207,7 @@ def _has_usual_keys(message: Message) -> bool:
     return type(message) is dict and _KEYS.issuperset(message) and "content" in message
 
 
-def _ids_of(request: _Request) -> Sequence[str]:
+def _ids_of(request: _TailRequest) -> Sequence[str]:
     """The different ids of the calls and of the new messages, in order."""
     results = (message.get("tool_call_id") for message in request.new)
     return list(
@@ -239,7 +241,7 @@ def _is_itself(template: Template, values: Sequence[str]) -> bool:
     return not any(pattern.search(value) or any(text in value for text in odd) for value in values)
 
 
-def _traced(template: Template, profile: Profile, request: _Request, shape: _Shape) -> _Scaffold:
+def _traced(template: Template, profile: Profile, request: _TailRequest, shape: _Shape) -> _Scaffold:
     """The scaffold of a request. Raises UntraceableError, or the template's error."""
     trace = Trace(shape.values, shape.ids.values())
     places = shape.ids
