@@ -10,12 +10,14 @@ import pytest
 PLAYED = """
 import asyncio, gc, sys
 from types import SimpleNamespace
+from agentrl import EpisodeOptions
 from agentrl._util import garbage
 from agentrl.rollout import groups
 {claim}
 before = gc.get_threshold()
 envs = SimpleNamespace(cls=SimpleNamespace(seats=()))
-asyncio.run(groups.run_groups(groups.Rollout(envs=envs, engine=None, renderer=None, options=None), [], group_size=1))
+rollout = groups.Rollout(envs=envs, engine=None, renderer=None, options=EpisodeOptions())
+asyncio.run(groups.run_groups(rollout, [], group_size=1))
 changed, frozen = gc.get_threshold() != before, gc.get_freeze_count() > 0
 gc.set_threshold(7, 7, 7)
 garbage.settle()
