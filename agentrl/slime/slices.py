@@ -38,8 +38,9 @@ def _values(file: Path, key: str) -> Iterator[str]:
 
 
 def _column(file: Path, key: str) -> Iterator[object]:
+    """The key's value in each row, None where a row lacks the key: Parquet's reader drops nulls."""
     for number, row in read_rows(file, "give a JSONL or Parquet file", [key]):
-        if not isinstance(row, dict) or key not in row:
+        if not isinstance(row, dict) or (key not in row and number == 1):
             has = f" (it has: {', '.join(row)})" if isinstance(row, dict) else ""
             raise ConfigError(f"{file}:{number}: no key {key!r}{has}; name one that all rows have")
-        yield row[key]
+        yield row.get(key)
