@@ -18,7 +18,7 @@ from agentrl import EnvFactory, Task, Trajectory
 from agentrl.engine.scripted import Turn
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
-from agentrl.rollout.tasks import load_tasks
+from agentrl.rollout.data.tasks import load_tasks
 from agentrl.testing import rollout
 from agentrl.types import Limits
 from agentrl_envs.search_r1 import make_row, searcher, write_rows

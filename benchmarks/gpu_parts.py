@@ -25,7 +25,7 @@ from rich.console import Console
 
 from agentrl.errors import AgentRLError
 from agentrl.models import load_config
-from agentrl.rollout.evaluate import Evaluation
+from agentrl.rollout.play.evaluate import Evaluation
 from agentrl.train import Summary, TrainConfig, Trainer, train
 from agentrl.train.bill import told_cost
 from agentrl.train.memory import MemoryEstimate, MemoryInputs, Shape

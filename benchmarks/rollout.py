@@ -43,10 +43,10 @@ from agentrl.engine.scripted import scripted_log_prob
 from agentrl.models import load_tokenizer
 from agentrl.render import Renderer, load_renderer
 from agentrl.rollout import Rollout, TaskStream, evaluate
-from agentrl.rollout.buffer import GroupBuffer
-from agentrl.rollout.loop import GroupLoop, Stale
-from agentrl.rollout.loop_drawer import LoopDrawer, LoopSettings
-from agentrl.rollout.slots import EpisodeSlots
+from agentrl.rollout.loop.buffer import GroupBuffer
+from agentrl.rollout.loop.group_loop import GroupLoop, Stale
+from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
+from agentrl.rollout.loop.slots import EpisodeSlots
 from benchmarks import own_time
 
 console = Console(highlight=False, width=120)

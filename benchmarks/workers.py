@@ -28,7 +28,7 @@ from agentrl import Env, EnvFactory, EpisodeOptions, Limits, Task, tool
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.render import load_renderer
 from agentrl.rollout import Rollout, run_groups
-from agentrl.rollout.remote import EpisodeOrder, EpisodeWorkers, with_workers
+from agentrl.rollout.play.remote import EpisodeOrder, EpisodeWorkers, with_workers
 from agentrl.types import Message
 from benchmarks.peers import load_tokenizer, save, which_tokenizer
 

@@ -12,7 +12,7 @@ import asyncio, gc, sys
 from types import SimpleNamespace
 from agentrl import EpisodeOptions
 from agentrl._util import garbage
-from agentrl.rollout import groups
+from agentrl.rollout.play import groups
 {claim}
 before = gc.get_threshold()
 envs = SimpleNamespace(cls=SimpleNamespace(seats=()))

@@ -200,7 +200,7 @@ def test_the_digest_of_the_data_is_taken_once_of_what_was_given():
 
 
 def test_a_step_does_not_hash_the_data_again(monkeypatch):
-    from agentrl.rollout import stream as module
+    from agentrl.rollout.data import stream as module
 
     stream = TaskStream([Task(prompt="x", id=str(n)) for n in range(3)], seed=0)
     with suppress(AttributeError):

@@ -21,7 +21,7 @@ from agentrl.episode import saved
 from agentrl.episode.parking import Parking
 from agentrl.episode.saved import SavedEpisodes
 from agentrl.errors import ConfigError
-from agentrl.rollout.journal import Journal
+from agentrl.rollout.loop.journal import Journal
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
@@ -121,7 +121,7 @@ def test_a_process_under_another_uid_takes_its_own_files(tmp_path):
     share.mkdir()
     share.chmod(0o777)
     program = (
-        "import os\nfrom pathlib import Path\nfrom agentrl.rollout.journal import Journal\n"
+        "import os\nfrom pathlib import Path\nfrom agentrl.rollout.loop.journal import Journal\n"
         f"os.setgid({NOBODY}); os.setuid({NOBODY})\n"
         f"for _ in range(2): Journal(Path({str(share)!r}, 'j.db')).close()\n"
     )
@@ -171,7 +171,7 @@ SHIM(fcntl64)
 RESTARTED = """
 import sys
 from pathlib import Path
-from agentrl.rollout.journal import Journal
+from agentrl.rollout.loop.journal import Journal
 for number in range(2):
     journal = Journal(Path(sys.argv[1]))
     journal.note((number, 0, 0), "playing")

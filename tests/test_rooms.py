@@ -67,6 +67,18 @@ def test_imports_point_down(house, imports):
     assert not up
 
 
+def test_imports_of_rollout_point_down(imports):
+    """The loop plays, and what is played comes from data."""
+    height = {"data": 0, "play": 1, "loop": 2}
+    up = [
+        f"{link.importer} imports {link.imported}"
+        for link in imports
+        if link.importer.startswith("agentrl.rollout.") and link.imported.startswith("agentrl.rollout.")
+        if height[link.importer.split(".")[2]] < height[link.imported.split(".")[2]]
+    ]
+    assert not up
+
+
 def test_no_circle_is_left(house, imports):
     assert house.circles(imports) == [], "imports for type checkers alone count, too"
 

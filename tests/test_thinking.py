@@ -29,7 +29,7 @@ from agentrl.episode.options import EpisodeOptions
 from agentrl.models import load_tokenizer
 from agentrl.monitor import RolloutMetrics
 from agentrl.render import load_renderer
-from agentrl.rollout.chat_rows import ChatReader
+from agentrl.rollout.data.chat_rows import ChatReader
 from agentrl.testing import call
 from agentrl.train.warm_start import load_demonstrations
 from agentrl.trajectory.trajectory import total_ledger

@@ -6,8 +6,8 @@ from agentrl.check.playing import EnvUnderTest
 from agentrl.check.state import picture
 from agentrl.check.undetermined import undetermined_calls
 from agentrl.errors import ConfigError
-from agentrl.rollout.own_tasks import Split, makes_tasks
-from agentrl.rollout.own_tasks import own_tasks as made_by
+from agentrl.rollout.data.own_tasks import Split, makes_tasks
+from agentrl.rollout.data.own_tasks import own_tasks as made_by
 
 _CHECK = "tasks"
 _MOST = 20

@@ -138,8 +138,8 @@ def _player(path: str | None) -> Player | None:
 
 def _tasks(envs: EnvFactory, data: Path | None) -> tuple[list[Task], str]:
     """All tasks, the tasks to check with first, and the number of tasks in words."""
-    from agentrl.rollout.own_tasks import makes_tasks, own_tasks
-    from agentrl.rollout.tasks import load_tasks
+    from agentrl.rollout.data.own_tasks import makes_tasks, own_tasks
+    from agentrl.rollout.data.tasks import load_tasks
 
     if data is not None:
         read = load_tasks(data, split="eval", check=envs.check)
@@ -159,7 +159,7 @@ def _tasks(envs: EnvFactory, data: Path | None) -> tuple[list[Task], str]:
 
 def _count(tasks: list[Task], split: str) -> str:
     """The number of tasks, in words. A generator may be endless, so not all of its tasks are counted."""
-    from agentrl.rollout.own_tasks import DEFAULT_EPISODES
+    from agentrl.rollout.data.own_tasks import DEFAULT_EPISODES
 
     return f"{len(tasks)}{' or more' if len(tasks) == DEFAULT_EPISODES[split] else ''}"
 

@@ -53,7 +53,7 @@ from agentrl.train.files import only_writer
 
 if TYPE_CHECKING:
     from agentrl.episode.options import EpisodeOptions
-    from agentrl.rollout.remote import EpisodeOrder
+    from agentrl.rollout.play.remote import EpisodeOrder
     from agentrl.trajectory.trajectory import Trajectory
     from agentrl.types import SamplingParams, Task
 
@@ -219,8 +219,8 @@ async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: R
     """Episodes by task. Episodes in `results` are not played again; new episodes are added to `results` one by one."""
     from agentrl.episode.scoring import is_relative
     from agentrl.rollout import Rollout, run_groups
-    from agentrl.rollout.opponents import open_opponents
-    from agentrl.rollout.remote import with_workers
+    from agentrl.rollout.play.opponents import open_opponents
+    from agentrl.rollout.play.remote import with_workers
 
     if isinstance(url := job.config.engine_config.get("url"), str):
         await refuse_silence(url, "engine_config.url")
@@ -257,7 +257,7 @@ async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: R
 
 def _order(job: _EvaluateJob, options: EpisodeOptions, model: OpenModel) -> EpisodeOrder:
     """The workers' needs to play the episodes."""
-    from agentrl.rollout.remote import EpisodeOrder
+    from agentrl.rollout.play.remote import EpisodeOrder
 
     return EpisodeOrder(
         env=job.env,

@@ -33,7 +33,7 @@ from agentrl.types import JSON, Message, Task, ToolSpec
 if TYPE_CHECKING:
     from agentrl.chat.engine import ChatEngine
     from agentrl.render.base import Renderer
-    from agentrl.rollout.opponents import Seating
+    from agentrl.rollout.play.opponents import Seating
     from agentrl.trajectory.trajectory import Trajectory
 
 _FENCE = '"""'
@@ -91,7 +91,7 @@ async def _play(
 ) -> None:
     """Play the tasks, and append each episode to `played`. The file has the episode before the next episode begins."""
     from agentrl.rollout import BugError
-    from agentrl.rollout.opponents import open_fixed
+    from agentrl.rollout.play.opponents import open_fixed
 
     opponents = open_fixed(config.opponents)
     terminal.say("You are the model. :help lists what you can do.", "bold")

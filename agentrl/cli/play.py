@@ -64,7 +64,7 @@ from agentrl.episode.run import run_episode
 from agentrl.episode.seats import run_seats
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.monitor.earned import Earned
-from agentrl.rollout.opponents import FixedPlayer
+from agentrl.rollout.play.opponents import FixedPlayer
 from agentrl.testing import rollout
 from agentrl.testing.playing import reads_messages
 from agentrl.train.files import only_writer
@@ -351,7 +351,7 @@ def _play_api(job: _PlayJob, api: Api) -> list[Trajectory]:
 
 def _play_script(job: _PlayJob, path: str, model: str) -> list[Trajectory]:
     """All episodes, including episodes of a killed command. Episodes to keep are written."""
-    from agentrl.rollout.groups import RewardSeen, settle_rewards
+    from agentrl.rollout.play.groups import RewardSeen, settle_rewards
 
     envs, tasks = job.prepare()
     if tuple(job.config.opponents) != ("policy",):

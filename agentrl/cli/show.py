@@ -22,7 +22,7 @@ from agentrl.cli.models import open_renderer, run_config, weights_of
 from agentrl.errors import ConfigError, LedgerError
 from agentrl.image import has_image, parts_of
 from agentrl.render.base import Renderer
-from agentrl.rollout.chat_rows import ChatReader, SkippedError, is_chat, other_format
+from agentrl.rollout.data.chat_rows import ChatReader, SkippedError, is_chat, other_format
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Span, Trajectory, total_ledger
 from agentrl.types import JSON

@@ -74,6 +74,6 @@ def rewards_by_role(episodes: Iterable[Trajectory]) -> Mapping[str, Sequence[flo
 
 def rewards_of(episodes: Iterable[Trajectory]) -> Sequence[float]:
     """The rewards of the valid episodes. Unscored episodes have no reward: see
-    `agentrl.rollout.groups.settle_rewards`.
+    `agentrl.rollout.play.groups.settle_rewards`.
     """
     return [episode.reward for episode in episodes if episode.is_valid and episode.reward is not None]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from agentrl.monitor.canaries import Canaries, CanaryConfig
-from agentrl.rollout.branching import Budget, EpisodeTree
-from agentrl.rollout.evaluate import Evaluation, evaluate
-from agentrl.rollout.groups import BugError, Rollout, run_groups
-from agentrl.rollout.stream import TaskStream
-from agentrl.rollout.tasks import load_tasks, tasks_of
+from agentrl.rollout.data.stream import TaskStream
+from agentrl.rollout.data.tasks import load_tasks, tasks_of
+from agentrl.rollout.play.branching import Budget, EpisodeTree
+from agentrl.rollout.play.evaluate import Evaluation, evaluate
+from agentrl.rollout.play.groups import BugError, Rollout, run_groups
 
 __all__ = [
     "Budget",

@@ -18,10 +18,10 @@ from typing import Any
 from agentrl._util.loading import load_object
 from agentrl._util.own_files import check_owner
 from agentrl.errors import ConfigError, one_line
-from agentrl.rollout.buffer import GroupBuffer, PendingGroup, pop_first
-from agentrl.rollout.journal import Journal
-from agentrl.rollout.stream import PromptLimit, TaskStream
-from agentrl.rollout.tasks import Columns, TaskFile
+from agentrl.rollout.data.stream import PromptLimit, TaskStream
+from agentrl.rollout.data.tasks import Columns, TaskFile
+from agentrl.rollout.loop.buffer import GroupBuffer, PendingGroup, pop_first
+from agentrl.rollout.loop.journal import Journal
 from agentrl.slime.host import PART, HostArgs, sample_class
 from agentrl.slime.rollouts import flat_samples
 from agentrl.slime.row_ids import set_row_id

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.loop import ABORTED, GroupLoop
+from agentrl.rollout.loop.group_loop import ABORTED, GroupLoop
 from agentrl.slime.config import SlimeConfig
 from agentrl.slime.data_source import DataSource
 from agentrl.slime.fatal import check_played

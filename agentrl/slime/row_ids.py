@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.data_files import plain_name, read_rows
+from agentrl.rollout.data.data_files import plain_name, read_rows
 from agentrl.slime.host import PART, DataFile, HostArgs, eval_files
 
 _ATTRIBUTE = "agentrl_row_id"

@@ -11,7 +11,7 @@ from agentrl.env.env import Env
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.seats import run_seats
 from agentrl.errors import Boundary, ConfigError
-from agentrl.rollout.opponents import Seating, open_fixed
+from agentrl.rollout.play.opponents import Seating, open_fixed
 from agentrl.slime.config import SlimeConfig, fan_out_problems
 from agentrl.slime.fatal import failed_episode
 from agentrl.slime.host import HostArgs

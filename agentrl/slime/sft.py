@@ -16,7 +16,7 @@ from typing import Any
 from agentrl.episode.shared import load_renderer_once
 from agentrl.errors import ConfigError
 from agentrl.render.base import Renderer
-from agentrl.rollout.chat_rows import ChatReader, ChatRow, SkippedError
+from agentrl.rollout.data.chat_rows import ChatReader, ChatRow, SkippedError
 from agentrl.slime.host import HostArgs, epoch_of, rollout_output
 from agentrl.slime.sample import clear
 from agentrl.slime.task import metadata_of, without_arrays

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.data_files import read_rows
+from agentrl.rollout.data.data_files import read_rows
 
 
 def slices(file: Path, key: str) -> list[tuple[str, str]]:

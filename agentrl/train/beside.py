@@ -17,10 +17,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from agentrl.errors import EngineError
-from agentrl.rollout.in_flight import late, of_kind
-from agentrl.rollout.loop import LOOK_S
-from agentrl.rollout.loop_drawer import LoopDrawer
-from agentrl.rollout.waiting import waiting_for
+from agentrl.rollout.loop.group_loop import LOOK_S
+from agentrl.rollout.loop.loop_drawer import LoopDrawer
+from agentrl.rollout.play.in_flight import late, of_kind
+from agentrl.rollout.play.waiting import waiting_for
 from agentrl.train.handover import HandOver
 from agentrl.train.order import Collect, Played, PlayEvaluation, Update
 from agentrl.train.overlap import LearnerThread, TokenAges

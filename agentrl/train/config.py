@@ -14,7 +14,7 @@ from agentrl.episode.config import EpisodeConfig
 from agentrl.models.hub import SEEDED
 from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig
-from agentrl.rollout.loop import Stale
+from agentrl.rollout.loop.group_loop import Stale
 from agentrl.train.rollout_config import AtOnceConfig, FailureConfig
 
 Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo", "flash_reinforce"]

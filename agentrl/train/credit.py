@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.groups import by_seat
+from agentrl.rollout.play.groups import by_seat
 from agentrl.train.config import Algorithm, Credit
 from agentrl.train.loss import group_advantages, return_advantages, turn_advantages
 from agentrl.trajectory.trajectory import Trajectory, role_of

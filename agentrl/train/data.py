@@ -11,9 +11,9 @@ from agentrl.env.factory import EnvFactory
 from agentrl.episode.scoring import check_of
 from agentrl.errors import ConfigError
 from agentrl.render.base import Renderer
-from agentrl.rollout.buffer import TaskSource
-from agentrl.rollout.stream import Mixture, PromptLimit, TaskStream
-from agentrl.rollout.tasks import Columns, TaskFile, held_out_tasks, tasks_of
+from agentrl.rollout.data.source import TaskSource
+from agentrl.rollout.data.stream import Mixture, PromptLimit, TaskStream
+from agentrl.rollout.data.tasks import Columns, TaskFile, held_out_tasks, tasks_of
 from agentrl.train.config import TrainConfig
 from agentrl.types import Task
 

@@ -14,7 +14,7 @@ from rich.progress import Progress as RichProgress
 
 from agentrl.monitor.by_key import score_of
 from agentrl.monitor.earned import rewards_of
-from agentrl.rollout.evaluate import Evaluation
+from agentrl.rollout.play.evaluate import Evaluation
 
 _LINE_EVERY_S = 10.0
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.episode.phases import Phase
-from agentrl.rollout.failures import FailurePolicy
+from agentrl.rollout.play.failures import FailurePolicy
 
 
 class AtOnceConfig(BaseModel):

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 from agentrl.episode.phases import PhaseSlots
 from agentrl.errors import ConfigError
 from agentrl.models.vision import Vision
-from agentrl.rollout.buffer import GroupBuffer
-from agentrl.rollout.drawing import GroupDrawer
-from agentrl.rollout.filters import NO_SPREAD, drop_reason
-from agentrl.rollout.groups import Rollout
-from agentrl.rollout.loop_drawer import LoopDrawer, LoopSettings
-from agentrl.rollout.remote import EpisodeOrder
+from agentrl.rollout.loop.buffer import GroupBuffer
+from agentrl.rollout.loop.drawing import GroupDrawer
+from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
+from agentrl.rollout.play.filters import NO_SPREAD, drop_reason
+from agentrl.rollout.play.groups import Rollout
+from agentrl.rollout.play.remote import EpisodeOrder
 from agentrl.train.beside import FullyAsync
 from agentrl.train.config import TrainConfig
 from agentrl.train.handover import HandOver

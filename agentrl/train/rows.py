@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from agentrl._util.loading import load_object
-from agentrl.rollout.buffer import GroupBuffer, TaskSource, buffer_filter
-from agentrl.rollout.drawing import GroupDrawer
-from agentrl.rollout.filters import NO_SPREAD, GroupFilter, OwnFilter, PassRate, ResponseLength, ToolUse, drop_reason
-from agentrl.rollout.groups import Rollout
-from agentrl.rollout.journal import Journal
+from agentrl.rollout.data.source import TaskSource
+from agentrl.rollout.loop.buffer import GroupBuffer, buffer_filter
+from agentrl.rollout.loop.drawing import GroupDrawer
+from agentrl.rollout.loop.journal import Journal
+from agentrl.rollout.play.filters import (
+    NO_SPREAD,
+    GroupFilter,
+    OwnFilter,
+    PassRate,
+    ResponseLength,
+    ToolUse,
+    drop_reason,
+)
+from agentrl.rollout.play.groups import Rollout
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import assign_advantages

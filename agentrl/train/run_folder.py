@@ -3,7 +3,7 @@
 config.yaml  metrics.jsonl  summary.json  bill.json  reward.png  tensorboard/  wandb_id
 trajectories/step_000010.jsonl, eval_start.jsonl, ...
 index/ events.jsonl imitation.jsonl inflight.json       more files for `agentrl view`: see records.py
-journal.db                    the fate of each group, and episodes that no checkpoint has: see rollout/journal.py
+journal.db                    the fate of each group, and episodes that no checkpoint has: see rollout/loop/journal.py
 checkpoints/step_000050/      a Hugging Face folder with optimizer.pt and state.json
 skipped_rows.txt              rows of chat that the warm start left out, cut or found odd, with reasons; may be absent
 model/                        the final weights

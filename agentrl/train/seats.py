@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.env.env import Env
 from agentrl.errors import ConfigError
-from agentrl.rollout.opponents import POLICY, Opponents, open_opponents
+from agentrl.rollout.play.opponents import POLICY, Opponents, open_opponents
 from agentrl.train.config import TrainConfig
 from agentrl.train.engine_choice import device_of
 

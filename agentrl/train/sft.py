@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from agentrl.env.env import Env
 from agentrl.errors import ConfigError
-from agentrl.rollout.data_files import count_rows
+from agentrl.rollout.data.data_files import count_rows
 from agentrl.train.config import TrainConfig, WarmStartConfig
 from agentrl.types import Action, StepResult, Task
 

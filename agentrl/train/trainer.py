@@ -31,11 +31,11 @@ from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.render import load_renderer
 from agentrl.render.base import Renderer
 from agentrl.render.ends import turn_ends
-from agentrl.rollout.drawing import Drawn
-from agentrl.rollout.evaluate import Evaluation, evaluate
-from agentrl.rollout.groups import BugError, Rollout
-from agentrl.rollout.journal import Journal
-from agentrl.rollout.remote import with_workers
+from agentrl.rollout.loop.drawing import Drawn
+from agentrl.rollout.loop.journal import Journal
+from agentrl.rollout.play.evaluate import Evaluation, evaluate
+from agentrl.rollout.play.groups import BugError, Rollout
+from agentrl.rollout.play.remote import with_workers
 from agentrl.train import lora
 from agentrl.train.batch import Row
 from agentrl.train.bill import Bill, billed

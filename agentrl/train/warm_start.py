@@ -24,8 +24,8 @@ from agentrl.env.env import Env
 from agentrl.env.factory import load_env
 from agentrl.errors import ConfigError, LedgerError
 from agentrl.render.base import Renderer
-from agentrl.rollout.chat_rows import ChatReader, SkippedError, is_chat, other_format
-from agentrl.rollout.data_files import read_rows
+from agentrl.rollout.data.chat_rows import ChatReader, SkippedError, is_chat, other_format
+from agentrl.rollout.data.data_files import read_rows
 from agentrl.train.batch import Row
 from agentrl.train.config import OptimizerName, TrainConfig, WarmStartConfig
 from agentrl.train.optimizers import make_adam, make_muon

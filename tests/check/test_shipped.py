@@ -13,8 +13,8 @@ import pytest
 from agentrl._util.loading import load_object
 from agentrl.check import CheckInputs, check
 from agentrl.env.factory import EnvFactory
-from agentrl.rollout.own_tasks import makes_tasks, own_tasks
-from agentrl.rollout.tasks import load_tasks
+from agentrl.rollout.data.own_tasks import makes_tasks, own_tasks
+from agentrl.rollout.data.tasks import load_tasks
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

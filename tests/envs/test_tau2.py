@@ -8,7 +8,7 @@ import pytest
 
 from agentrl import EnvFactory, Limits
 from agentrl.errors import ConfigError
-from agentrl.rollout.tasks import own_tasks
+from agentrl.rollout.data.tasks import own_tasks
 from agentrl.testing import call, rollout
 from agentrl_envs.tau2.suite import Rows, load_domain
 

@@ -11,7 +11,7 @@ import yaml
 
 from agentrl import EnvFactory, Limits, Task
 from agentrl._util.loading import load_object
-from agentrl.rollout.tasks import own_tasks
+from agentrl.rollout.data.tasks import own_tasks
 from agentrl.slime.config import SlimeConfig
 from agentrl.testing import call, rollout
 from agentrl.testing.chat_server import chat_server

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from agentrl import EnvFactory, Limits, StopReason, Task
-from agentrl.rollout.tasks import load_tasks
+from agentrl.rollout.data.tasks import load_tasks
 from agentrl.slime.config import SlimeConfig
 from agentrl.testing import call, rollout
 from agentrl.train.config import TrainConfig

@@ -16,7 +16,7 @@ from agentrl.cli import app
 from agentrl.engine import ScriptedEngine
 from agentrl.models import load_tokenizer
 from agentrl.models.vision import load_vision
-from agentrl.rollout.tasks import own_tasks
+from agentrl.rollout.data.tasks import own_tasks
 from agentrl.slime.config import SlimeConfig
 from agentrl.testing import call, rollout
 from tests import tiny_vlm

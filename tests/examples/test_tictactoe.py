@@ -18,7 +18,7 @@ from agentrl.cli import app
 from agentrl.engine import ScriptedEngine
 from agentrl.env.factory import load_env
 from agentrl.rollout import Rollout, run_groups
-from agentrl.rollout.opponents import FixedPlayer, Opponents
+from agentrl.rollout.play.opponents import FixedPlayer, Opponents
 from agentrl.train import TrainConfig
 
 FOLDER = Path(__file__).parents[2] / "examples" / "tictactoe"

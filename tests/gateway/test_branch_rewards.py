@@ -11,7 +11,7 @@ from agentrl import AgentEnv, BadCallPolicy, Reward, SessionOptions, Task, Traje
 from agentrl.errors import ConfigError
 from agentrl.gateway.session.session import Session
 from agentrl.monitor.metrics import RolloutMetrics
-from agentrl.rollout.groups import score_group
+from agentrl.rollout.play.groups import score_group
 from agentrl.testing import rollout
 from agentrl.train.credit import assign_advantages
 from tests.gateway.agents import ADD

@@ -22,7 +22,7 @@ from agentrl import Env, EnvFactory, EpisodeOptions, InfraError, Limits, Task, T
 from agentrl.engine import Engine, ScriptedEngine
 from agentrl.engine.local import LocalEngine, lockstep
 from agentrl.models import load_model
-from agentrl.rollout.groups import BugError, Rollout, run_groups
+from agentrl.rollout.play.groups import BugError, Rollout, run_groups
 from agentrl.train import TrainConfig, train
 from tests.hostile.env import LIMITS, Hostile
 from tests.hostile.faults import BUGS, ODDITIES, ONCE, WORLD, prompt, script

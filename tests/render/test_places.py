@@ -10,7 +10,7 @@ import pytest
 from agentrl.engine import ScriptedEngine
 from agentrl.render import Renderer, load_renderer
 from agentrl.render.ids import has_name, with_named_ids, with_plain_ids
-from agentrl.rollout.chat_rows import ChatReader
+from agentrl.rollout.data.chat_rows import ChatReader
 from agentrl.types import Message
 from tests.render.conftest import sentencepiece_tokenizer
 from tests.render.markers import made_files, small_tokenizer, template_files, tokenizer_of

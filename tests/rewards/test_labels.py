@@ -9,7 +9,7 @@ import pytest
 from agentrl import rewards
 from agentrl.errors import ConfigError
 from agentrl.rollout import load_tasks
-from agentrl.rollout.tasks import Columns
+from agentrl.rollout.data.tasks import Columns
 from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import Task
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.rollout import TaskStream
-from agentrl.rollout.buffer import GroupBuffer
+from agentrl.rollout.loop.buffer import GroupBuffer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Task
 

@@ -21,7 +21,7 @@ from agentrl import (
 )
 from agentrl.engine import ScriptedEngine
 from agentrl.rollout import Rollout
-from agentrl.rollout.branching import Budget, EpisodeTree
+from agentrl.rollout.play.branching import Budget, EpisodeTree
 from agentrl.testing import call
 from agentrl.train.credit import assign_advantages
 

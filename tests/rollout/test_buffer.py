@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.buffer import buffer_filter
+from agentrl.rollout.loop.buffer import buffer_filter
 from agentrl.trajectory.trajectory import Trajectory
 from tests.rollout.buffers import buffer, play, played
 

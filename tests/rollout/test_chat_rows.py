@@ -14,7 +14,7 @@ from agentrl.engine import ScriptedEngine
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError
 from agentrl.render import load_renderer
-from agentrl.rollout.chat_rows import NO_RESULT, NO_TOOLS, ChatReader, SkippedError, is_chat
+from agentrl.rollout.data.chat_rows import NO_RESULT, NO_TOOLS, ChatReader, SkippedError, is_chat
 from tests.render.markers import HERE, small_tokenizer, tokenizer_of
 
 FIND = {

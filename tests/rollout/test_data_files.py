@@ -15,9 +15,9 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.render import load_renderer
 from agentrl.rollout import load_tasks
-from agentrl.rollout.chat_rows import ChatReader
-from agentrl.rollout.data_files import count_rows, read_rows
-from agentrl.rollout.tasks import Columns, TaskFile
+from agentrl.rollout.data.chat_rows import ChatReader
+from agentrl.rollout.data.data_files import count_rows, read_rows
+from agentrl.rollout.data.tasks import Columns, TaskFile
 from tests.render.markers import HERE, tokenizer_of
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow reads and writes Parquet: pip install pyarrow")

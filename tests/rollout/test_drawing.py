@@ -7,8 +7,8 @@ import pytest
 from agentrl import Env, EnvFactory, InfraError, StepResult, Task
 from agentrl.errors import ConfigError
 from agentrl.rollout import Rollout, TaskStream
-from agentrl.rollout.buffer import GroupBuffer
-from agentrl.rollout.drawing import GroupDrawer
+from agentrl.rollout.loop.buffer import GroupBuffer
+from agentrl.rollout.loop.drawing import GroupDrawer
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
 from tests.rollout.test_groups import Fake
 

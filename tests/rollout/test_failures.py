@@ -2,7 +2,7 @@
 
 from agentrl import Task, Trajectory
 from agentrl.errors import Failure
-from agentrl.rollout.failures import FailurePolicy, with_retries
+from agentrl.rollout.play.failures import FailurePolicy, with_retries
 
 
 async def test_the_last_attempt_names_the_errors_of_the_earlier_ones():

@@ -7,7 +7,7 @@ import pytest
 from agentrl import Env, Task, Trajectory, run_episode, tool
 from agentrl.engine import ScriptedEngine
 from agentrl.errors import ConfigError
-from agentrl.rollout.filters import OwnFilter, PassRate, ResponseLength, ToolUse, drop_reason
+from agentrl.rollout.play.filters import OwnFilter, PassRate, ResponseLength, ToolUse, drop_reason
 from agentrl.testing import call
 from agentrl.types import StopReason
 

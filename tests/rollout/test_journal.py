@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ConfigError
-from agentrl.rollout.journal import Journal, newest_weights, oldest_weights
+from agentrl.rollout.loop.journal import Journal, newest_weights, oldest_weights
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Generation, Rendered, RenderedSpan
 from tests.rollout.buffers import buffer, play, played
@@ -222,7 +222,7 @@ def test_changed_data_that_was_accepted_brings_no_episodes_of_other_tasks(opened
 HOLDER = """
 import sys, time
 from pathlib import Path
-from agentrl.rollout.journal import Journal
+from agentrl.rollout.loop.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 journal.note((0, 0, 0), "playing")
 journal.flush()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from agentrl.errors import ConfigError, EngineLostError
-from agentrl.rollout.loop import ABORTED, GroupLoop
+from agentrl.rollout.loop.group_loop import ABORTED, GroupLoop
 
 
 @dataclass(eq=False)
@@ -120,7 +120,7 @@ async def test_only_as_many_begin_as_are_wanted(make):
 
 
 async def test_a_group_that_never_ends_keeps_no_other_out_while_a_step_waits(make, monkeypatch):
-    monkeypatch.setattr("agentrl.rollout.loop.LOOK_S", 0.01)
+    monkeypatch.setattr("agentrl.rollout.loop.group_loop.LOOK_S", 0.01)
     source, stuck = Source(), set()
     loop = make(source, groups=1, staleness=0, steps=1, late=lambda groups: stuck & {group.number for group in groups})
     loop.begin(0, 0)
@@ -136,7 +136,7 @@ async def test_a_group_that_never_ends_keeps_no_other_out_while_a_step_waits(mak
 
 
 async def test_a_late_group_is_trained_if_it_ends_first(make, monkeypatch):
-    monkeypatch.setattr("agentrl.rollout.loop.LOOK_S", 0.01)
+    monkeypatch.setattr("agentrl.rollout.loop.group_loop.LOOK_S", 0.01)
     source = Source()
     loop = make(source, groups=1, staleness=0, steps=2, late=lambda groups: {group.number for group in groups} & {0})
     loop.begin(0, 0)

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.rollout import TaskStream
-from agentrl.rollout.stream import Mixture, PromptLimit
+from agentrl.rollout.data.stream import Mixture, PromptLimit
 from agentrl.types import Task
 
 

@@ -11,8 +11,8 @@ from agentrl import ConfigError, EnvFactory, EpisodeOptions, InfraError, StopRea
 from agentrl.engine import ScriptedEngine
 from agentrl.episode.phases import PhaseSlots
 from agentrl.rollout import Rollout, run_groups
-from agentrl.rollout.failures import FAIL_FAST, FailurePolicy
-from agentrl.rollout.opponents import FixedPlayer, Opponents, Policy, open_opponents
+from agentrl.rollout.play.failures import FAIL_FAST, FailurePolicy
+from agentrl.rollout.play.opponents import FixedPlayer, Opponents, Policy, open_opponents
 from agentrl.train.credit import assign_advantages
 from tests.test_seats import Duel
 

@@ -10,8 +10,8 @@ from agentrl import Env, EnvFactory, Raw, Task, tool
 from agentrl.cli import app
 from agentrl.errors import ConfigError
 from agentrl.rollout import load_tasks, tasks_of
-from agentrl.rollout.own_tasks import row_of
-from agentrl.rollout.tasks import held_out_tasks
+from agentrl.rollout.data.own_tasks import row_of
+from agentrl.rollout.data.tasks import held_out_tasks
 
 
 class Sums(Env):

@@ -10,7 +10,7 @@ import pytest
 from agentrl import StopReason, Task, Trajectory
 from agentrl.errors import ConfigError
 from agentrl.rollout import TaskStream
-from agentrl.rollout.pass_rates import pass_rate
+from agentrl.rollout.data.pass_rates import pass_rate
 
 
 def tasks(n, levels=None):

@@ -12,9 +12,9 @@ from agentrl import Env, EnvFactory, Generation, InfraError, StepResult, Task
 from agentrl.engine import ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.rollout import Rollout, TaskStream
-from agentrl.rollout.buffer import GroupBuffer
-from agentrl.rollout.failures import FAIL_FAST, smallest_group
-from agentrl.rollout.loop_drawer import LoopDrawer, LoopSettings
+from agentrl.rollout.loop.buffer import GroupBuffer
+from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
+from agentrl.rollout.play.failures import FAIL_FAST, smallest_group
 
 
 class Sampled(ScriptedEngine):

@@ -14,8 +14,8 @@ from agentrl import EnvFactory, EpisodeOptions, Limits, Task
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.errors import ConfigError, EngineLostError
 from agentrl.rollout import BugError, Rollout, run_groups
-from agentrl.rollout.in_flight import in_flight
-from agentrl.rollout.remote import EpisodeOrder, with_workers
+from agentrl.rollout.play.in_flight import in_flight
+from agentrl.rollout.play.remote import EpisodeOrder, with_workers
 from tests.rollout import remote_env
 
 pytestmark = pytest.mark.slow
@@ -144,7 +144,7 @@ async def test_metadata_that_cannot_be_sent_is_named(setting):
 
 @pytest.mark.thorough
 async def test_what_workers_play_is_in_flight_here(setting, tmp_path, monkeypatch):
-    monkeypatch.setattr("agentrl.rollout.remote._STATUS_S", 0.05)
+    monkeypatch.setattr("agentrl.rollout.play.remote._STATUS_S", 0.05)
     task = Task(metadata={"does": "wait", "mark": str(tmp_path / "go")}, prompt="go", id="slow")
     async with setting("Unruly", ["hello"] * 3).workers(1) as rollout:
         playing = asyncio.create_task(run_groups(rollout, [task], 1))

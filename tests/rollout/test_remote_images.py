@@ -17,7 +17,7 @@ from agentrl.image import Image  # noqa: E402
 from agentrl.models import load_model, load_tokenizer  # noqa: E402
 from agentrl.models.vision import load_vision  # noqa: E402
 from agentrl.rollout import Rollout, run_groups  # noqa: E402
-from agentrl.rollout.remote import EpisodeOrder, with_workers  # noqa: E402
+from agentrl.rollout.play.remote import EpisodeOrder, with_workers  # noqa: E402
 from agentrl.types import StopReason  # noqa: E402
 from tests.rollout import picture_env  # noqa: E402
 

@@ -13,10 +13,10 @@ import pytest
 
 from agentrl import EnvFactory, InfraError, Task
 from agentrl.rollout import Rollout, TaskStream
-from agentrl.rollout.buffer import GroupBuffer
-from agentrl.rollout.failures import FAIL_FAST, RETRY, smallest_group
-from agentrl.rollout.loop_drawer import LoopDrawer, LoopSettings
-from agentrl.rollout.remote import EpisodeOrder, with_workers
+from agentrl.rollout.loop.buffer import GroupBuffer
+from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
+from agentrl.rollout.play.failures import FAIL_FAST, RETRY, smallest_group
+from agentrl.rollout.play.remote import EpisodeOrder, with_workers
 from tests.rollout import remote_env
 from tests.rollout.test_player import Sampled, said, steps
 

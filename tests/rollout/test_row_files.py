@@ -11,8 +11,8 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.rollout import TaskStream, load_tasks
-from agentrl.rollout.row_files import Permutation, RowFile
-from agentrl.rollout.tasks import Columns, TaskFile
+from agentrl.rollout.data.row_files import Permutation, RowFile
+from agentrl.rollout.data.tasks import Columns, TaskFile
 
 ROWS = [
     {"prompt": "a", "label": 1, "metadata": {"k": "é"}},

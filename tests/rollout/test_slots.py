@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agentrl.rollout.slots import EpisodeSlots
+from agentrl.rollout.loop.slots import EpisodeSlots
 
 
 async def settled():

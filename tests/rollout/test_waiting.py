@@ -11,8 +11,9 @@ import pytest
 
 from agentrl import Env, EnvFactory, Generation, StepResult, Task, tool
 from agentrl.episode.options import EpisodeOptions
-from agentrl.rollout import Rollout, evaluate, in_flight, run_groups, waiting
-from agentrl.rollout.in_flight import flying, late
+from agentrl.rollout import Rollout, evaluate, run_groups
+from agentrl.rollout.play import in_flight, waiting
+from agentrl.rollout.play.in_flight import flying, late
 from tests.rollout.test_groups import Fake
 
 

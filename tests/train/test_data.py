@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.tasks import TaskFile
+from agentrl.rollout.data.tasks import TaskFile
 from agentrl.train import TrainConfig, data, train
 
 

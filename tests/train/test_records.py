@@ -124,7 +124,7 @@ def test_a_rewind_removes_what_will_be_played_again(tmp_path):
 
 async def test_in_flight_tells_what_an_episode_waits_for(tmp_path):
     from agentrl import Trajectory
-    from agentrl.rollout.in_flight import flying, note_turn
+    from agentrl.rollout.play.in_flight import flying, note_turn
     from agentrl.types import Rendered
     from tests.view.conftest import QUESTION, REPLY, observe, say
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import Task, Trajectory
 from agentrl.monitor import RolloutMetrics
-from agentrl.rollout.evaluate import Evaluation
+from agentrl.rollout.play.evaluate import Evaluation
 from agentrl.train.bill import Bill
 from agentrl.train.progress import Position
 from agentrl.train.report import StepReport, Summary, after_warm_start, draw_curve, nothing_learned, told_reward

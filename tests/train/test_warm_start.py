@@ -8,7 +8,7 @@ import torch
 from agentrl import Env
 from agentrl.errors import ConfigError
 from agentrl.models import load_model, tiny_model
-from agentrl.rollout.chat_rows import ChatReader
+from agentrl.rollout.data.chat_rows import ChatReader
 from agentrl.train import WarmStartConfig, train, warm_start
 from agentrl.train.batch import micro_batches
 from agentrl.train.learner import Learner

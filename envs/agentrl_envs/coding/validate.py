@@ -18,7 +18,7 @@ from agentrl import ConfigError, InfraError, Task
 from agentrl._util.concurrency import gather
 from agentrl.check.verdicts import TIMES, Play, Verdict, judge
 from agentrl.errors import one_line
-from agentrl.rollout.tasks import load_tasks
+from agentrl.rollout.data.tasks import load_tasks
 from agentrl.sandbox import Sandbox, SandboxKilledError
 from agentrl.types import JSON
 from agentrl_envs.coding.formats import harbor

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.data_files import read_rows
+from agentrl.rollout.data.data_files import read_rows
 from agentrl.types import JSON
 from agentrl_envs.search_r1.prompts import Form, prompt_of
 

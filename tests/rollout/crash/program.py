@@ -24,8 +24,8 @@ from agentrl.episode.resume import resume_episode
 from agentrl.episode.state import Parked
 from agentrl.errors import ResumeError
 from agentrl.rollout import TaskStream
-from agentrl.rollout.buffer import GroupBuffer, PendingGroup
-from agentrl.rollout.journal import Journal
+from agentrl.rollout.loop.buffer import GroupBuffer, PendingGroup
+from agentrl.rollout.loop.journal import Journal
 from agentrl.types import Generation, Limits
 
 FAULTS = Random()

@@ -22,10 +22,10 @@ from agentrl.episode.options import EpisodeOptions
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.rollout import Rollout
-from agentrl.rollout.buffer import PendingGroup
-from agentrl.rollout.failures import FailurePolicy
-from agentrl.rollout.loop_drawer import LoopDrawer, LoopSettings
-from agentrl.rollout.remote import EpisodeOrder, with_workers
+from agentrl.rollout.loop.buffer import PendingGroup
+from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
+from agentrl.rollout.play.failures import FailurePolicy
+from agentrl.rollout.play.remote import EpisodeOrder, with_workers
 from agentrl.types import Generation, Limits
 from agentrl.workers.pipes import PipeTransport
 from tests.rollout.crash import program

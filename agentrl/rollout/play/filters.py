@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TypeAlias
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.pass_rates import pass_rate
+from agentrl.rollout.data.pass_rates import pass_rate
 from agentrl.trajectory.trajectory import Trajectory
 
 GroupFilter: TypeAlias = Callable[[Sequence[Trajectory]], str | None]

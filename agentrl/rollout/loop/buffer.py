@@ -19,12 +19,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from agentrl._util.loading import load_object
 from agentrl.episode.state import Parked
 from agentrl.errors import ConfigError
-from agentrl.rollout.journal import Journal, Place, newest_weights, oldest_weights
+from agentrl.rollout.data.source import TaskSource
+from agentrl.rollout.loop.journal import Journal, Place, newest_weights, oldest_weights
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task
 
@@ -34,50 +35,6 @@ Member: TypeAlias = Trajectory | Parked | None
 """An episode of a group: ended, or parked for `resume_episode`, or None for an episode without a beginning."""
 
 Whereabouts: TypeAlias = Literal["playing", "waiting", "finished"]
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnTask:
-    """A task with its place in the data."""
-
-    task: Task
-    row: int
-    """The task's number in the data, from 0."""
-    epoch: int
-
-
-class PromptFilter(Protocol):
-    """Whether a task's prompt is short enough; see `PromptLimit`."""
-
-    def allows(self, task: Task) -> bool: ...
-
-    def metrics(self) -> Mapping[str, JSON]: ...
-
-
-class TaskSource(Protocol):
-    """The source of a buffer's fresh tasks, such as `TaskStream`."""
-
-    def draw(self) -> DrawnTask | None:
-        """The next task. None at the end of finite data."""
-        ...
-
-    def task(self, row: int) -> Task:
-        """A task that was drawn before."""
-        ...
-
-    def record(self, row: int, rate: float) -> None:
-        """Note the pass rate of a group of a task."""
-        ...
-
-    def metrics(self) -> Mapping[str, JSON]: ...
-
-    def limit_prompts(self, limit: PromptFilter) -> None:
-        """Pass over tasks that the limit excludes."""
-        ...
-
-    def state_dict(self) -> Mapping[str, JSON]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None: ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

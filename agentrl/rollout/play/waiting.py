@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from agentrl.rollout.in_flight import of_kind
+from agentrl.rollout.play.in_flight import of_kind
 
 log = logging.getLogger("agentrl")
 

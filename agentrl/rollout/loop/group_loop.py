@@ -20,7 +20,7 @@ from functools import partial
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.waiting import waiting_for
+from agentrl.rollout.play.waiting import waiting_for
 
 log = logging.getLogger("agentrl")
 

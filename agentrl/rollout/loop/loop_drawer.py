@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from agentrl.rollout.buffer import GroupBuffer, PendingGroup
-from agentrl.rollout.drawing import Drawn, Group
-from agentrl.rollout.groups import Rollout
-from agentrl.rollout.loop import GroupLoop, Stale
-from agentrl.rollout.player import GroupPlayer, group_ages
-from agentrl.rollout.slots import EpisodeSlots
+from agentrl.rollout.loop.buffer import GroupBuffer, PendingGroup
+from agentrl.rollout.loop.drawing import Drawn, Group
+from agentrl.rollout.loop.group_loop import GroupLoop, Stale
+from agentrl.rollout.loop.player import GroupPlayer, group_ages
+from agentrl.rollout.loop.slots import EpisodeSlots
+from agentrl.rollout.play.groups import Rollout
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import SamplingParams
 

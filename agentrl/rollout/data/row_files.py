@@ -15,8 +15,8 @@ from typing import IO, overload
 
 from agentrl._util.config_errors import check_file
 from agentrl.errors import ConfigError
-from agentrl.rollout.data_files import is_jsonl, is_packed, read_rows, unpacked
-from agentrl.rollout.jsonl import parse_line
+from agentrl.rollout.data.data_files import is_jsonl, is_packed, read_rows, unpacked
+from agentrl.rollout.data.jsonl import parse_line
 from agentrl.types import JSON
 
 _BLOCK = 1 << 20

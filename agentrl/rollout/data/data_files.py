@@ -16,8 +16,8 @@ from typing import IO, Any
 
 from agentrl._util.config_errors import check_file
 from agentrl.errors import ConfigError
-from agentrl.rollout.jsonl import parse_line, read_lines
-from agentrl.rollout.parquet import count_parquet, parquet_columns, read_parquet
+from agentrl.rollout.data.jsonl import parse_line, read_lines
+from agentrl.rollout.data.parquet import count_parquet, parquet_columns, read_parquet
 from agentrl.types import JSON
 
 _SEPARATORS: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}

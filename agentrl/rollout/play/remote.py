@@ -21,9 +21,9 @@ from agentrl.episode.state import Parked
 from agentrl.errors import ConfigError, EngineLostError, Failure, InfraError
 from agentrl.image import share_images
 from agentrl.render import load_renderer
-from agentrl.rollout.failures import RETRY, FailurePolicy
-from agentrl.rollout.groups import BugError, Rollout, play_episode
-from agentrl.rollout.in_flight import flying, in_flight, note_remote, note_turn, take_started
+from agentrl.rollout.play.failures import RETRY, FailurePolicy
+from agentrl.rollout.play.groups import BugError, Rollout, play_episode
+from agentrl.rollout.play.in_flight import flying, in_flight, note_remote, note_turn, take_started
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Generation, SamplingParams, StopReason, Task
 from agentrl.workers import JobOrder, Transport, WorkerAnswer, WorkerLostError, WorkerPool

@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import TypeAlias
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.buffer import GroupBuffer, PendingGroup
-from agentrl.rollout.groups import Rollout, run_groups
-from agentrl.rollout.pass_rates import pass_rate
+from agentrl.rollout.data.pass_rates import pass_rate
+from agentrl.rollout.loop.buffer import GroupBuffer, PendingGroup
+from agentrl.rollout.play.groups import Rollout, run_groups
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, SamplingParams
 

@@ -12,8 +12,8 @@ from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
 from agentrl.episode.phases import PhaseSlots
 from agentrl.episode.seats import run_seats
 from agentrl.render.base import Renderer
-from agentrl.rollout.in_flight import note_turn
-from agentrl.rollout.opponents import Seating
+from agentrl.rollout.play.in_flight import note_turn
+from agentrl.rollout.play.opponents import Seating
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason, Task
 

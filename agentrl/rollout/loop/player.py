@@ -14,10 +14,13 @@ from agentrl.env.env import close_env
 from agentrl.episode.gate import admission
 from agentrl.episode.options import EpisodeHooks
 from agentrl.episode.state import Parked
-from agentrl.rollout.buffer import GroupBuffer, PendingGroup
-from agentrl.rollout.failures import too_few
-from agentrl.rollout.flow import Flow
-from agentrl.rollout.groups import (
+from agentrl.rollout.data.pass_rates import pass_rate
+from agentrl.rollout.loop.buffer import GroupBuffer, PendingGroup
+from agentrl.rollout.loop.flow import Flow
+from agentrl.rollout.loop.group_loop import ABORTED
+from agentrl.rollout.loop.slots import EpisodeSlots
+from agentrl.rollout.play.failures import too_few
+from agentrl.rollout.play.groups import (
     GroupReward,
     Rollout,
     play_episode,
@@ -25,10 +28,7 @@ from agentrl.rollout.groups import (
     score_group,
     settle_rewards,
 )
-from agentrl.rollout.in_flight import flying, late, note_turn
-from agentrl.rollout.loop import ABORTED
-from agentrl.rollout.pass_rates import pass_rate
-from agentrl.rollout.slots import EpisodeSlots
+from agentrl.rollout.play.in_flight import flying, late, note_turn
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import SamplingParams, StopReason
 

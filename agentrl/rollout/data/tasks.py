@@ -15,9 +15,9 @@ from agentrl._util.config_errors import check_file
 from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import normal_spec
 from agentrl.errors import ConfigError, did_you_mean
-from agentrl.rollout.data_files import column_names, is_text_table, plain_name, read_rows
-from agentrl.rollout.own_tasks import Check, Split, makes_tasks, own_tasks
-from agentrl.rollout.row_files import RowFile
+from agentrl.rollout.data.data_files import column_names, is_text_table, plain_name, read_rows
+from agentrl.rollout.data.own_tasks import Check, Split, makes_tasks, own_tasks
+from agentrl.rollout.data.row_files import RowFile
 from agentrl.types import JSON, Task
 
 log = logging.getLogger("agentrl")

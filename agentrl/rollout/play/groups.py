@@ -26,11 +26,11 @@ from agentrl.episode.scoring import give, is_relative, nothing_earned
 from agentrl.episode.state import Parked
 from agentrl.errors import AgentRLError, ConfigError, Failure, ResumeError
 from agentrl.render.base import Renderer
-from agentrl.rollout.failures import RETRY, FailurePolicy, with_retries
-from agentrl.rollout.in_flight import AGAIN, flying, note_turn
-from agentrl.rollout.opponents import Opponents, Seating
-from agentrl.rollout.seats import play_seats
-from agentrl.rollout.waiting import waiting_for
+from agentrl.rollout.play.failures import RETRY, FailurePolicy, with_retries
+from agentrl.rollout.play.in_flight import AGAIN, flying, note_turn
+from agentrl.rollout.play.opponents import Opponents, Seating
+from agentrl.rollout.play.seats import play_seats
+from agentrl.rollout.play.waiting import waiting_for
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Reward, SamplingParams, StopReason, Task
 
@@ -78,7 +78,7 @@ class GroupReward(Protocol):
 
 
 class RemotePlayer(Protocol):
-    """Plays episodes elsewhere; see `agentrl.rollout.remote`."""
+    """Plays episodes elsewhere; see `agentrl.rollout.play.remote`."""
 
     async def play(
         self,

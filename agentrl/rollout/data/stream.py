@@ -10,10 +10,10 @@ from typing import Any, overload
 
 from agentrl._util.content import content
 from agentrl.errors import ConfigError
-from agentrl.rollout.buffer import DrawnTask, PromptFilter, TaskSource
-from agentrl.rollout.pass_rates import Curriculum, PassRateWindow, TaskChoice
-from agentrl.rollout.row_files import Permutation
-from agentrl.rollout.tasks import TaskFile
+from agentrl.rollout.data.pass_rates import Curriculum, PassRateWindow, TaskChoice
+from agentrl.rollout.data.row_files import Permutation
+from agentrl.rollout.data.source import DrawnTask, PromptFilter, TaskSource
+from agentrl.rollout.data.tasks import TaskFile
 from agentrl.types import JSON, Task
 
 
