@@ -3,7 +3,8 @@
 python -m benchmarks.episode_hash          (twenty seconds; run it before and after, on one machine)
 
 Hashed are tokens, loss_mask and log-probs (as float32) of each segment, the reward and the stop. The first hash is the
-same on every machine, and `tests/test_episode_hash.py` holds it; the second one depends on how this machine rounds.
+same on every machine, and `tests/episode/test_episode_hash.py` holds it; the second one depends on how this machine
+rounds.
 """
 
 from __future__ import annotations

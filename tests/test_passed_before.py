@@ -14,7 +14,17 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("processes", ["0", "1"])
 def test_a_step_whose_tests_all_passed_before(tmp_path, processes):
     passed = tmp_path / "passed"
-    command = [sys.executable, "-m", "pytest", "tests/test_plain.py", "-q", "-p", "no:cacheprovider", "-n", processes]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/trajectory/test_plain.py",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        processes,
+    ]
 
     def play():
         return subprocess.run(

@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError  # noqa: E402
 from agentrl.models import load_model, load_tokenizer, tiny_model  # noqa: E402
 from agentrl.models.vision import Vision, load_vision  # noqa: E402
 from agentrl.types import RenderedImage  # noqa: E402
-from tests import tiny_vlm  # noqa: E402
+from tests.doubles import tiny_vlm  # noqa: E402
 
 
 def noise(width: int, height: int, seed: int) -> Image:

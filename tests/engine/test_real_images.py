@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny_vlm
+from tests.doubles import tiny_vlm
 
 PYTHON = os.environ.get("AGENTRL_SGLANG_PYTHON", "")
 if not PYTHON:

@@ -19,7 +19,7 @@ from agentrl.models.vision import load_vision
 from agentrl.rollout.data.tasks import own_tasks
 from agentrl.slime.config import SlimeConfig
 from agentrl.testing import call, rollout
-from tests import tiny_vlm
+from tests.doubles import tiny_vlm
 
 HERE = Path(__file__).parents[2] / "examples" / "screenshots"
 ENVS = {"Pages": "shopper", "Charts": "reader"}

@@ -19,8 +19,8 @@ from agentrl.gateway.session.openings import Opening, Openings, openings
 from agentrl.gateway.session.sampling import Sampler
 from agentrl.render.long_text import LONG
 from agentrl.types import CheckCounts, Rendered
+from tests.episode.test_images import A
 from tests.gateway.client import ASK, FIND, SYSTEM, Entry, Talk, results, told
-from tests.test_images import A
 
 LONG_ASK = Entry("user", "Capital of France? " * (LONG // 10))
 OTHER = {"type": "function", "function": {"name": "other", "description": "Else.", "parameters": {"type": "object"}}}

@@ -13,7 +13,7 @@ from agentrl.engine import Generation, ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
-from tests import test_thinking
+from tests.episode import test_thinking
 from tests.slime.test_adapt import PARAMS, question
 
 
@@ -21,7 +21,7 @@ from tests.slime.test_adapt import PARAMS, question
 def stripping(make_args, tmp_path):
     """`stripping(url)`: args for an Env whose template drops earlier thoughts, which are stripped."""
     (tmp_path / "chat.jinja").write_text(test_thinking.TEMPLATE)
-    config = {"env": "tests.test_thinking:Guess", "thinking": "strip", "limits": {"turns": 5}}
+    config = {"env": "tests.episode.test_thinking:Guess", "thinking": "strip", "limits": {"turns": 5}}
     return lambda url, **args: make_args(url, args=args, chat_template=str(tmp_path / "chat.jinja"), **config)
 
 

@@ -19,10 +19,10 @@ from agentrl.models import load_tokenizer
 from agentrl.models.vision import load_vision
 from agentrl.render import load_renderer
 from agentrl.slime.task import from_sample
-from tests import tiny_vlm
+from tests.doubles import tiny_vlm
+from tests.episode.test_images import A, B
 from tests.slime.conftest import Sample as TextSample
 from tests.slime.conftest import slime_args
-from tests.test_images import A, B
 
 PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
 

@@ -18,11 +18,11 @@ from agentrl.slime.sample import clear, siblings_of, to_samples
 from agentrl.slime.task import template_kwargs
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Raw, StopReason
-from tests import test_thinking
+from tests.episode import test_thinking
+from tests.episode.test_thinking import SCRIPT, TEMPLATE
 from tests.slime.conftest import Sample as Base
 from tests.slime.contract import hosts
 from tests.slime.contract.conftest import starting
-from tests.test_thinking import SCRIPT, TEMPLATE
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

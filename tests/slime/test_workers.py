@@ -26,13 +26,13 @@ from agentrl.slime.playing import _LateFlagEngine, play_sample
 from agentrl.slime.remote import SampleJob, SampleWorkers, refuse_loopback, sample_workers
 from agentrl.types import Generation
 from agentrl.workers.pipes import PipeTransport
-from tests import tiny_vlm
+from tests.doubles import tiny_vlm
+from tests.episode.test_images import A, B
+from tests.episode.test_seats import Duel
 from tests.slime.contract.conftest import served
 from tests.slime.picture_server import server
 from tests.slime.test_images import Sample as PictureSample
 from tests.slime.test_partial import ENV_FILE, PARAMS, Accounted, Slime, account, script
-from tests.test_images import A, B
-from tests.test_seats import Duel
 
 SIZE = 2
 SECONDS = ("non_generation_time",)
@@ -348,7 +348,9 @@ async def test_what_cannot_be_sent_is_named(slime):
 async def test_an_env_with_seats_is_refused(Sample, serve, make_args, renderer):
     async with serve(ScriptedEngine(["1"], renderer)) as (_, url):
         with pytest.raises(ConfigError, match="workers play no Env with seats, as Duel is; write workers: 0"):
-            await adapt(make_args(url, env="tests.test_seats:Duel", workers=SIZE), Sample(prompt="", index=0), PARAMS)
+            await adapt(
+                make_args(url, env="tests.episode.test_seats:Duel", workers=SIZE), Sample(prompt="", index=0), PARAMS
+            )
 
 
 @pytest.mark.thorough

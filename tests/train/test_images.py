@@ -45,7 +45,7 @@ from agentrl.train.teacher import LoadedTeacher, ServedTeacher, open_teacher  # 
 from agentrl.train.trainer import Trainer  # noqa: E402
 from agentrl.train.warm_start import Demonstration, weighted_rows  # noqa: E402
 from agentrl.types import Limits, RenderedImage  # noqa: E402
-from tests import tiny_vlm  # noqa: E402
+from tests.doubles import tiny_vlm  # noqa: E402
 
 
 def noise(width: int, height: int, seed: int) -> Image:

@@ -17,7 +17,7 @@ from agentrl.models import load_tokenizer
 from agentrl.models.vision import load_vision
 from agentrl.render import load_renderer
 from agentrl.types import Limits, StopReason
-from tests import tiny_vlm
+from tests.doubles import tiny_vlm
 from tests.gateway.clients import said
 from tests.gateway.clients.playing import play
 from tests.gateway.clients.said import Script

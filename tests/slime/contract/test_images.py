@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from agentrl.models import load_tokenizer
-from tests import tiny_vlm
+from tests.doubles import tiny_vlm
+from tests.episode.test_images import A, C
 from tests.slime.picture_server import EXPANDED, SHOWN, server
-from tests.test_images import A, C
 
 
 @pytest.mark.path("images: rows, turns and the tensors of the trainer")

@@ -29,7 +29,7 @@ from agentrl import (
 )
 from agentrl.engine import ScriptedEngine
 from agentrl.testing import call
-from tests.arranged import arranged
+from tests.episode.arranged import arranged
 
 TASK = Task(prompt="Capital of France?", label="Paris")
 SEARCH_THEN_ANSWER = [call("search", query="France"), "Paris"]

@@ -128,7 +128,7 @@ def test_every_shipped_environment_is_described(monkeypatch):
     """Read from pyproject.toml: what is installed here may be older."""
     from agentrl.cli.envs import described
 
-    pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     ours = pyproject["project"]["entry-points"][GROUP]
     assert {"fact_search", "search_r1", "coding"} <= set(ours)
     for name, path in ours.items():

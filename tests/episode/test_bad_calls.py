@@ -28,7 +28,7 @@ from agentrl import (
 from agentrl.engine import ScriptedEngine
 from agentrl.episode.bad_calls import joined
 from agentrl.testing import call
-from tests.arranged import arranged
+from tests.episode.arranged import arranged
 
 BROKEN = '<tool_call>\n{"name": "search", "arg\n</tool_call>'
 UNCLOSED = '<tool_call>\n{"name": "search"'

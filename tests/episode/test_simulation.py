@@ -113,7 +113,7 @@ async def test_an_env_talks_with_its_user_and_keeps_what_that_took():
 
 
 async def test_the_guides_env_is_played_as_it_stands(tmp_path):
-    guide = (Path(__file__).parents[1] / "docs" / "environments.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
     (tmp_path / "support.py").write_text(re.search(r"```python\n(# support\.py\n.*?)```", guide, re.DOTALL)[1])
     (tmp_path / "users.py").write_text(re.search(r"```python\n(# users\.py\n.*?)```", guide, re.DOTALL)[1])
     config = {"user": {"speaker": {"script": f"{tmp_path}/users.py:ada"}, "turns": 20}}

@@ -36,7 +36,7 @@ from agentrl.models import load_tokenizer
 from agentrl.models.pixels import PatchWriter
 from agentrl.models.vision import Vision, load_vision
 from agentrl.testing import call
-from tests import tiny_vlm
+from tests.doubles import tiny_vlm
 
 KINDS = ("qwen2_5_vl", "qwen3_vl")
 

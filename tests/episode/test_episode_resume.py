@@ -28,7 +28,7 @@ from agentrl.episode.state import Parked
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.testing import call
-from tests import test_thinking
+from tests.episode import test_thinking
 
 TASK = Task(prompt="Add up.", label=6.0, seed=3)
 SCRIPT = [call("add", n=1), call("add", n=2), call("add", n="x"), call("add", n=3), "Done."]

@@ -120,7 +120,7 @@ async def test_a_wrong_path_is_a_bug_with_its_line(renderer):
     played = await rollout(Reads(), Task(prompt="?", metadata={"path": "no/such"}), ["x"], renderer=renderer)
     assert (played.failure.kind, played.failure.boundary) == ("bug", "reset")
     line = Reads.reset.__code__.co_firstlineno + 1
-    assert failed_at(played.failure) == f"tests/test_blame.py:{line} FileNotFoundError"
+    assert failed_at(played.failure) == f"tests/episode/test_blame.py:{line} FileNotFoundError"
 
 
 @pytest.mark.parametrize(

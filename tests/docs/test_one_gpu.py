@@ -19,7 +19,7 @@ from agentrl.train import TrainConfig
 from agentrl.train.memory import MemoryEstimate, MemoryInputs, Shape
 from tests.train.qwen3 import qwen3
 
-PAGE = (Path(__file__).parents[1] / "docs" / "one-gpu.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "one-gpu.md").read_text(encoding="utf-8")
 FILES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 COMMANDS = re.findall(r"^    agentrl (.*)$", PAGE, re.MULTILINE)
 FREE = {gpu: int(free) * 10**9 for gpu, free in re.findall(r"(\d+) GB card has (\d+) GB free", PAGE)}

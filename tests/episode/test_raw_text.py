@@ -11,7 +11,7 @@ from agentrl.engine import ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.render import load_renderer
 from agentrl.testing import call
-from tests.arranged import arranged
+from tests.episode.arranged import arranged
 from tests.render.conftest import sentencepiece_tokenizer
 
 DOCS = "\n\n<information>Paris is the capital of France.</information>\n\n"

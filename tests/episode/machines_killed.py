@@ -1,4 +1,4 @@
-"""python -m tests.machines_killed FOLDER: owners are killed between any two steps, and others go on.
+"""python -m tests.episode.machines_killed FOLDER: owners are killed between any two steps, and others go on.
 
 For each step a child plays an episode with a machine until that step, and is killed there. Then this process does what
 the next one would. It prints the name of each step after which all was well.
@@ -19,7 +19,7 @@ from agentrl.episode.saved import SavedEpisodes
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl_sandbox.reaper import sweep
-from tests.machines import ENDS_AT, FolderSnapshot, Keeping, Ticking, folder, ticker
+from tests.episode.machines import ENDS_AT, FolderSnapshot, Keeping, Ticking, folder, ticker
 
 FOUND_AT = {"kept": 0, "parked": 1, "taken": 1, "restored": 1, "saved": 2, "ended": 0, "released": 0}
 """Step -> the ticks that the next process finds counted. 0: it starts over."""

@@ -117,7 +117,7 @@ def test_plain_data_are_hashed_as_before():
 WRITES = """
 from agentrl import Task
 from agentrl.env.env import own_task
-from tests.test_content import VALUES, content
+from tests._util.test_content import VALUES, content
 print(*(content(one()) for one, _ in VALUES), own_task(Task(metadata={"a": {"b", "c"}}, seed=None)).seed, sep="\\n")
 """
 
@@ -131,7 +131,7 @@ def test_the_text_is_the_same_in_every_process():
             capture_output=True,
             text=True,
             check=True,
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[2],
         ).stdout
         for seed in "123"
     }

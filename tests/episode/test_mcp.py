@@ -21,7 +21,7 @@ from agentrl.testing import call, rollout
 
 pytest.importorskip("mcp")
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "mcp_tools"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mcp_tools"
 ENV = f"{EXAMPLE}/env.py:McpTools"
 FAST = {"args": [str(Path(__file__).with_name("mcp_server.py"))]}
 PACKAGE = {"args": [str(EXAMPLE / "server.py")]}

@@ -15,7 +15,7 @@ from agentrl.episode.parking import Parking
 from agentrl.episode.resume import resume_episode
 from agentrl.rollout import Budget, EpisodeTree, Rollout
 from agentrl_sandbox import SandboxPool, SandboxSpec
-from tests.machines import ENDS_AT, FOLDER, FolderSnapshot, Keeping, Ticking, TickingFiles, ticker
+from tests.episode.machines import ENDS_AT, FOLDER, FolderSnapshot, Keeping, Ticking, TickingFiles, ticker
 
 TASK = Task(prompt="Tick.", id="t", seed=1)
 
@@ -276,7 +276,7 @@ async def test_a_root_that_fails_or_is_cancelled_leaves_no_machine(renderer, ser
 def test_kill_9_between_any_two_steps(service, tmp_path):
     """`machines_killed.py` says what must come back after each. Its imports take two seconds, so it plays all."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.machines_killed", str(tmp_path / "parked")],
+        [sys.executable, "-m", "tests.episode.machines_killed", str(tmp_path / "parked")],
         capture_output=True,
         text=True,
         timeout=60,
