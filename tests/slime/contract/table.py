@@ -12,10 +12,12 @@ from typing import Any
 
 BEGIN, END = "<!-- contract: begin -->", "<!-- contract: end -->"
 _OK, _FAILED = "ok", "FAILED"
+_BETWEEN = "; "
+"""Stands between two paths of a row."""
 
 
 class Table:
-    """Paths, and for each the outcome by host. Rows and columns keep their places; new ones come last."""
+    """Paths, and for each the outcome by host. Columns keep their places; new ones come last."""
 
     def __init__(self) -> None:
         self._labels: dict[str, str] = {}
@@ -52,15 +54,23 @@ class Table:
 
 
 def parse(table: str) -> dict[str, dict[str, str]]:
-    """The outcomes by column heading and path."""
+    """The outcomes by column heading and path. A row holds every path with its outcomes."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.split("\n") if line[:1] == "|"]
     if not lines:
         return {}
     heading, _, *body = lines
-    return {label: {row[0]: row[i] for row in body if row[i]} for i, label in enumerate(heading) if i > 0}
+    return {
+        label: {path: row[i] for row in body if row[i] for path in row[0].split(_BETWEEN)}
+        for i, label in enumerate(heading)
+        if i > 0
+    }
 
 
 def render(paths: list[str], columns: Mapping[str, Mapping[str, str]]) -> str:
+    """Paths with equal outcomes share a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for path in paths:
+        rows.setdefault(tuple(column.get(path, "") for column in columns.values()), []).append(path)
     lines = [["path", *columns], ["---"] * (len(columns) + 1)]
-    lines += [[path, *(column.get(path, "") for column in columns.values())] for path in paths]
+    lines += [[_BETWEEN.join(group), *outcomes] for outcomes, group in rows.items()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
