@@ -1,4 +1,4 @@
-"""Every field of a request's body, by API, as obeyed, recorded or refused. docs/serve.md has the same table.
+"""Every field of a request's body, by API, as obeyed, recorded or refused. docs/serve.md lists those that are obeyed or refused.
 
 The names are from OpenAI's, Anthropic's and Google's packages, and from the servers vLLM and SGLang, which add fields
 to the first three APIs.
