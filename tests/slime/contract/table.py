@@ -1,7 +1,7 @@
-"""The table of docs/slime.md: what becomes of each path, under each host.
+"""The table of outcomes.md: what becomes of each path, under each host.
 
-AGENTRL_CONTRACT_TABLE=docs/slime.md makes a run of the suite write the columns of the hosts that were there; those of
-other hosts stay as they are. So one table is made of several runs.
+AGENTRL_CONTRACT_TABLE=tests/slime/contract/outcomes.md makes a run of the suite write the columns of its hosts. The
+columns of other hosts stay as they are, so several runs make one table.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from typing import Any
 
 BEGIN, END = "<!-- contract: begin -->", "<!-- contract: end -->"
 _OK, _FAILED = "ok", "FAILED"
-_BETWEEN = "; "
-"""Stands between two paths of a row."""
 
 
 class Table:
-    """Paths, and for each the outcome by host. Columns keep their places; new ones come last."""
+    """Paths, and for each the outcome by host. Rows and columns keep their places; new ones come last."""
 
     def __init__(self) -> None:
         self._labels: dict[str, str] = {}
@@ -54,23 +52,15 @@ class Table:
 
 
 def parse(table: str) -> dict[str, dict[str, str]]:
-    """The outcomes by column heading and path. A row holds every path with its outcomes."""
+    """The outcomes by column heading and path."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.split("\n") if line[:1] == "|"]
     if not lines:
         return {}
     heading, _, *body = lines
-    return {
-        label: {path: row[i] for row in body if row[i] for path in row[0].split(_BETWEEN)}
-        for i, label in enumerate(heading)
-        if i > 0
-    }
+    return {label: {row[0]: row[i] for row in body if row[i]} for i, label in enumerate(heading) if i > 0}
 
 
 def render(paths: list[str], columns: Mapping[str, Mapping[str, str]]) -> str:
-    """Paths with equal outcomes share a row."""
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for path in paths:
-        rows.setdefault(tuple(column.get(path, "") for column in columns.values()), []).append(path)
     lines = [["path", *columns], ["---"] * (len(columns) + 1)]
-    lines += [[_BETWEEN.join(group), *outcomes] for outcomes, group in rows.items()]
+    lines += [[path, *(column.get(path, "") for column in columns.values())] for path in paths]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
