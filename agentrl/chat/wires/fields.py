@@ -1,4 +1,4 @@
-"""Every field of a request's body, by API, as obeyed, recorded or refused. docs/serve.md has the same table.
+"""Every field of a request's body, by API, as obeyed, recorded or refused. docs/serve.md lists those that are obeyed or refused.
 
 The names are from OpenAI's, Anthropic's and Google's packages, and from the servers vLLM and SGLang, which add fields
 to the first three APIs.
@@ -196,12 +196,12 @@ def _warn_unknown(name: str) -> None:
 
 
 def markdown() -> str:
-    """The tables for docs/serve.md."""
+    """The table for docs/serve.md: all fields that are not recorded."""
     return "\n".join(["| API | treatment | fields |", "|---|---|---|", *_rows()])
 
 
 def _rows() -> Iterator[str]:
     for api, table in APIS.items():
-        for treatment in ("obeyed", "recorded", "refused"):
+        for treatment in ("obeyed", "refused"):
             names = sorted(f"`{name}`" for name, field in table.items() if field.treatment == treatment)
             yield f"| {api} | {treatment} | {', '.join(names)} |"

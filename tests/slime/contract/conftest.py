@@ -44,7 +44,7 @@ OF_ONE_MODULE = ("test_hooks_beside_stock.py", "test_pooled.py", "test_sft.py", 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "path(name): the row of the result table in docs/slime.md that the test is for")
+    config.addinivalue_line("markers", "path(name): the row of outcomes.md that the test is for")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

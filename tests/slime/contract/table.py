@@ -1,7 +1,7 @@
-"""The table of docs/slime.md: what becomes of each path, under each host.
+"""The table of outcomes.md: what becomes of each path, under each host.
 
-AGENTRL_CONTRACT_TABLE=docs/slime.md makes a run of the suite write the columns of the hosts that were there; those of
-other hosts stay as they are. So one table is made of several runs.
+AGENTRL_CONTRACT_TABLE=tests/slime/contract/outcomes.md makes a run of the suite write the columns of its hosts. The
+columns of other hosts stay as they are, so several runs make one table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of results: how it is made, and that docs/slime.md shows what this suite tests."""
+"""The table of results: how it is made, and that outcomes.md shows what this suite tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.slime.contract.table import BEGIN, END, Table, parse, render
 
 HERE = Path(__file__).parent
-DOCS = HERE.parents[2] / "docs/slime.md"
+OUTCOMES = HERE / "outcomes.md"
 
 
 def outcome(path: str, host: str, kind: str, *reason: str) -> tuple[Any, Any]:
@@ -64,7 +64,7 @@ def marked_paths() -> set[str]:
 
 
 def test_the_documentation_shows_what_is_tested():
-    columns = parse(DOCS.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0])
+    columns = parse(OUTCOMES.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0])
     assert {label.split()[0] for label in columns} == {"slime", "miles"}
     for label, column in columns.items():
         assert {path.partition(":")[0] for path in column} == marked_paths(), label
