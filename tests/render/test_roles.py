@@ -1,4 +1,4 @@
-"""Which roles a template carries at places that an Env never uses: what the certificate says, and the docs."""
+"""Which roles a template carries at places that an Env never uses: what the certificate says, and levels.md."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from agentrl.render import load_renderer
 from tests.render.conftest import CHATML_TOOLS, PLAIN_CHATML, chatml_tokenizer
 from tests.render.markers import template_files, tokenizer_of
 
-DOCS = Path(__file__).parents[2] / "docs" / "templates.md"
+LEVELS = Path(__file__).parent / "templates" / "levels.md"
 ROLES = ("developer", "later_system", "users_in_a_row")
 
 
 def documented() -> dict[str, set[str]]:
-    """Template -> the roles that the table in the docs says it carries."""
-    _, _, table = DOCS.read_text(encoding="utf-8").partition("| carries | templates |\n|---|---|\n")
+    """Template -> the roles that levels.md says it carries."""
+    _, _, table = LEVELS.read_text(encoding="utf-8").partition("| carries | templates |\n|---|---|\n")
     rows = re.findall(r"\| (.+) \| (.+) \|\n", table.partition("\n\n")[0] + "\n")
     groups = {"all three": set(ROLES), "none of them": set[str]()}
     return {
@@ -28,7 +28,7 @@ def documented() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("path", template_files(), ids=lambda path: path.stem)
-def test_the_docs_say_which_roles_a_template_carries(path: Path) -> None:
+def test_levels_say_which_roles_a_template_carries(path: Path) -> None:
     try:
         capabilities = load_renderer(tokenizer_of(path)).certificate.capabilities
     except TemplateError:
