@@ -140,7 +140,7 @@ def finite(text: str) -> float:
 
 
 def no_constant(name: str) -> NoReturn:
-    """For `parse_constant`. Raises ValueError: Python reads NaN and Infinity, and JSON lacks both."""
+    """A `parse_constant` for `json.loads`. Raises ValueError for NaN and Infinity, which JSON lacks."""
     raise ValueError(f"{name} is not JSON")
 
 

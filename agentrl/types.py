@@ -284,7 +284,7 @@ class StepResult:
     """None: this step gives no reward. The default `Env.score` adds up the rewards of all steps."""
     done: bool = False
     turn_options: TurnOptions | None = None
-    """For the next turn only, instead of the Env's own."""
+    """Options for the next turn only; they replace the Env's options."""
     info: Mapping[str, JSON] = field(default_factory=dict)
     next_seat: str | None = None
     """In an Env with seats: the seat whose turn begins now, after an `observe` of the seat. None: the present turn goes

@@ -17,7 +17,7 @@ from typing_extensions import is_typeddict
 from agentrl.errors import ConfigError, did_you_mean, unknown_key
 
 _ALIKE = 0.85
-"""How similar names of files are: their endings are often equal."""
+"""Names of files count as similar from this ratio on. The ratio is high because file names often end alike."""
 _BESIDE = 1000
 """How many files of a folder are compared."""
 _LONG = 80

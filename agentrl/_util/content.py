@@ -17,7 +17,7 @@ from agentrl.plain import JSON, MAX_DEPTH
 _TEXTS = (bytes, date, Decimal, Enum, PurePath, UUID)
 """Types whose text is their content."""
 _SETS = 3
-"""The limit of sets within sets. Members have no order, so an object in two members gets no number."""
+"""The deepest nesting of sets. Members of a set have no order, so an object in two members gets no number."""
 
 
 def content(value: Any) -> str:

@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError, InfraError, one_line
 from agentrl.types import JSON
 
 _LARGE_BYTES = 1 << 20
-"""aiohttp sends a larger body in pieces, between other work, and needs a stream for a large body."""
+"""A larger body is sent as a stream, so that aiohttp can send pieces between other work."""
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 _ASKS_TO_WAIT = {429, 503}
 _LONGEST_WAIT_S = 60.0

@@ -17,7 +17,7 @@ _REMEDIES = {
     "<stream end>": "close each bracket and each quotation mark",
     "": "fix that line, or put its value in quotes",
 }
-"""By a part of the parser's message."""
+"""Remedies, by a part of the parser's message."""
 _CHANGED = {
     "tag:yaml.org,2002:bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
     "tag:yaml.org,2002:int": (r"^[-+]?(?:0|[1-9][0-9]*)$", list("-+0123456789")),

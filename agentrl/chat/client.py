@@ -30,7 +30,7 @@ from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
 
 _PATH = "/chat/completions"
 _TOP = 20
-"""The number of tokens with log-probs: the most of OpenAI's API."""
+"""Number of likely tokens that are requested with log-probs: the maximum of OpenAI's API."""
 _ORNAMENTS = " \t\n*`.,:;'\"()[]<>"
 _TOO_LONG = re.compile(
     r"context[ _](length|size|window)|maximum context|prompt is too long|input token count|too large for model"
@@ -76,7 +76,7 @@ class Preference:
 
 
 MOST_ODDS = 30.0
-"""Float32 cannot tell larger log-odds apart."""
+"""The largest log-odds: float32 cannot represent the probabilities of larger log-odds."""
 
 
 class PrefersAnswers(Protocol):
@@ -104,7 +104,7 @@ class Usage:
     responses_without_usage: int = 0
     """Answers without a report of their tokens."""
     cost: float = 0.0
-    """In the server's currency, if answers report a cost."""
+    """The cost in the server's currency; 0 if answers report no cost."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, reported: Mapping[str, float]) -> None:

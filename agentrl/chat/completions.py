@@ -60,7 +60,7 @@ class Completion:
 
 @dataclass(slots=True)
 class ServerQuirks:
-    """A server's refusals by name, for later requests."""
+    """Parameters that a server refuses, or takes under another name. Later requests adapt."""
 
     renamed: bool = False
     """The server takes max_completion_tokens, not max_tokens."""

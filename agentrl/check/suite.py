@@ -55,7 +55,7 @@ CHECKS = (
 _TURNS = 12
 _SHARE_OF_EPISODE = 20
 _SHARE_OF_OTHERS = 0.25
-"""The part of `seconds` for the beginnings of further tasks."""
+"""The share of `seconds` for the first observations of further tasks."""
 """An Env whose episodes take more than 1/20 of the time is checked with a single task and a single script."""
 
 

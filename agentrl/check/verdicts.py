@@ -13,7 +13,7 @@ Verdict: TypeAlias = Literal[
     "good", "no-op rewarded", "oracle failed", "flaky", "no oracle", "deadline", "error", "cannot run here"
 ]
 TIMES = 2
-"""How often each is played."""
+"""How often each script is played."""
 
 
 @dataclass(frozen=True, slots=True)

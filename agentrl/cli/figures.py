@@ -44,7 +44,7 @@ class ReportOptions:
     title: str
     by: str | None = None
     least: float = 1.0
-    """An episode passes with this reward."""
+    """The smallest reward with which an episode passes."""
     prices: tuple[float, float] | None = None
     as_json: bool = False
 

@@ -13,11 +13,11 @@ from agentrl.errors import EngineError
 log = logging.getLogger("agentrl")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-"""Between two requests. The pause doubles each time."""
+"""The first and the longest pause between two requests, in seconds. Each pause is twice the pause before."""
 _REQUEST_S = 10.0
-"""Counted seconds of a request, at most: a paused engine answers after its new weights have arrived."""
+"""The most seconds of a request that count as waiting: a paused engine answers only with its new weights."""
 _USUAL = 4
-"""So many aborts in a row are no cause to warn."""
+"""Number of aborts in a row that cause no warning."""
 _WARN_S = 60.0
 
 _warned_at = float("-inf")

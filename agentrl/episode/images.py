@@ -17,7 +17,7 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Generation, Limits, Rendered, RenderedImage
 
 _NEVER = -1e4
-"""A logit bias that no logit outweighs."""
+"""A logit bias that forbids a token: no logit outweighs it."""
 
 
 def check_takes_images(engine: Engine) -> None:

@@ -31,7 +31,7 @@ log = logging.getLogger("agentrl")
 _UNFINISHED = "unfinished"
 _SWEEP_S = 60.0
 _WRITING_S = 3600.0
-"""Writing a file always takes less time than this."""
+"""The longest time that writing a file may take, in seconds."""
 _BEATS = 4
 """Heartbeats in the time after which an owner counts as dead."""
 

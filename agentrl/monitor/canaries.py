@@ -17,9 +17,9 @@ from agentrl.errors import CanaryError
 from agentrl.monitor.metrics import RolloutMetrics
 
 _WINDOW, _FAILING_SHARE = 10, 0.05
-"""Failing groups are counted over this many steps, and must be this share of all groups."""
+"""Number of steps over which failing groups are counted, and the share of all groups that causes a warning."""
 _BASELINE_STEPS, _BASELINE_AT_LEAST = 10, 3
-"""A jump is measured against this many steps: the last steps without a jump."""
+"""Number of latest steps without a jump to which a step is compared, and the smallest number of such steps."""
 
 
 class CanaryConfig(BaseModel):

@@ -49,7 +49,7 @@ CONTEXTS = (
     Context(calls="all"),
     Context(whole=True),
 )
-"""From the cheapest to the most expensive. Certification takes the first context with right bridges everywhere."""
+"""Contexts from the cheapest to the most expensive. Certification takes the first whose bridges are all right."""
 
 
 def whole(history: Sequence[Message]) -> list[Message]:

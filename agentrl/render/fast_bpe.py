@@ -33,7 +33,7 @@ VARIABLE = "AGENTRL_FAST_BPE"
 """The environment variable. "on" at the load of a renderer lets a fast BPE encode."""
 CHECKED_EVERY = 64
 _RIVALS = 30_000
-"""About how many merges are tried beside rival merges."""
+"""Approximate number of merges that are tried together with rival merges."""
 
 P = ParamSpec("P")
 Encode = Callable[[str], list[int]]

@@ -23,7 +23,7 @@ class CallKey(NamedTuple):
 
 
 def answered(calls: Sequence[CallKey], results: Sequence[CallKey]) -> list[int | None]:
-    """For each result the number of its call. None if the id is of no call, or no call is left."""
+    """For each result, the number of its call; None if the id belongs to no call, or if no call is open."""
     numbers = {call.id: number for number, call in reversed(list(enumerate(calls))) if call.id}
     matched: list[int | None] = [numbers.get(result.id) for result in results]
     open_calls = [number for number in range(len(calls)) if number not in matched]

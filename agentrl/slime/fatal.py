@@ -31,7 +31,7 @@ _SWALLOWED = 16
 
 
 class EndedRun(BaseException):
-    """The run ends, although its rollout swallows every Exception and drops failed groups."""
+    """Ends the run even if its rollout swallows every Exception and drops failed groups."""
 
 
 @dataclass(slots=True)

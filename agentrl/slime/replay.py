@@ -218,7 +218,7 @@ def _from_last_complete(generations: Sequence[_Generation]) -> Sequence[_Generat
 
 
 def forget_old_experts(trajectory: Trajectory) -> None:
-    """Drop experts that a later request has returned again. Otherwise they would grow with the square of the length."""
+    """Drop experts that a later request has returned again: memory would grow with the square of the length."""
     turns = trajectory.segment.turns
     seen = [(turn, i) for turn in turns for i in range(len(turn.meta))]
     last = max((n for n, (turn, i) in enumerate(seen) if _is_complete(turn.meta[i])), default=0)

@@ -28,7 +28,7 @@ class Position:
     """Whether the warm start, if any, is over."""
     warm_steps: int = 0
     seconds: float = 0.0
-    """Of a run that began before runs had a bill."""
+    """Seconds of the run's earlier processes, for a run folder without a bill."""
     evals: dict[str, float | None] = field(default_factory=dict)
     """Mean held-out rewards; None where no episode was rewarded."""
     eval_failed: dict[str, int] = field(default_factory=dict)

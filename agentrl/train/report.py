@@ -13,7 +13,7 @@ from agentrl.train.progress import Position
 from agentrl.types import JSON
 
 CURVE, BOARD = "reward.png", "tensorboard"
-"""In a run's folder: the plot, and the event files of TensorBoard."""
+"""Names in a run's folder: the plot, and TensorBoard's event files."""
 
 KNOWS_NOTHING = (
     "warning: tiny has random weights: it knows no word, finds no reward and learns nothing from it. Let it imitate "

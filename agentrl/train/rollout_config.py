@@ -16,7 +16,7 @@ class AtOnceConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     generate: int | None = Field(default=None, gt=0)
-    """With fully_async: requests to the engine. Further requests wait."""
+    """The most concurrent requests to the engine, with `fully_async`. Further requests wait."""
     reset: int | None = Field(default=None, gt=0)
     """Beginning episodes. Most environments start their sandbox at the beginning."""
     step: int | None = Field(default=None, gt=0)

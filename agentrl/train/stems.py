@@ -55,7 +55,7 @@ class Stem:
     parent: Stem | None
     how: Packing
     _states: dict[bool, dict[Any, _States]] = field(default_factory=dict)
-    """By layer; with gradients, and without."""
+    """States by layer, with gradients and without."""
     _filling: bool = False
 
     @property
@@ -128,7 +128,7 @@ _Part: TypeAlias = tuple[int, int, Stem | None]
 @dataclass(frozen=True, slots=True)
 class _Planner:
     rows: Sequence[tuple[int, ...]]
-    """In lexicographic order: neighbours have the longest beginnings in common."""
+    """Rows in lexicographic order, so that neighbours share the longest beginnings."""
     shared: Sequence[int]
     """For each row, the number of tokens in common with the row before."""
     firsts: Sequence[int]

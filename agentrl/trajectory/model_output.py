@@ -47,7 +47,7 @@ class ModelOutput:
 
     @classmethod
     def of_turns(cls, turns: Sequence[str], *, thinking: bool = False, **fields: Any) -> Self:
-        """From the turns' texts alone. `thinking`: the prompt ended inside a thought."""
+        """Make the output from the turns' texts alone. `thinking`: the prompt ended inside a thought."""
         answer, thought = without_thought(turns[-1], opened=thinking) if turns else ("", False)
         return cls(turns=tuple(turns), answer=answer, thought=thought, **fields)
 

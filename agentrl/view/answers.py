@@ -255,7 +255,7 @@ _ENDS = ("reward_mean", "response_length_mean", "turns_mean", "zero_advantage_gr
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without the garbage collector, which would walk all outlines repeatedly while a long list grows."""
+    """Switch the garbage collector off while a long list grows: the collector would walk all outlines repeatedly."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -12,7 +12,7 @@ from agentrl.view.files import outlines
 from agentrl.view.sources import Run
 
 ENDS = 5
-"""The steps at either end of a run for the mean of the first and last figures."""
+"""Number of steps at each end of a run that are averaged as the run's first and last figures."""
 _ALWAYS = ("out",)
 
 

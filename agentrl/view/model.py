@@ -140,7 +140,7 @@ class EpisodeRecord:
     format: str
     sequences: list[TokenSequence] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
-    """In place of tokens, for a format without tokens."""
+    """Texts that replace tokens, for a format without tokens."""
     turns: list[TurnFacts] = field(default_factory=list)
     messages: Sequence[Mapping[str, JSON]] = ()
     facts: Mapping[str, JSON] = field(default_factory=dict)

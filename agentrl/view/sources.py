@@ -16,7 +16,7 @@ from agentrl.types import JSON
 from agentrl.view.files import REMEDY, EpisodeFile, Lines, open_file
 
 _LIVE_S = 120.0
-"""A run without a summary that wrote a file in the last so many seconds is still running."""
+"""Seconds since the last written file during which a run without a summary counts as running."""
 _SUFFIXES = (".jsonl", ".pt", ".json")
 INDEX = "index"
 """The folder of a run with an outline of each episode; a file for each file of `trajectories`."""

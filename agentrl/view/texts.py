@@ -79,5 +79,5 @@ def load_texts(model: str) -> TokenTexts:
 
 
 def numbered(ids: Sequence[int]) -> list[str]:
-    """In place of texts, where there is no tokenizer."""
+    """Token ids as text, if there is no tokenizer."""
     return [f"\u27e8{token}\u27e9" for token in ids]

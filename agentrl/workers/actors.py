@@ -40,7 +40,7 @@ class WorkerActor:
         self._number, self._player = number, Player()
 
     def __repr__(self) -> str:
-        """Ray's mark of the actor's printed lines."""
+        """The prefix that Ray prints before the actor's output."""
         return f"worker {self._number}"
 
     async def where(self) -> str:

@@ -17,7 +17,7 @@ from agentrl.errors import AgentRLError
 from agentrl.workers.base import Job, JobOrder, encoded
 
 _GC_THRESHOLDS = (20_000, 50, 100)
-"""Live episodes are many objects that never die young. This process is ours, and so may collect less often."""
+"""Thresholds of the garbage collector: less often, because live episodes are many long-lived objects."""
 
 Outcome = tuple[bytes | None, "tuple[str, str, str] | None"]
 """A pickled result, or the error: class, text and traceback."""

@@ -17,9 +17,9 @@ from agentrl.workers.base import START_S, JobOrder, NoPlaceError, Transport, Wor
 log = logging.getLogger("agentrl")
 
 _STARTS = 2
-"""The run ends after so many consecutive failed starts of a worker."""
+"""Number of consecutive failed starts of a worker that end the run."""
 _FRUITLESS = 5
-"""The run ends after so many consecutive ends of a worker without a finished episode."""
+"""Number of consecutive ends of a worker without a finished episode that end the run."""
 _CLOSE_S = 35.0
 """Seconds for a worker to close its Envs. An Env has `limits.close_s`, 30 by default."""
 

@@ -12,7 +12,7 @@ LaneName: TypeAlias = Literal["episode", "grade", "tests"]
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Of the last thousand times, in seconds; all zero if there were none."""
+    """Quantiles of the last thousand times, in seconds; all zero if no time was recorded."""
 
     p50: float
     p90: float
@@ -58,7 +58,7 @@ class PoolFigures:
     left_behind: int
     """Sandboxes left after a failed removal. The back end's reaper removes these later."""
     wait: Quantiles
-    """From the call of `acquire` to the sandbox."""
+    """Seconds from the call of `acquire` until the sandbox is ready."""
     create: Quantiles
 
     def __str__(self) -> str:

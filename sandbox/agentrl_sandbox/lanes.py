@@ -95,7 +95,7 @@ class Lane:
                 request.sandbox.set_result(box)
 
     def unmet(self) -> list[SandboxSpec]:
-        """The specs with waiting callers for whom none is being made, in the order of the requests."""
+        """Specs of waiting callers for whom no sandbox is being created, in the order of the requests."""
         in_progress, specs = Counter(self.making), []
         for request in self.waiting:
             if in_progress[request.spec]:

@@ -55,7 +55,7 @@ class HealthCheck(_GroupPart):
     interval_s: float = Field(default=30.0, gt=0, le=_DAY_S)
     """Seconds from the end of a check to the next check."""
     timeout_s: float = Field(default=30.0, gt=0, le=_DAY_S)
-    """After this long a check has failed."""
+    """Seconds after which a check has failed."""
     start_period_s: float = Field(default=0.0, ge=0, le=_DAY_S)
     """Failures during the first seconds do not count."""
     retries: int = Field(default=3, gt=0, le=100_000)

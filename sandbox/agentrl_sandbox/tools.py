@@ -20,14 +20,14 @@ _REGULAR = 'if [ -e "$1" ] && [ ! -f "$1" ] && [ ! -d "$1" ]; then echo "$1: Inv
 _FOLDER_OF = 'case "$1" in */*) d=${1%/*};; *) d=.;; esac; [ -n "$d" ] || d=/; '
 
 READ = _REGULAR + 'exec head -c "$2" -- "$1"'
-"""File, bytes."""
+"""Arguments: the file, and the number of bytes."""
 WRITE = (
     _REGULAR
     + _FOLDER_OF
     + '[ ! -d "$1" ] || { echo "$1: Is a directory" >&2; exit 1; }; '
     + 'mkdir -p -- "$d" && cat > "$1" && n=$(wc -c < "$1") && [ "$n" -eq "$2" ]'
 )
-"""Arguments: file, number of bytes to come. A lost connection must not look like the end of the file."""
+"""Arguments: the file, and the number of bytes. A lost connection must not look like the end of the file."""
 CHMOD = 'exec chmod "$2" -- "$1"'
 UNPACK = 'mkdir -p -- "$1" && exec tar -x -p -o -f - -C "$1"'
 PACK = (

@@ -55,7 +55,7 @@ class PairArguments:
     open: str
     between: str
     between_other: str
-    """Before a value that is no text."""
+    """The text before a value that is no text."""
     close: str
     pieces: Callable[[str], list[Format]]
     """A text as formats."""

@@ -59,7 +59,7 @@ class _Shell:
     """The template's text around the arguments of calls of one tool."""
 
     before: str
-    """Before the first call, such as an empty thought."""
+    """The text before the first call, such as an empty thought."""
     begin: str
     end: str
     between: str | None

@@ -10,7 +10,7 @@ from agentrl._util.texts import texts_in
 from agentrl.types import Message
 
 _LONG = 64
-"""A text of this many characters is not found anywhere by chance."""
+"""Number of characters from which a text cannot match another text by chance."""
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
 """JSON escapes, such as a line break, if a template writes text as JSON. Their letters belong to no word."""

@@ -1,4 +1,4 @@
-"""Every field of a request's body, by API, as obeyed, recorded or refused. docs/serve.md lists those that are obeyed or refused.
+"""Every field of a request's body, by API, as obeyed, recorded or refused. docs/serve.md lists all but the recorded.
 
 The names are from OpenAI's, Anthropic's and Google's packages, and from the servers vLLM and SGLang, which add fields
 to the first three APIs.
@@ -29,7 +29,7 @@ class Field:
     """obeyed: the field changes the answer as the API says. recorded: the field is in the session's log and does not
     change the answer. refused: status 400."""
     remedy: str = ""
-    """For a refused field: the reason and the remedy."""
+    """The reason and the remedy, if the field is refused."""
     harmless: Sequence[JSON] = ()
     """Values of a refused field that leave the answer unchanged."""
 

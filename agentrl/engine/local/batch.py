@@ -42,7 +42,7 @@ class _KeptSession:
     media: Sequence[RenderedImage]
 
     def shared(self, request: GenerateRequest) -> int:
-        """How many of the first tokens the request has, too, with equal images."""
+        """Number of first tokens that the request shares, with equal images."""
         return common_images(_common_prefix(self.tokens, request.input_ids), request.media, self.media)
 
 

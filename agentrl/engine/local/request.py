@@ -23,7 +23,7 @@ class GenerateRequest:
     """One call of `generate`, from waiting to answered. Fields below `aborted` belong to the worker thread."""
 
     input_ids: list[int]
-    """With each image's pads, as many as the image has merged patches."""
+    """Token ids. An image has one pad for each merged patch."""
     sampling: Sampling
     session_id: str = ""
     rid: str = ""

@@ -24,7 +24,7 @@ _BLOCK = 256
 _BELOW_ONE = 1 - 2**-52
 
 _NEVER = -1e4
-"""A logit bias stronger than any logit."""
+"""A logit bias that forbids a token: no logit outweighs it."""
 
 _HARMLESS = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval", "custom_params"}
@@ -51,7 +51,7 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = -1
     max_new_tokens: int | None = None
-    """None means as many as the context holds."""
+    """The most new tokens; None: up to the end of the context."""
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False

@@ -23,7 +23,7 @@ class Slot:
     dtype: str
     """The name in torch, such as bfloat16."""
     offset: int
-    """In bytes."""
+    """The offset in bytes."""
 
 
 class SharedWeights:

@@ -81,7 +81,7 @@ class _ReplyForms:
 
     @cached_property
     def last_number(self) -> str:
-        """Without separators."""
+        """The last number, without separators."""
         numbers = _NUMBER.findall(self._text)
         return numbers[-1].replace(",", "") if numbers else ""
 
@@ -91,7 +91,7 @@ class Claim:
     """One text or value of a result."""
 
     text: str
-    """In plain form."""
+    """The text in plain form."""
     value: JSON
     number: bool = False
 

@@ -20,7 +20,7 @@ from agentrl.gateway.session.tree import Tree
 from agentrl.types import JSON
 
 _RUN = 8
-"""This many words of a reply in a row, found in a later prompt, are taken to be a quote. So is a whole reply."""
+"""Number of consecutive words of a reply that count as a quote in a later prompt. A whole reply also counts."""
 _SHORTEST = 8
 """The shortest reply, or argument of a call, that is recognized within other text, in characters."""
 _INSTRUCTIONS = ("system", "developer")

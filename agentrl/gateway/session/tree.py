@@ -26,7 +26,7 @@ from agentrl.trajectory.trajectory import assistant_message
 from agentrl.types import Action
 
 _COMPARED, _LIKE = 1000, 0.5
-"""Compared characters of two texts, and the share of equal characters in similar texts."""
+"""Number of characters of two texts that are compared, and the share of equal characters that makes texts similar."""
 _CONTINUED = digest_of("continued")
 """Follows the entries of a prompt whose replies continue the last entry."""
 _CALLS_AS_TEXT = "Calling tools:"

@@ -55,7 +55,7 @@ class JsonCalls:
         return () if self.in_block else (PYTHON_TAG,)
 
     def find(self, lexed: Lexed, offset: int) -> int | None:
-        """Without a marker, only a call at `offset` counts."""
+        """The first call from `offset` on. Without a marker, only a call exactly at `offset` counts."""
         if self.open:
             mark = lexed.search(loose(self.open), offset)
             return mark.start() if mark else None

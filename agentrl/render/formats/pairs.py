@@ -144,7 +144,7 @@ def learn(probes: Spelled) -> Learned | None:
 
 
 def _regions(texts: Sequence[str]) -> Regions | None:
-    """From each call's name to its last value, if all words are in order."""
+    """Regions from each call's name to its last value, if all words are in order."""
     rows = [[spelled.places(text, i) for i in range(n + 1)] for n, text in enumerate(texts)]
     last = len(spelled.words(0)[-1])
     regions = [[(place[0], place[-1] + last) for place in row if place] for row in rows]

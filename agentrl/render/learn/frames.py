@@ -17,7 +17,7 @@ from agentrl.render.template import Template
 def learn_frames(
     template: Template, profile: Profile, block: Block | None, sampled: Callable[[Mapping[str, Any]], str]
 ) -> Frames:
-    """From turns with content, and from the text before calls in turns without content."""
+    """Learn the frames from turns with content, and from the text before calls in turns without content."""
     lead = block.lead if block is not None else ""
     framing = {
         literal.strip()

@@ -10,7 +10,7 @@ from .values import constant, fraction, same_near, same_ratio, same_value
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 _PLACES = 6
-"""A decimal number with so many places may be rounded."""
+"""Number of decimal places from which a decimal number may be rounded."""
 _STRUCTURES = {"list", "relation", "matrix", "row", "union", "minus", "ratio", "based", "words", "inf"}
 _MOST_ITEMS = 60
 

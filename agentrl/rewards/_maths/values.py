@@ -25,7 +25,7 @@ _LARGEST_FACTORIAL = 5_000
 _LARGEST_CHOICE = 100
 _MOST_TERMS = 1_000
 _ENOUGH = 3
-"""Two expressions are equal if their values are equal at so many points, and differ at none."""
+"""Number of points at which two expressions must have equal values to be equal. One difference makes them unequal."""
 _SIMPLE: dict[str, Any] = {
     "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc, "sinh": mp.sinh,
     "cosh": mp.cosh, "tanh": mp.tanh, "exp": mp.exp, "arctan": mp.atan,

@@ -16,7 +16,7 @@ from agentrl.types import JSON, Task
 
 _MOST_LEVELS = 10
 _EVIDENCE = 16
-"""The groups of a level whose mean pass rate decides about the next level."""
+"""Number of a level's latest groups. Their mean pass rate decides whether the next level begins."""
 
 
 def pass_rate(group: Sequence[Trajectory]) -> float | None:

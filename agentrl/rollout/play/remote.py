@@ -348,7 +348,7 @@ async def _served(order: EpisodeOrder, engine: Engine, pools: list[WorkerPool]) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ServedEngine(EngineWrapper):
-    """The driver's engine. Its loss ends the run. A client that only sees HTTP would repeat its requests."""
+    """The driver's engine, reached over HTTP. Its loss ends the run: requests are not repeated."""
 
     lost: Callable[[EngineLostError], None]
 

@@ -29,7 +29,7 @@ from agentrl.view.model import (
 
 _AUTHORS: Mapping[str, Author] = {"sampled": "model", "observation": "env", "close": "template", "prompt": "template"}
 _BRIDGED = 4
-"""A log-prob of exactly 0 inside a masked turn: so many neighbours still count as sampled."""
+"""Number of neighbours for which a log-prob of exactly 0 inside a masked turn still counts as sampled."""
 
 
 def load(path: Path) -> list[dict[str, JSON]]:

@@ -82,7 +82,7 @@ def load_facts() -> Facts:
 
 
 def _countries(source: Any) -> dict[str, Country]:
-    """By ISO code."""
+    """Countries by ISO code."""
     return {
         row["iso"]: Country(row["name"].strip(), row["capital"].strip(), CONTINENTS[row["continentcode"]])
         for row in source.get_countries().values()

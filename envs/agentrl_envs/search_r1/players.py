@@ -12,7 +12,7 @@ from agentrl.rewards.text import is_within
 from agentrl.testing import call
 
 _SEARCHES = 3
-"""The most searches. With the answer, four turns follow, as many as the paper allows."""
+"""The most searches. With the answer, an episode has the paper's four turns."""
 
 
 def searcher(task: Task) -> Generator[Turn, str, None]:

@@ -22,7 +22,7 @@ _CONTROLLERS = ("memory", "cpu", "pids")
 NAME = "agentrl"
 """Prefix of each folder's name."""
 _NEW_S = 60.0
-"""A younger folder may belong to a box still under construction."""
+"""Age in seconds from which an empty folder is removed. A younger folder may belong to a box under construction."""
 _DYING_S = 5.0
 _PERIOD_US = 100_000
 

@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"#\d+ (?:\d+\.\d+ )?")
 _NOISE = re.compile(r"-*$|sha256:|transferring |(DONE|CACHED)\b|\[internal\]")
 _NO_BUILDKIT = "buildx component is missing"
 _AS_IT_IS: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
-"""For a tar file of ours. Python 3.11.3 and older know no filters."""
+"""The filter for a tar file that agentrl wrote; empty for Python 3.11.3 and older, which know no filters."""
 _ELSEWHERE = ("DOCKER_CONTEXT", "DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION")
 """Variables that would lead the command to a different engine, or to ours in a different way."""
 

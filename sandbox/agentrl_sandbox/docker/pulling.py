@@ -26,7 +26,7 @@ _PAUSE_S = 2.0
 """Seconds before a failed pull is tried again, doubled each time."""
 _ASKED_AT_ONCE = 16
 _DF_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 0.0)
-"""An engine measures the disk for one client at a time."""
+"""Pauses between attempts to measure the disk, in seconds: an engine measures for one client at a time."""
 _SMALL = 32 << 20
 """Bytes."""
 _FINAL = ("not found", "manifest unknown", "denied", "unauthorized", "no basic auth", "invalid reference")
@@ -64,7 +64,7 @@ class PullListener(Protocol):
     """Hears the events of a long pull."""
 
     def missing(self, host: str, missing: int, images: int) -> None:
-        """Before the first pull on a host."""
+        """Called before the first pull on a host, with the number of missing images."""
 
     def done(self, outcome: ImageOutcome) -> None:
         """One image is done, on one host."""

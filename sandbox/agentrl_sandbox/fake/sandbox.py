@@ -39,7 +39,7 @@ class ExecCall:
 
 
 Script: TypeAlias = Mapping[str, ExecResult] | Callable[[ExecCall], MaybeAwait[ExecResult]]
-"""The reply to a command: by exact text, or from a function (`def` or `async def`), which may raise."""
+"""The replies: a mapping from a command's exact text to its reply, or a function of the command, which may raise."""
 
 
 class FakeSandbox:

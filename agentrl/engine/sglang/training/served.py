@@ -24,8 +24,9 @@ _POLL_S = 0.3
 
 
 class TrainingServer:
-    """`control` of a server, and the process if started by agentrl. Decides whether an error means that the server is
-    gone.
+    """Holds a server's `control`, and the server's process if agentrl started the server.
+
+    Decides whether an error means that the server is gone.
     """
 
     def __init__(self, control: ServerControl, process: ServerProcess | None = None) -> None:

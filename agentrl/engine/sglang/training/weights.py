@@ -18,7 +18,7 @@ from agentrl.models.vision import Vision
 
 _MEMORY = Path("/dev/shm")
 _SPARE = 1.3
-"""Free memory needed to write the weights there, as a multiple of their size."""
+"""Free memory that must be available before weights are written to memory, as a multiple of the weights' size."""
 
 
 @dataclass(frozen=True, slots=True)

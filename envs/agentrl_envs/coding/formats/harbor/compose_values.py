@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from agentrl import ConfigError
 
 _MOST = 50_000
-"""Values of a file. `docker compose` reads as many in a moment."""
+"""The most values of a file. `docker compose` reads this number in a moment."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPERATOR = re.compile(r":?[-+?]")
 _PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(us|ms|h|m|s)")

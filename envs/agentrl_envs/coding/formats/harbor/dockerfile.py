@@ -23,7 +23,7 @@ class Instruction:
     end: int
     """The line after the instruction, counted from 1."""
     name: str
-    """In capitals: RUN, COPY, ..."""
+    """The instruction's name in capitals: RUN, COPY, ..."""
     value: str
     """The text after the flags."""
     flags: Mapping[str, str] = field(default_factory=dict)

@@ -57,7 +57,7 @@ class HarborGrader:
     tests: tuple[Path, ...]
     """Folders that are merged into /tests. Later folders replace files of earlier folders."""
     user: str | None = None
-    """The user as whom test.sh runs; None: the box's own."""
+    """The user that runs test.sh; None: the box's user."""
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0
     collect: tuple[Collect, ...] = ()
@@ -68,7 +68,7 @@ class HarborGrader:
     judged: tuple[str, ...] = ()
     """The agent's files and folders for the tests; empty: the work folder."""
     under: str = NO_MONITOR
-    """In front of test.sh."""
+    """Shell words that precede test.sh in the command line."""
     more: bool = False
     """The agent continues in this sandbox: remove the tests."""
 

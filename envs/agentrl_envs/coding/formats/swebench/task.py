@@ -150,7 +150,7 @@ def tests_own(instance: Instance) -> Callable[[str], bool]:
 
 
 def _module(path: str) -> str:
-    """A path without the first dot of the name and the rest."""
+    """A path up to the first dot of its name."""
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{name.partition('.')[0] or name}"
 
