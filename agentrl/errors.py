@@ -118,7 +118,7 @@ class BadCallPolicy:
     """How turns with wrong tool calls are treated. Each wrong call is answered, and the episode continues."""
 
     in_a_row: int = 3
-    """This many wrong turns in a row end the episode with StopReason.BAD_CALLS."""
+    """Number of consecutive wrong turns that end the episode with StopReason.BAD_CALLS."""
     message: str = "Your tool call could not be read: {detail}"
     """The model reads this after a structural error; `{detail}` is filled in."""
     mask: bool = False

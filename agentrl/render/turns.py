@@ -30,7 +30,7 @@ _NONE = CheckCounts()
 _CHECKS: Mapping[Check, CheckCounts] = {"": _NONE, "equal": CheckCounts(1), "different": CheckCounts(1, 1)}
 
 CUT_ROUNDS = 8
-"""Cutting converges in two or three rounds. The rest is scaffolding, and is never cut."""
+"""The most rounds of cutting, which converges in two or three. Scaffolding is never cut."""
 
 
 @dataclass(frozen=True, slots=True)

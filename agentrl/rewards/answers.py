@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
 LONGEST = 20_000
-"""Characters. A longer answer counts as no answer, because parsing would cost too much."""
+"""The most characters of an answer. A longer answer counts as no answer, because parsing would cost too much."""
 
 _TAGS = "<answer>", "</answer>"
 _BOX = re.compile(r"\\f?box(?:ed)?(?=\s*\{|\s+\S)")

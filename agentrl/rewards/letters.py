@@ -112,7 +112,7 @@ _CLAUSE = re.compile(
 )
 _SENTENCE = re.compile(r"[.!?](?=\s|$)|\n")
 _NEAR = 120
-"""The characters around a mention that may belong to the statement."""
+"""Number of characters around a mention that may belong to the statement."""
 _MOST = 500
 """The most mentions. A text with more mentions chooses no option, because reading would take long."""
 

@@ -27,7 +27,7 @@ _said: set[str] = set()
 _PAUSE_S = 1.0
 """Seconds before an error is raised again: a rollout that swallows each error would draw prompts without end."""
 _SWALLOWED = 16
-"""So many errors are raised again, and may each end the run, before EndedRun does."""
+"""Number of errors that are raised again before EndedRun is raised. Each may end the run."""
 
 
 class EndedRun(BaseException):

@@ -15,7 +15,7 @@ from agentrl.slime.rollouts import by_rollout, flat_samples, is_valid
 from agentrl.slime.sample import episode_metadata
 
 _EPSILON = 1e-6
-"""slime's own (filter_hub/dynamic_sampling_filters.py:11)."""
+"""The standard deviation up to which slime calls rewards equal (filter_hub/dynamic_sampling_filters.py:11)."""
 
 
 def has_spread(args: Any, samples: list[Any], **kwargs: Any) -> Any:

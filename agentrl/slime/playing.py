@@ -74,7 +74,7 @@ class PlayedSample:
 
     trajectory: Trajectory
     about: Mapping[str, JSON]
-    """For metadata["agentrl"]: resumes and restarts, and the ticket of an aborted episode."""
+    """Entries of metadata["agentrl"]: resumes and restarts, and the ticket of an aborted episode."""
     teacher_log_probs: Sequence[Sequence[float]]
     """For each segment; see `distill.ask_teacher`."""
     decode: Callable[[Sequence[int]], str]

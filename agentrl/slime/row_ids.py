@@ -16,7 +16,7 @@ from agentrl.slime.host import PART, DataFile, HostArgs, eval_files
 
 _ATTRIBUTE = "agentrl_row_id"
 _ROWS = 1_000_000
-"""Of longer files, later rows are not looked up: the table is in memory."""
+"""The most rows of a file that are looked up: the table is in memory."""
 _FILES = 64
 
 
@@ -42,7 +42,7 @@ def row_id(flags: HostArgs, sample: Any, metadata: Mapping[str, Any], *, evaluat
 
 
 _Table = Mapping[int, list[tuple[str, str]]]
-"""By a row's content, the ids of the rows with this content, each with the row's metadata as JSON text."""
+"""Maps a row's content to the ids of the rows with this content, each with the row's metadata as JSON text."""
 
 
 @lru_cache(maxsize=_FILES)

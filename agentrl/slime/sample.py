@@ -236,7 +236,7 @@ def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Ca
 
 
 def _branch(trajectory: Trajectory, segment: Segment) -> dict[str, JSON]:
-    """For whom the sample's reward was given, where an agent's branches have rewards."""
+    """The branch whose reward the sample has, if an agent's branches have rewards."""
     return {BRANCH_KEY: trajectory.paid_as(segment)} if trajectory.branch_rewards else {}
 
 

@@ -66,7 +66,7 @@ def _nothing(flags: HostArgs, skipped: Counter[str]) -> str:
 
 
 def _samples(flags: HostArgs, data_buffer: Any) -> Iterator[Any]:
-    """An endless stream of rows, as many at a time as a batch may need."""
+    """An endless stream of rows: a batch is read ahead, then single rows that replace skipped rows."""
     if flags.n_samples_per_prompt != 1:
         raise ConfigError("agentrl.slime.sft: a row is learned once: leave out --n-samples-per-prompt")
     if flags.apply_chat_template:

@@ -80,7 +80,7 @@ class MicroBatch:
     """Rows that the model reads in a single pass."""
 
     rows: tuple[Row, ...]
-    """In the order of the trained tokens below."""
+    """The rows, in the order of their trained tokens in the fields below."""
     inputs: Mapping[str, Tensor]
     """Arguments of the model; their `input_ids` are [lines, length]."""
     pack: Pack | None

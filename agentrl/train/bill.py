@@ -24,7 +24,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _GIB = 2**30
 _WRITE_EVERY_S = 2.0
 _IN_SECONDS = 120
-"""A shorter run is told in seconds."""
+"""Seconds below which a run's time is printed in seconds."""
 _NAMES = {"start": "start", "warm_start": "warm start", "hand_over": "hand-over"}
 
 

@@ -13,9 +13,9 @@ from agentrl.train.learner import Learner, Update
 from agentrl.train.warm_start import Demonstration, Demonstrations, weighted_rows
 
 _SHARE, _MOST, _LEAST = 0.05, 32, 8
-"""Held-out demonstrations: a share, with a maximum and a minimum. Below the minimum, none are held out."""
+"""The share of held-out demonstrations, the most and the fewest. Below the fewest, none is held out."""
 _PASSES = 1.5
-"""A warm start with fewer passes over the demonstrations cannot memorise them."""
+"""Number of passes below which a warm start cannot memorise the demonstrations."""
 
 
 def keep_apart(
@@ -45,8 +45,7 @@ def passes(demonstrations: int, config: WarmStartConfig) -> float:
 
 
 def warnings_by_heart(learner: Learner, demonstrations: Demonstrations, config: TrainConfig) -> Iterator[str]:
-    """A warning if the learned demonstrations have a far lower loss than the held-out demonstrations. Reads as many of
-    both."""
+    """A warning if learned demonstrations have a far lower loss than the same number of held-out demonstrations."""
     if not demonstrations.apart or config.warm_start is None:
         return
     learned = random.Random(f"{config.seed}/learned").sample(

@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError
 log = logging.getLogger("agentrl")
 
 _FULL_BYTES = 1 << 20
-"""If a write fails on a disk with less free space, the disk was full."""
+"""Free bytes below which a failed write means a full disk."""
 _MANIFEST = "files.json"
 """A file in each folder of `write_folder`: the `about`, and size and checksum of every file."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2

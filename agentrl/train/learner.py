@@ -48,7 +48,7 @@ class Update:
     read: int = 0
     """Tokens of the sequences read, prompts and observations included."""
     unique: int = 0
-    """The same number, with shared beginnings of an update's sequences counted once."""
+    """The number of tokens, with shared beginnings of an update's sequences counted once."""
     computed: int = 0
     """Tokens that the model computed for these sequences, padding included."""
     tokens: int = 0
@@ -289,7 +289,7 @@ class Schedule:
     final: float
     steps: int
     since: int = 0
-    """The fall began after this step."""
+    """The step after which the fall began."""
     share: float = 1.0
     """The share at the beginning of the fall."""
 

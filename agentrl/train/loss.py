@@ -28,11 +28,11 @@ from agentrl.train.config import Algorithm, KLType
 _EPSILON = 1e-6
 """Avoids a division by zero; as in slime."""
 _DUST = 1e-12
-"""Rewards with a smaller relative difference are equal, such as 0.1 + 0.2 and 0.3."""
+"""Relative difference below which rewards are equal, such as 0.1 + 0.2 and 0.3."""
 _UNSCALED = ("dr_grpo", "flash_reinforce")
 """The algorithms that do not divide by the deviation of rewards."""
 _MOST_KL = 10.0
-"""low_var_kl is k3 clamped to this; as in slime."""
+"""The largest low_var_kl, which is a clamped k3, as in slime."""
 
 
 @dataclass(frozen=True, slots=True)

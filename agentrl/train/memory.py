@@ -56,7 +56,7 @@ class Shape:
     queries: int
     """Heads times channels."""
     keys: int
-    """Key-value heads times channels; values have as many."""
+    """Key-value heads times channels, the width of a token's keys and of its values."""
     ffn: int
     """Width of the feed-forward part for a token: with experts, of all experts of the token."""
     vocabulary: int
@@ -192,7 +192,7 @@ class MemoryEstimate:
     asleep: bool
     """Whether the engine's memory is free while the learner learns."""
     shares: bool
-    """Whether the engine takes a share of the free memory, for as many episodes as fit."""
+    """Whether the engine takes a share of the free memory, and plays the number of episodes that fit."""
 
     @classmethod
     def of(cls, shape: Shape, plan: MemoryInputs) -> Self:

@@ -65,7 +65,7 @@ def lines_about(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -
 
 
 def ways_to_fit(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -> list[str]:
-    """The first option that alone makes a run fit, or the first few that do so together. Empty if none do."""
+    """The first option that makes a run fit, else the first options that make it fit together, else nothing."""
 
     def fits(options: Sequence[_Option]) -> bool:
         changed = config

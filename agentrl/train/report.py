@@ -118,14 +118,14 @@ class OverlapReport:
     """The overlap of rollouts and updates in a step. Seconds are wall-clock."""
 
     trainer_wait_s: float = 0.0
-    """The learner waited for the rollout."""
+    """Seconds that the learner waited for the rollout."""
     engine_wait_s: float = 0.0
     """The engine waited before this rollout: for the learner's updates, and for the weights."""
     token_age_mean: float = 0.0
     """Updates between the weights that sampled a trained token and the weights that learn from the token."""
     token_age_max: int = 0
     seconds: float = 0.0
-    """The whole step, which is less than the sum of its parts."""
+    """Seconds of the whole step. Its parts overlap, so their sum is larger."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from agentrl.types import JSON
 _AGAIN = re.compile(r"-again\d*$")
 """The end of a session id of a repeated episode."""
 _ANSWER = 60
-"""Kept characters of the answer."""
+"""Number of characters of the answer that are stored."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -38,7 +38,7 @@ else:  # Python before 3.12 cannot subscript the class
     _Ints = array
 
 _ROUNDING = 1e-4
-"""The highest log-prob above 0, as a rounding error: engines compute log-probs in float32."""
+"""The highest log-prob that counts as a rounding error above 0: engines compute log-probs in float32."""
 _LARGEST = 3.4e38
 """About the largest number of a float32."""
 

@@ -14,7 +14,7 @@ from agentrl_sandbox.spec import SandboxSpec
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _TRIES = 5
-"""After this many failures in a row, waiting callers get an error."""
+"""Number of consecutive failures after which waiting callers get an error."""
 
 
 @dataclass(slots=True, eq=False)

@@ -28,9 +28,9 @@ _TENDED_S = 15.0
 _LOOKED_AFTER_S = 120.0
 """Seconds for a ready sandbox to answer a check. Training in this event loop may delay the answer."""
 _FRESH_S = 2 * _TENDED_S
-"""A ready sandbox seen alive within this time is handed out unchecked: a busy engine takes a second to answer."""
+"""Seconds for which a ready sandbox needs no further check: a busy engine takes a second to answer."""
 _RIPE = 0.25
-"""A ready sandbox is replaced after this share of the lifetime, so no sandbox ends during use."""
+"""Share of the lifetime after which a ready sandbox is replaced, so that no sandbox ends during use."""
 _PREFETCHES = 2
 _said: set[str] = set()
 """Messages logged already, so the pools of several event loops log each message once."""

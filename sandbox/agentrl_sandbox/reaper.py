@@ -16,7 +16,7 @@ log = logging.getLogger("agentrl")
 
 _EVERY_S = 60.0
 _PATIENCE_S = 120.0
-"""A sweep longer than this is abandoned, so a hanging engine does not prevent the start of a run."""
+"""Seconds after which a sweep is abandoned, so that a hanging engine does not prevent the start of a run."""
 
 
 _paused: ContextVar[bool] = ContextVar("agentrl_reaper_paused", default=False)

@@ -12,7 +12,7 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
 _STRAGGLES = 5
-"""An episode straggles after this many times the median time in flight."""
+"""Multiple of the median time in flight after which an episode counts as a straggler."""
 
 
 @dataclass(slots=True)

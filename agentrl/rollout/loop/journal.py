@@ -43,7 +43,7 @@ _VERSION = 1
 _FREE = "free some disk, or name a folder that can be written"
 _NOT_ABOUT_LOCKS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 _PAUSE_S = 0.02
-"""Changes within this time share a transaction."""
+"""Seconds within which changes share a transaction."""
 _TABLES = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE groups (
@@ -156,7 +156,7 @@ class Journal:
         self._check()
 
     def close(self) -> None:
-        """Write the rest, and let other processes write."""
+        """Write the pending changes, and release the file's lock."""
         self._queue.put(None)
         self._thread.join()
         self._database.close()

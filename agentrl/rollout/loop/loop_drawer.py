@@ -30,7 +30,7 @@ class LoopSettings:
     why: Callable[[Group], str] = lambda group: "replaced"
     """The reason of a group without a learning signal. The buffer counts the reasons."""
     refill: int = 0
-    """How often in a step groups without a learning signal are replaced, at most."""
+    """The most times in a step that a group without a learning signal is replaced."""
     over_sample: float = 1.0
     """Sync: groups in flight at once, as a multiple of the step's groups."""
     staleness: int = 0

@@ -53,7 +53,7 @@ class GroupPlayer:
     name: str = "train"
     flow: Flow = field(default_factory=Flow)
     _waiting_for_slot: dict[int, int] = field(default_factory=dict)
-    """For each group in play, the number of episodes without a slot."""
+    """Number of episodes without a slot, for each group in play."""
     _open: dict[tuple[int, int], Parked] = field(default_factory=dict)
     """Parked episodes with an open Env."""
     _closing: set[asyncio.Task[Any]] = field(default_factory=set)

@@ -17,7 +17,7 @@ AGAIN = "-again"
 """Part of the session id of a repeated episode, after a failure of its environment."""
 _LATE = 5
 _LATE_S = 300.0
-"""An episode is late after several times the median of its kind, and after this many seconds at the earliest."""
+"""Seconds before which no episode is late. A late episode also takes several times the median of its kind."""
 _REMEMBERED = 256
 
 

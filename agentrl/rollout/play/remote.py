@@ -35,7 +35,7 @@ _STATUS_S = 2.0
 _AGAIN_S = 1.0
 """Seconds until the engine's requests are aborted once more: a request may have arrived after the first abort."""
 SERVED = "served"
-"""In `EpisodeOrder.engine`: the driver's engine, over HTTP."""
+"""The value of `EpisodeOrder.engine` for the driver's engine, reached over HTTP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from agentrl.slime.check.flags import Words, misspelt, override, plain
 
 HOSTS = ("slime", "miles")
 TIMEOUT_S = 300.0
-"""For importing slime, Megatron and SGLang, and for their checks."""
+"""The time limit of slime's, Megatron's and SGLang's import and checks, in seconds."""
 _PARSER = "slime's own parser"
 _FUNCTION = re.compile(r"^custom_.*_path$|(function|filter|hook|process|data_source)_path$")
 """Names of arguments with functions. Megatron has other arguments that end with `_path`."""

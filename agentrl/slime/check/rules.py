@@ -26,7 +26,7 @@ POST_PROCESS = "agentrl.slime.post_process_rewards"
 REWARD = "agentrl.slime.reward"
 WATCH = "agentrl.slime.watch_log_probs"
 _ONE_TURN = 1024
-"""A response length below this, and below half of the context, most likely counts a single turn."""
+"""A response length below this number, and below half of the context, was most likely meant for a single turn."""
 _SLIMES_CPUS = 2
 """CPUs of slime's rollout manager and lock."""
 LOG, LOG_EVAL = "agentrl.slime.log_rollout", "agentrl.slime.log_eval"

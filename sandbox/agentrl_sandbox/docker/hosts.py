@@ -28,7 +28,7 @@ log = logging.getLogger("agentrl")
 _EVERY_S = 5.0
 """Seconds between two questions whether an engine still answers."""
 _ANSWER_S = 30.0
-"""An engine with a hundred sandboxes on a busy machine may take this long."""
+"""Seconds to wait for an answer: an engine with a hundred sandboxes on a busy machine is slow."""
 _SURE_S = 2.0
 """Seconds between an unanswered request and the confirming request: a restart takes a second."""
 _AGAIN_S, _LONGEST_AGAIN_S = 15.0, 300.0
