@@ -1,4 +1,7 @@
-"""A lock between processes, made of a file. The holder removes the file. A killed process frees its lock."""
+"""A lock between processes, on a file or a folder. A killed process frees its lock.
+
+filelock would be a dependency for these lines: it leaves the file behind, and raises where a file system has no locks.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,30 @@ from pathlib import Path
 log = logging.getLogger("agentrl")
 
 
-def try_lock(file: Path) -> int | None:
-    """The descriptor for `unlock`. None while another process holds the lock.
+def try_lock(path: Path) -> int | None:
+    """The descriptor for `unlock`. None while another process holds the lock. A missing file is made.
 
-    Raises OSError if the file cannot be opened. On a file system without locks every process gets the lock, with a
+    Raises OSError if the path cannot be opened. On a file system without locks every process gets the lock, with a
     warning.
     """
     while True:
-        descriptor = os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             return None
         except OSError as exc:
-            log.warning("%s cannot be locked (%s): let no other process write there", file, exc.strerror)
+            log.warning("%s cannot be locked (%s): let no other process write there", path, exc.strerror)
             return descriptor
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), file.stat()):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         os.close(descriptor)  # the earlier holder has just removed the file
 
 
-def unlock(file: Path, descriptor: int) -> None:
-    file.unlink(missing_ok=True)
+def unlock(path: Path, descriptor: int) -> None:
+    """Free the lock, and remove a file."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
     os.close(descriptor)

@@ -12,10 +12,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
+from agentrl._util.backoff import pause, retry_after
 from agentrl._util.per_loop import PerLoop
 from agentrl.errors import ConfigError, InfraError, one_line
 from agentrl.types import JSON
@@ -24,8 +23,6 @@ _LARGE_BYTES = 1 << 20
 """A larger body is sent as a stream, so that aiohttp can send pieces between other work."""
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 _ASKS_TO_WAIT = {429, 503}
-_LONGEST_WAIT_S = 60.0
-"""Upper bound of a single wait in seconds, for any Retry-After of the server."""
 _MAX_REFUSED_CONNECTS = 3
 """Connection attempts before the first answer of a server, which may still be starting."""
 _CHAT = "/chat/completions"
@@ -49,7 +46,7 @@ class HttpRefusedError(ConfigError):
 class _BusyError(InfraError):
     """The server asks to wait."""
 
-    def __init__(self, message: str, seconds: float | None) -> None:
+    def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
         self.seconds = seconds
 
@@ -127,7 +124,7 @@ class HttpService:
             async with asyncio.timeout(self.seconds) as deadline:
                 for attempt in range(self.retries + 1):
                     if attempt:
-                        await asyncio.sleep(min(0.1 * 4**attempt, 10.0) * random.uniform(0.5, 1.0))
+                        await asyncio.sleep(pause(attempt, 0.4, 10.0, factor=4.0))
                     await self._pause.over(deadline)
                     try:
                         return read(await self._once(session, body, headers))
@@ -139,7 +136,7 @@ class HttpService:
                         last = str(exc)
                     except (OSError, InfraError, ValueError, RecursionError) as exc:  # the latter two: not JSON
                         last = _hidden(one_line(exc), headers)
-                        self._pause.begin(exc.seconds if isinstance(exc, _BusyError) else None)
+                        self._pause.begin(exc.seconds if isinstance(exc, _BusyError) else 0.0)
         except TimeoutError:
             raise InfraError(f"{self.name} did not answer within {self.seconds:g} s; the last error: {last}") from None
         raise InfraError(f"{self.name} failed {self.retries + 1} times; the last error: {last}")
@@ -171,7 +168,7 @@ class HttpService:
         words = " ".join(body.split())
         hopeless = status == 429 and any(mark in words.lower() for mark in _NO_MONEY)
         if status in _ASKS_TO_WAIT and not hopeless:
-            raise _BusyError(f"HTTP {status}: {words[:200]}", retry_after(headers, datetime.now(UTC)))
+            raise _BusyError(f"HTTP {status}: {words[:200]}", retry_after(headers))
         if (status in _RETRIED or status >= 500) and not hopeless:
             raise InfraError(f"HTTP {status}: {words[:200]}")
         raise HttpRefusedError(
@@ -217,23 +214,6 @@ class HttpService:
         return self._loops.here(lambda: _LoopState(asyncio.Semaphore(self.concurrency)))
 
 
-def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Seconds until the server accepts requests again: `retry-after-ms`, or `Retry-After` in seconds or as a date.
-
-    None if the headers are absent or cannot be read.
-    """
-    for name, unit in (("retry-after-ms", 0.001), ("Retry-After", 1.0)):
-        try:
-            return max(0.0, float(headers[name]) * unit)
-        except (KeyError, ValueError):
-            continue
-    try:
-        date = parsedate_to_datetime(headers["Retry-After"])
-    except (KeyError, ValueError, TypeError):
-        return None
-    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - now).total_seconds())
-
-
 def _as_it_is(answer: JSON) -> JSON:
     return answer
 
@@ -253,9 +233,8 @@ class Pause:
     def __init__(self) -> None:
         self._until = 0.0
 
-    def begin(self, seconds: float | None) -> None:
-        if seconds:
-            self._until = max(self._until, time.monotonic() + min(seconds, _LONGEST_WAIT_S))
+    def begin(self, seconds: float) -> None:
+        self._until = max(self._until, time.monotonic() + seconds)
 
     async def over(self, deadline: asyncio.Timeout) -> None:
         """Wait until the end of the pause and a random part longer, so that requests are spread out. Moves the

@@ -7,6 +7,7 @@ import logging
 import time
 from dataclasses import dataclass
 
+from agentrl._util.backoff import pause
 from agentrl._util.concurrency import uncounted
 from agentrl.errors import EngineError
 
@@ -39,8 +40,8 @@ class EngineAborts:
         """
         if tokens:
             self.count, self.lost_s = 0, 0.0
-        pause = min(_FIRST_PAUSE_S * 2.0 ** min(self.count, 10), _LONGEST_PAUSE_S)
         self.count += 1
+        seconds = pause(self.count, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self.lost_s += min(request_s, _REQUEST_S)
         if self.count > 1 and self.lost_s >= self.bound_s:
             raise EngineError(
@@ -50,8 +51,8 @@ class EngineAborts:
         if self.count > _USUAL:
             _warn(self)
         with uncounted():  # the episode is not slow, but without an engine
-            await asyncio.sleep(pause)
-        self.lost_s += pause
+            await asyncio.sleep(seconds)
+        self.lost_s += seconds
 
 
 def _warn(aborts: EngineAborts) -> None:

@@ -85,6 +85,8 @@ class Summary:
         yield f"view                 agentrl view {out}"
         if (out / BOARD).is_dir():
             yield f"TensorBoard          tensorboard --logdir {out / BOARD}   # pip install tensorboard"
+        else:
+            yield "TensorBoard          no event files were written: tensorboardX is not installed (extra `train`)"
 
     def _held_out(self) -> Iterator[str]:
         """A line for each evaluation, and the gain by reinforcement learning."""

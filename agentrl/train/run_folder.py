@@ -15,16 +15,15 @@ base/                         with LoRA, the weights under the adapters of tiny:
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl._util.file_lock import try_lock, unlock
 from agentrl.errors import ConfigError
 from agentrl.train.config import TrainConfig
 from agentrl.train.files import about_folder, damage, sync, write_atomically, write_folder
@@ -83,21 +82,15 @@ class RunFolder:
     def lock(self) -> None:
         """Lock out other processes, until `unlock` or the end of this process. Raises ConfigError for a locked
         folder."""
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
+        self._lock = try_lock(self.path)
+        if self._lock is None:
             raise ConfigError(
                 f"--out {self.path}: another process is training in this folder; wait for its end, or end it"
-            ) from None
-        except OSError as exc:  # a file system without locks
-            log.warning("%s cannot be locked (%s): let no other process train in it", self.path, exc.strerror)
-        self._lock = descriptor
+            )
 
     def unlock(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            unlock(self.path, self._lock)
             self._lock = None
 
     def create(self, config: TrainConfig) -> None:

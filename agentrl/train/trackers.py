@@ -1,11 +1,11 @@
-"""Trackers of a run's figures: files for TensorBoard, and W&B if the configuration names a project."""
+"""Trackers of a run's figures: TensorBoard's files with tensorboardX, and W&B if the configuration names a project."""
 
 from __future__ import annotations
 
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -41,7 +41,9 @@ class Trackers:
     def __init__(self, config: TrainConfig, folder: Path, step: int, warn: Warn) -> None:
         """`step` is the last finished step. Figures of later steps, from before a kill, are replaced."""
         self._warn = warn
-        self._board = EventFile(folder / BOARD, step + 1)
+        self._board: EventFile | None = None
+        with suppress(ImportError):  # the run's last lines tell that tensorboardX is not installed
+            self._board = EventFile(folder / BOARD, step + 1)
         self._wandb: Any = None
         if config.wandb is not None:
             with self._or_without_wandb():
@@ -50,14 +52,16 @@ class Trackers:
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """The numbers among the metrics of a step."""
         numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-        self._board.add(step, numbers)
+        if self._board is not None:
+            self._board.add(step, numbers)
         if self._wandb is not None:
             with self._or_without_wandb():
                 # W&B ignores a step that it already has. A step that is repeated after a kill has the same figures.
                 self._wandb.log(numbers, step=step)
 
     def close(self) -> None:
-        self._board.close()
+        if self._board is not None:
+            self._board.close()
         if self._wandb is not None:
             with self._or_without_wandb():
                 self._wandb.finish()

@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from agentrl._util.backoff import pause
 from agentrl.sandbox import Sandbox
 from agentrl_sandbox.figures import LaneFigures, LaneName
 from agentrl_sandbox.spec import SandboxSpec
@@ -46,8 +47,8 @@ class Trouble:
 
     def add(self, now: float) -> bool:
         """Add a failure. Returns whether waiting callers should get an error."""
-        self.until = now + min(_FIRST_PAUSE_S * 2 ** min(self.failures, 16), _LONGEST_PAUSE_S)
         self.failures += 1
+        self.until = now + pause(self.failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         return self.failures >= _TRIES
 
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentrl._util import http
-from agentrl._util.http import retry_after
+from agentrl._util import backoff
+from agentrl._util.backoff import retry_after
 from agentrl.chat.client import ChatModel, ScriptedSpeaker, SpeakerConfig, speaker
 from agentrl.chat.completions import read_reply, wire_message
 from agentrl.errors import ConfigError, ContextFullError, InfraError, RequestError
@@ -149,7 +149,7 @@ async def test_a_server_that_asks_to_wait_is_left_alone_by_all_requests(monkeypa
 
 
 async def test_no_wait_is_longer_than_the_bound(monkeypatch):
-    monkeypatch.setattr(http, "_LONGEST_WAIT_S", 0.2)
+    monkeypatch.setattr(backoff, "LONGEST_RETRY_AFTER_S", 0.2)
     with chat_server(answering(Answer("later", 503, {"Retry-After": "86400"}), "Paris")) as server:
         started = time.monotonic()
         await model(server).reply(ASKED)
@@ -169,8 +169,9 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
         ({"Retry-After": "Friday, 02-Jan-26 03:04:35 GMT"}, 30.0),
         ({"retry-after-ms": "250", "Retry-After": "1"}, 0.25),
         ({"Retry-After": "-3"}, 0.0),
-        ({"Retry-After": "soon"}, None),
-        ({}, None),
+        ({"Retry-After": "soon"}, 0.0),
+        ({"Retry-After": "86400"}, 60.0),
+        ({}, 0.0),
     ],
 )
 def test_the_wait_that_a_server_asks_for(headers, seconds):

@@ -274,7 +274,7 @@ async def test_a_request_at_fault_harms_nobody(http, served):
 async def test_a_token_of_another_tokenizer_ends_at_once_and_says_so(served, monkeypatch):
     async with SGLangEngine(served) as engine:
         paused = []
-        monkeypatch.setattr("agentrl.engine.sglang.client._backoff", lambda *_: paused.append(1) or 0.0)
+        monkeypatch.setattr("agentrl.engine.sglang.connections.pause", lambda *_: paused.append(1) or 0.0)
         with pytest.raises(RequestError, match=r"HTTP 400: .*vocabulary of \d+.*tokenizer mismatch\?"):
             await engine.generate([5, 10**6], {"max_new_tokens": 2})
     assert paused == []

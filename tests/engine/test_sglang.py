@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from contextlib import asynccontextmanager
 
@@ -10,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from agentrl import Env, EpisodeOptions, Limits, StopReason, Task, run_episode
+from agentrl._util import backoff
 from agentrl.engine import Generation, SGLangEngine
 from agentrl.errors import ConfigError, EngineError
 from tests.engine.fake_sglang import Fake, answer, client, for_ever, reset, reset_in_the_middle
@@ -18,7 +18,7 @@ from tests.engine.fake_sglang import Fake, answer, client, for_ever, reset, rese
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
     """Backoff at a hundredth of its length."""
-    monkeypatch.setattr(random, "uniform", lambda low, high: 0.01 * high)
+    monkeypatch.setattr(backoff.jitter, "uniform", lambda low, high: 0.01 * high)
 
 
 async def test_request_and_answer():
@@ -115,7 +115,7 @@ async def test_the_patience_is_a_time_and_longer_than_slimes(monkeypatch):
         paused.append(seconds)
 
     monkeypatch.setattr("agentrl.engine.sglang.client._Request.pause", pause)
-    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(backoff.jitter, "uniform", lambda low, high: high)
     fake = Fake(*[(503, {})] * 200)
     async with fake.serve() as url, client(url) as engine:
         with pytest.raises(EngineError, match=r"gave up after \d+ attempts in 12\d s"):
@@ -138,7 +138,7 @@ async def test_an_engine_that_is_away_for_long_fails_nothing(caplog):
 @pytest.mark.thorough
 async def test_waiting_for_an_engine_is_no_time_of_the_episode(renderer, monkeypatch):
     """Else an outage would end episodes by their deadline, to be scored and trained as slow ones."""
-    monkeypatch.setattr("agentrl.engine.sglang.client._backoff", lambda attempt, retry_after: 0.8)
+    monkeypatch.setattr("agentrl.engine.sglang.connections.pause", lambda *_: 0.8)
     fake = Fake(*[(503, {})] * 3, answer(renderer.encode({"role": "assistant", "content": "Paris"})))
     options = EpisodeOptions(limits=Limits(episode_s=1.5, context=1000))
     async with fake.serve() as url, client(url) as engine:

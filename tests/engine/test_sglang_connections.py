@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import logging
-import random
 import re
 import ssl
 import threading
@@ -16,6 +15,7 @@ import pytest
 import trustme
 from aiohttp import web
 
+from agentrl._util import backoff
 from agentrl.engine import SGLangEngine
 from agentrl.engine.sglang import client as client_module
 from agentrl.errors import ConfigError, EngineError, RequestError
@@ -25,7 +25,7 @@ from tests.engine.fake_sglang import Fake, answer, client, for_ever
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
     """Backoff at a hundredth of its length, and nobody's key."""
-    monkeypatch.setattr(random, "uniform", lambda low, high: 0.01 * high)
+    monkeypatch.setattr(backoff.jitter, "uniform", lambda low, high: 0.01 * high)
     monkeypatch.delenv("AGENTRL_API_KEY", raising=False)
 
 
@@ -170,8 +170,9 @@ def test_a_file_of_authorities_that_cannot_be_read_is_named(tmp_path, name):
         ("86400", 60, 60),
         ("-5", 0, 0.1),
         ("soon", 0, 0.1),
-        ("9" * 400, 0, 0.1),
+        ("9" * 400, 60, 60),
         ("Mon, 99 Foo 9999 99:99:99 GMT", 0, 0.1),
+        ("Mon, 01 Jan 99999999999999 00:00:00 GMT", 0, 0.1),
     ],
 )
 async def test_retry_after_is_heeded(monkeypatch, header, least, most):

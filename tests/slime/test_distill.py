@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agentrl import ConfigError, adapt
-from agentrl.engine.sglang import scoring
+from agentrl.engine.sglang import connections
 from tests.slime.test_adapt import PARAMS, question
 
 
@@ -91,7 +91,7 @@ async def test_a_teacher_without_an_answer_is_a_masked_sample(Taught, serve, mak
 
 
 async def test_a_teacher_that_is_busy_is_asked_again(Taught, serve, make_args, monkeypatch):
-    monkeypatch.setattr(scoring, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(connections, "_FIRST_PAUSE_S", 0.001)
     async with serve() as (_, url), teacher([(503, {})] * 8) as (asked, teacher_url):
         sample = await adapt(make_args(url, args=opd(teacher_url)), question(Taught), PARAMS)
     assert (len(asked), sample.reward) == (9, 1.0)

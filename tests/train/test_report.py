@@ -116,7 +116,8 @@ def test_a_loss_is_no_gain_and_what_is_not_there_is_not_told(tmp_path):
     assert lost[2] == "  after RL             0.000 (0.000 to 0.000), -0.500 by reinforcement"
 
     imitated = list(ended().report(tmp_path))
-    assert [line[:21].strip() for line in imitated] == ["time", "tokens", "view"]
+    assert [line[:21].strip() for line in imitated] == ["time", "tokens", "view", "TensorBoard"]
+    assert "no event files were written: tensorboardX is not installed" in imitated[-1]
 
 
 def test_failed_and_unscored_evaluations_are_told(tmp_path):

@@ -265,3 +265,14 @@ def test_a_damaged_line_of_metrics_is_named(folder):
     folder.metrics.write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
     with pytest.raises(ConfigError, match=r"metrics.jsonl:2: not JSON .*; delete this line"):
         folder.read_metrics()
+
+
+def test_a_run_on_a_file_system_without_locks_gets_a_warning(tmp_path, make_config, monkeypatch, caplog):
+    def refuse(descriptor, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    folder = RunFolder(tmp_path / "nfs")
+    folder.create(make_config())
+    folder.unlock()
+    assert "cannot be locked (No locks available)" in caplog.text

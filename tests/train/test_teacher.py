@@ -13,7 +13,7 @@ import torch
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentrl.engine.sglang import scoring
+from agentrl.engine.sglang import connections
 from agentrl.errors import ConfigError
 from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.train import Trainer, train
@@ -166,7 +166,7 @@ async def test_a_served_teacher_teaches_what_a_loaded_one_does(make_config, teac
 
 
 async def test_a_teacher_that_is_away_is_asked_again(make_config, teacher, monkeypatch):
-    monkeypatch.setattr(scoring, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(connections, "_FIRST_PAUSE_S", 0.001)
     async with serving(teacher, [(503, {})] * 20) as (_, url):
         trainer = await one_step(make_config(steps=1, teacher=url))
     (line,) = lines(trainer.config.out)

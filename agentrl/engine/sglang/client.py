@@ -7,24 +7,21 @@ import hashlib
 import json
 import logging
 import math
-import random
 import string
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
-from agentrl._util.concurrency import uncounted
 from agentrl.engine.base import RETRY_S, AsyncClosing
 from agentrl.engine.sglang import workers
 from agentrl.engine.sglang.answers import read_generation
 from agentrl.engine.sglang.bodies import check_sampling_params
-from agentrl.engine.sglang.connections import Address, Connections, UnavailableError
+from agentrl.engine.sglang.connections import Address, Connections, UnavailableError, patiently
 from agentrl.engine.sglang.constrained import GRAMMARS, constrained, is_comparable, scoring_body
 from agentrl.engine.sglang.encoding import HistoryEncoder
 from agentrl.engine.sglang.workers import Workers
@@ -38,13 +35,8 @@ T = TypeVar("T")
 
 _ABORT_PAUSE_S = 0.05
 """Seconds before an abort is sent again. The wait doubles each time."""
-_MAX_RETRY_AFTER_S = 60.0
-"""The longest honoured Retry-After."""
-_LONGEST_PAUSE_S = 5.0
 _WARN_S = 60.0
 """Seconds between two warnings about an unavailable server."""
-_ATTEMPT_S = 30.0
-"""A failed attempt counts at most this much as time without a server. In a longer attempt, the server was answering."""
 _ROUTING_KEY = "X-SMG-Routing-Key"
 _KEY_CHARACTERS = 1024
 """The maximum length of a routing key, since servers limit headers."""
@@ -207,33 +199,10 @@ class SGLangEngine(AsyncClosing):
     async def _patiently(
         self,
         attempt: Callable[[], Awaitable[T]],
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
         ended: Callable[[], bool] = lambda: False,
     ) -> T | None:
-        """The result of an attempt, repeated while the server is unavailable. None if `ended` is true before a
-        result.
-        """
-        away = 0.0
-        for number in count(1):
-            started = time.monotonic()
-            try:
-                return await attempt()
-            except UnavailableError as exc:
-                if number > 1:  # the first attempt was sent to a running server
-                    away += min(time.monotonic() - started, _ATTEMPT_S)
-                if ended():
-                    break
-                if away >= self._retry_s:
-                    attempts = "1 attempt" if number == 1 else f"{number} attempts"
-                    raise EngineError(f"{exc}; gave up after {attempts} in {away:.0f} s") from exc
-                self._note_away(exc)
-                seconds = _backoff(number, exc.retry_after)
-                with uncounted():  # the episode is not slow, but lacks an engine
-                    await pause(seconds)
-                away += seconds
-            if ended():
-                break
-        return None
+        return await patiently(attempt, self._retry_s, wait=wait, ended=ended, note=self._note_away)
 
     def _note_away(self, exc: UnavailableError) -> None:
         """Warn of an outage. Thousands of requests may wait, so the rest is logged as INFO."""
@@ -317,12 +286,6 @@ def _body(history: list[bytes], fields: Mapping[str, Any]) -> bytes:
     except (TypeError, ValueError) as exc:
         raise ConfigError(f"sampling_params or extra cannot be written as JSON: {exc}") from exc
     return b"".join((b'{"input_ids": [', *history, b"], ", rest))
-
-
-def _backoff(attempt: int, retry_after: float) -> float:
-    """Seconds to wait after this attempt."""
-    doubling: float = 0.25 * 2 ** min(attempt, 10)
-    return max(min(_LONGEST_PAUSE_S, doubling) * random.uniform(0.5, 1.0), min(retry_after, _MAX_RETRY_AFTER_S))
 
 
 def _routing_key(session_id: str) -> str:

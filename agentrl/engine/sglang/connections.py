@@ -6,25 +6,30 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import email.utils
 import io
 import logging
 import os
 import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
 from yarl import URL
 
+from agentrl._util.backoff import pause, retry_after
+from agentrl._util.concurrency import uncounted
 from agentrl._util.per_loop import PerLoop
 from agentrl.engine.sglang.answers import error_message
 from agentrl.errors import ConfigError, EngineError, RequestError
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 API_KEY_VARIABLE = "AGENTRL_API_KEY"
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
@@ -32,6 +37,9 @@ _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _REQUEST_AT_FAULT = frozenset({400, 413, 422})
 """The statuses that blame the request itself."""
 _CONNECT_S = 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_ATTEMPT_S = 30.0
+"""A failed attempt counts at most this much as time without a server. In a longer attempt, the server was answering."""
 _CLOSE_S = 5.0
 _NONE: Mapping[str, str] = {}
 
@@ -162,6 +170,42 @@ class Connections:
             await _close(*self.sessions.popitem())
 
 
+async def patiently(
+    attempt: Callable[[], Awaitable[T]],
+    retry_s: float,
+    *,
+    wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ended: Callable[[], bool] = lambda: False,
+    note: Callable[[UnavailableError], None] = lambda exc: None,
+) -> T | None:
+    """The result of an attempt, repeated for `retry_s` seconds while the server is unavailable.
+
+    None if `ended` is true before a result. `wait` is called for each pause, and `note` before it. Raises EngineError
+    after the last attempt.
+    """
+    away = 0.0
+    for number in count(1):
+        started = time.monotonic()
+        try:
+            return await attempt()
+        except UnavailableError as exc:
+            if number > 1:  # the first attempt was sent to a running server
+                away += min(time.monotonic() - started, _ATTEMPT_S)
+            if ended():
+                break
+            if away >= retry_s:
+                attempts = "1 attempt" if number == 1 else f"{number} attempts"
+                raise EngineError(f"{exc}; gave up after {attempts} in {away:.0f} s") from exc
+            note(exc)
+            seconds = max(pause(number, _FIRST_PAUSE_S, _LONGEST_PAUSE_S), exc.retry_after)
+            with uncounted():  # the episode is not slow, but lacks an engine
+                await wait(seconds)
+            away += seconds
+        if ended():
+            break
+    return None
+
+
 async def _close(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession) -> None:
     """Close a session, whatever the state of the session's loop. Only the session's own loop may close the session."""
     try:
@@ -213,7 +257,7 @@ def _status_error(url: str, response: aiohttp.ClientResponse, answer: bytes) -> 
     message = f"{url}: HTTP {response.status}: {error_message(answer)}"
     if response.status in _RETRIED:
         error = UnavailableError(message)
-        error.retry_after = _retry_after(response.headers.get("Retry-After", ""))
+        error.retry_after = retry_after(response.headers)
         return error
     if location := response.headers.get("Location"):
         return EngineError(f"{message}: moved to {without_credentials(location)}; give that as the engine's url")
@@ -221,13 +265,3 @@ def _status_error(url: str, response: aiohttp.ClientResponse, answer: bytes) -> 
         doubt = "vocab" in message and "mismatch" not in message
         return RequestError(f"{message}; tokenizer mismatch?" if doubt else message)
     return EngineError(message)
-
-
-def _retry_after(header: str) -> float:
-    """Seconds from a Retry-After header with a number or a date. 0 for any other text."""
-    if re.fullmatch(r"[0-9]{1,9}", header.strip()):
-        return float(header)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return 0.0

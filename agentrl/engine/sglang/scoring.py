@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from array import array
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from agentrl.engine.sglang.connections import Connections, UnavailableError
+from agentrl.engine.sglang.connections import Connections, patiently
 from agentrl.errors import EngineError
 from agentrl.types import RenderedImage, single_pads
 
 _TIMEOUT_S = 600.0
-_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
-"""Seconds between attempts while the server is away, doubled each time."""
-_MAX_RETRY_AFTER_S = 60.0
 
 
 async def score(
@@ -85,7 +81,9 @@ async def _ask(connections: Connections, url: str, fields: Mapping[str, Any], re
         "return_logprob": True,
         "logprob_start_len": 0,
     }
-    answer = await _post(connections, url, json.dumps(body).encode(), retry_s)
+    raw = json.dumps(body).encode()
+    answer = await patiently(lambda: connections.post(url, raw, {}, _TIMEOUT_S), retry_s)
+    assert answer is not None  # without `ended`, the attempts never end early
     try:
         scored = json.loads(answer)["meta_info"]["input_token_logprobs"]
     except (ValueError, TypeError, LookupError) as exc:
@@ -93,16 +91,3 @@ async def _ask(connections: Connections, url: str, fields: Mapping[str, Any], re
     if not isinstance(scored, list):
         raise EngineError(f"the teacher's answer holds no log-probs of the tokens it was given: {scored!r:.80}")
     return scored
-
-
-async def _post(connections: Connections, url: str, body: bytes, retry_s: float) -> bytes:
-    pause, waited = _PAUSE_S, 0.0
-    while True:
-        try:
-            return await connections.post(url, body, {}, _TIMEOUT_S)
-        except UnavailableError as exc:
-            if waited >= retry_s:
-                raise
-            seconds = max(pause, min(exc.retry_after, _MAX_RETRY_AFTER_S))
-            await asyncio.sleep(seconds)
-            waited, pause = waited + seconds, min(2 * pause, _LONGEST_PAUSE_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -16,6 +15,7 @@ import e2b
 import httpx
 from connectrpc.errors import ConnectError
 
+from agentrl._util.backoff import pause
 from agentrl.errors import SandboxError, one_line
 
 T = TypeVar("T")
@@ -82,12 +82,12 @@ async def _repeated(ask: Callable[[], Awaitable[T]]) -> T:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from exc
             tries += 1
-            pause = min(0.5 * 2**tries, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
-            if time.monotonic() + pause - start > _patience(exc):
+            seconds = pause(tries, 1.0, _LONGEST_PAUSE_S)
+            if time.monotonic() + seconds - start > _patience(exc):
                 raise SandboxError(_reason(exc)) from exc
             if isinstance(exc, _BUSY) and tries == 1:
                 log.info("e2b: the service is busy, so its requests wait: %s", one_line(exc))
-        await asyncio.sleep(pause)
+        await asyncio.sleep(seconds)
 
 
 def _patience(exc: Exception) -> float:

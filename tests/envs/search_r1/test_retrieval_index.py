@@ -116,7 +116,7 @@ def test_a_bad_line_is_named_and_leaves_no_index(tmp_path, line, error):
     path.write_bytes(b'{"id": "1", "contents": "a"}\n\n' + line + b'\n{"id": "3", "contents": "c"}\n')
     with pytest.raises(ConfigError, match=re.escape(error)):
         open_index(path)
-    assert os.listdir(tmp_path / "corpus.jsonl.bm25") == ["lock"]
+    assert os.listdir(tmp_path / "corpus.jsonl.bm25") == []
 
 
 @pytest.mark.parametrize("content", ["", "\n \n"])
@@ -160,7 +160,7 @@ def test_an_index_is_made_once_and_again_when_the_content_changes(corpus, builds
     assert ids(second.search("nice", 3)) == ["1"]
     assert ids(first.search("lyon", 3)) == ["1"]  # who has the old one open keeps it
     assert len(builds) == 2
-    assert sorted(os.listdir(second.folder.parent)) == sorted([second.folder.name, "lock"])
+    assert os.listdir(second.folder.parent) == [second.folder.name]
 
 
 @pytest.mark.parametrize("harm", ["segment", "meta.json", "corpus.json", "format", "documents"])
@@ -239,7 +239,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(corpus, monkeypatch):
     monkeypatch.setattr(index_module.shutil, "disk_usage", lambda path: real._replace(free=0))
     with pytest.raises(OSError, match="No space left on device"):
         open_index(corpus)
-    assert os.listdir(corpus.with_name("corpus.jsonl.bm25")) == ["lock"]
+    assert os.listdir(corpus.with_name("corpus.jsonl.bm25")) == []
 
 
 async def test_a_corpus_is_a_retriever_in_this_process(corpus, caplog):
@@ -286,4 +286,4 @@ async def test_cancelling_ends_the_build_and_removes_it(tmp_path, monkeypatch):
         await task
     going_on.set()
     assert await asyncio.to_thread(ended.wait, 10)
-    assert os.listdir(Path(f"{corpus}.bm25")) == ["lock"]
+    assert os.listdir(Path(f"{corpus}.bm25")) == []

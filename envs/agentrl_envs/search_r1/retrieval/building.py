@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import threading
-import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from agentrl._util.file_lock import try_lock, unlock
 from agentrl.errors import ConfigError
 from agentrl_envs.search_r1.retrieval.documents import Document, read_corpus
 from agentrl_envs.search_r1.retrieval.index import FORMAT, TantivyIndex, require_tantivy, write_index
@@ -211,13 +210,11 @@ class _CorpusReader:
 @contextmanager
 def _alone(home: Path, stop: threading.Event) -> Iterator[None]:
     """A lock, so that a single process builds in a folder. The lock of a killed process is free."""
-    with (home / "lock").open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if stop.is_set():
-                    raise InterruptedError("indexing was stopped") from None
-                time.sleep(0.1)
+    file = home / "lock"
+    while (descriptor := try_lock(file)) is None:
+        if stop.wait(0.1):
+            raise InterruptedError("indexing was stopped")
+    try:
         yield
+    finally:
+        unlock(file, descriptor)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from agentrl._util.backoff import pause
 from agentrl._util.http import HttpService
 from agentrl.errors import ConfigError, InfraError, one_line
 from agentrl.plain import text as whole_characters
@@ -132,8 +133,9 @@ class HTTPRetriever:
 
     async def _answer(self, batch: list[_PendingQuery], topk: int) -> None:
         """Settle each query of the batch, or leave the query to its deadline."""
-        attempt = 0
-        while batch := [pending for pending in batch if not pending.future.done()]:
+        for attempt in count(1):
+            if not (batch := [pending for pending in batch if not pending.future.done()]):
+                return
             try:
                 results = await self._ask([pending.query for pending in batch], topk)
             except (InfraError, ConfigError) as exc:
@@ -149,8 +151,7 @@ class HTTPRetriever:
                     if not pending.future.done():
                         pending.future.set_result(documents)
                 return
-            attempt += 1
-            await asyncio.sleep(min(0.1 * 2**attempt, _LONGEST_WAIT_S) * random.uniform(0.5, 1.0))
+            await asyncio.sleep(pause(attempt, 0.2, _LONGEST_WAIT_S))
 
     async def _ask(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
         body = {"queries": list(queries), "topk": topk, "return_scores": True}
