@@ -9,8 +9,8 @@ from typing import Any
 
 import docstring_parser
 
+from agentrl._util.findings import Place
 from agentrl.check.fuzzing import place_of_tool
-from agentrl.check.places import Place
 from agentrl.check.playing import EnvUnderTest
 from agentrl.env.env import tools_of
 from agentrl.errors import TemplateError

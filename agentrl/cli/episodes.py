@@ -186,17 +186,17 @@ def refuse_all_failed(trajectories: Sequence[Trajectory]) -> None:
         raise InfraError(f"none of {len(failures)} episodes could be played; the first: {first.error}")
 
 
-def check_out(out: Path | None, data: Path | None) -> None:
+def check_out(out: Path | None, data: Path | None, flag: str = "--out") -> None:
     """Raises ConfigError, before any work is done, if trajectories could not be written to `out`."""
     if out is None:
         return
     if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder; name a file, such as {out / 'trajectories.jsonl'}")
+        raise ConfigError(f"{flag} {out} is a folder; name a file, such as {out / 'trajectories.jsonl'}")
     if data is not None and out.resolve() == data.resolve():
-        raise ConfigError(f"--out {out} is the data file itself; name another file")
+        raise ConfigError(f"{flag} {out} is the data file itself; name another file")
     folder = next(parent for parent in out.resolve().parents if parent.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise ConfigError(f"--out {out}: {folder} cannot be written to; name another file")
+        raise ConfigError(f"{flag} {out}: {folder} cannot be written to; name another file")
 
 
 def held(out: Path) -> int:
