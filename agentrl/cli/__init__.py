@@ -53,9 +53,9 @@ app.command()(view)
 app.command()(compare)
 app.command()(envs)
 app.command()(check)
+app.command()(retriever)
 app.add_typer(data, name="data")
 app.add_typer(sandbox, name="sandbox")
-app.add_typer(retriever, name="retriever")
 app.add_typer(slime, name="slime")
 
 

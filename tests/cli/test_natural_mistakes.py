@@ -131,7 +131,7 @@ MISTAKES = [
     ("merge none out", "none"),
     ("data tasks my_env.py:Capitls --out t.jsonl", "did you mean Capitals?"),
     ("validate none", "none"),
-    ("retriever serve none.jsonl", "none.jsonl"),
+    ("retriever none.jsonl", "none.jsonl"),
     ("slime slices none.jsonl --by source", "none.jsonl"),
 ]
 RUN_ALL = """

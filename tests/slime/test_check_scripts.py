@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from agentrl.slime.check.finding import LaunchFinding
 
 from agentrl.slime.check import TrainCommand, arguments, check, read_command
-from agentrl.slime.check.finding import LaunchFinding
 
 SOURCE = os.environ.get("SLIME_SRC", "")
 pytestmark = pytest.mark.skipif(
