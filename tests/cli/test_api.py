@@ -333,7 +333,7 @@ class Agent(AgentEnv):
     [
         (
             ("play", *ENV),
-            "playing yourself needs a terminal; name a player: --player file.py:function, or use agentrl eval --api",
+            "playing yourself needs a terminal; name a player (--player file.py:function), or use agentrl eval",
         ),
         (("eval", *ASK, "--api", "localhost"), "the URL 'localhost' is not valid; write http://host:port/v1"),
         (("eval", *ASK, "--api", "http://a/v1", "--engine", "sglang"), "one model plays at a time"),
