@@ -126,7 +126,6 @@ def test_its_last_checks_may_need_a_gpu():
     assert misspelt.message.startswith("--mine is no flag of slime's")
     assert (missing.level, missing.check) == ("unchecked", "Megatron's own checks")
     assert missing.message == "they need a GPU (RuntimeError: No CUDA GPUs are available)"
-    )
 
 
 def test_it_is_given_up_after_a_while(monkeypatch):
