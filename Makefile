@@ -61,9 +61,10 @@ soak-workers: $(STAMP)  ## kill -9 of workers with 200 episodes in flight, and o
 gateway-clients: $(STAMP)  ## Real agents against the gateway: every client of agentrl_envs/agents/versions.py, faults and long sessions; coding agents in Docker (Debian or Ubuntu, root; half an hour; 3 GB in .cache).
 	.ci/docker.sh -- .ci/clients.sh .cache/clients all
 
-check: $(STAMP)  ## Check lint, format and types.
+check: $(STAMP)  ## Check lint, format, complexity and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/complexity.py
 	$(BIN)/mypy
 
 bench: $(STAMP)  ## What a turn costs, and LocalEngine beside transformers, as ratios. `python -m benchmarks` lists all benchmarks.

@@ -107,7 +107,7 @@ def make_index(corpus: Path) -> Row:
     """The command in a separate process: the seconds that it names, and the most memory that it had."""
     load = os.getloadavg()[0]
     process = subprocess.Popen(
-        [sys.executable, "-m", "agentrl", "retriever", "index", str(corpus)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "agentrl", "retriever", str(corpus), "--index-only"], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     said = process.stdout.read()
@@ -131,7 +131,7 @@ def make_index(corpus: Path) -> Row:
 async def server(corpus: Path) -> AsyncIterator[tuple[str, int]]:
     """A server in a separate process: its URL and its pid."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "agentrl", "retriever", "serve", str(corpus), "--port", "0"),
+        *(sys.executable, "-m", "agentrl", "retriever", str(corpus), "--port", "0"),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None

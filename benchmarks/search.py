@@ -42,14 +42,14 @@ IN_FLIGHT = 256
 
 
 class Server:
-    """`agentrl retriever serve` in a separate process, on one port for all its lives."""
+    """`agentrl retriever` in a separate process, on one port for all its lives."""
 
     def __init__(self, corpus: Path) -> None:
         self.corpus, self.port, self.url, self.kills = corpus, "0", "", 0
 
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agentrl", "retriever", "serve", str(self.corpus), "--port", self.port),
+            *(sys.executable, "-m", "agentrl", "retriever", str(self.corpus), "--port", self.port),
             stdout=asyncio.subprocess.PIPE,
         )
         assert self.process.stdout is not None

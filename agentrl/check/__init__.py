@@ -1,6 +1,6 @@
 """A conformance suite for any Env, without a model: `agentrl check`. See `suite` for the checks."""
 
-from agentrl.check.findings import Finding, Report
+from agentrl._util.findings import Finding, Report
 from agentrl.check.suite import CheckInputs, check
 
 __all__ = ["CheckInputs", "Finding", "Report", "check"]

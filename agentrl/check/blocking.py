@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from agentrl.check.findings import Report
-from agentrl.check.places import AuthorCode, Place, library_of
+from agentrl._util.findings import Place, Report
+from agentrl.check.places import AuthorCode, library_of
 
 _BEAT_S, _LOOK_S, _LATE_S = 0.003, 0.004, 0.010
 _SLEPT_S, _WORKED_S = 0.03, 0.1

@@ -11,8 +11,9 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl._util.findings import Place
 from agentrl.check.leaks import Leak, LeakTracker
-from agentrl.check.places import Place, dotted
+from agentrl.check.places import dotted
 from agentrl.check.playing import EnvUnderTest, Speak, play, quiet_cancel
 from agentrl.check.repeating import report_left
 from agentrl.check.suspended import Suspensions, Wait

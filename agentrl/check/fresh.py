@@ -16,7 +16,7 @@ from math import ceil
 from random import Random
 from typing import Any
 
-from agentrl.check.places import Place
+from agentrl._util.findings import Place
 from agentrl.check.playing import EnvUnderTest, play, saying
 from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, runtime
@@ -56,7 +56,7 @@ async def fresh_process(subject: EnvUnderTest, task: Task, script: Sequence[Turn
     """Compare the Env's answers with the answers of a separate process, from reset and from a snapshot."""
     reason = _why_not(subject)
     if reason:
-        subject.report.skipped["in a separate process"] = reason
+        subject.report.skip("in a separate process", reason)
         return
     stop = 1 if resume_method(subject.cls) == "snapshot" else None
     whole = await play(subject, task, saying(script))
@@ -69,7 +69,7 @@ async def fresh_process(subject: EnvUnderTest, task: Task, script: Sequence[Turn
         here = await played(order, subject.envs)
         elsewhere = await _elsewhere(order)
     except Exception as exc:  # noqa: BLE001 - the boundary of another process: pickle, the Env and Python may refuse
-        subject.report.skipped["in a separate process"] = one_line(exc)
+        subject.report.skip("in a separate process", one_line(exc))
         return
     finally:
         await release(parked.machines if parked else ())

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from agentrl._util.findings import Place
 from agentrl.blame import is_the_worlds
 from agentrl.check.arguments import LONG, Try, tries
-from agentrl.check.places import AuthorCode, Place
+from agentrl.check.places import AuthorCode
 from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Speech, play
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes

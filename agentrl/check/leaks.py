@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from agentrl.check.places import AuthorCode, Place
+from agentrl._util.findings import Place
+from agentrl.check.places import AuthorCode
 
 _WAIT_S = 0.4
 """How long a thread, a process or an abandoned task may take to end by itself."""

@@ -8,13 +8,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
-from agentrl._util.loading import not_the_users, short
+from agentrl._util.findings import Place
+from agentrl._util.loading import not_the_users
 from agentrl.env.env import Env
 
 _SHIPPED = ("agentrl", "agentrl_envs", "agentrl_sandbox")
@@ -22,17 +22,6 @@ _ENDS = ("asyncio/events.py", "asyncio/base_events.py", "threading.py", "agentrl
 """Files whose frames end the search for a caller in the Env's code: the event loop's, and a thread's."""
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/(?P<package>[^/]+)")
 _END_NAMES = ("_run", "_run_once", "run_forever", "run", "_bootstrap_inner", "_work")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
-    """A line of a file."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{short(self.file)}:{self.line}"
 
 
 class AuthorCode:

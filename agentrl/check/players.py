@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from agentrl.check.places import Place, of_function
+from agentrl._util.findings import Place
+from agentrl.check.places import of_function
 from agentrl.check.playing import NOTHING, EnvUnderTest, PlayedEpisode, Speak, Speech, by, play, recording
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
@@ -35,7 +36,7 @@ async def players(subject: EnvUnderTest, tasks: Sequence[Task], of: str = "") ->
     by_whom = " and ".join([*names, *([] if subject.noop else ["no-op by agentrl"])])
     subject.report.checked[_CHECK] = f"{len(tasks)} of {of or f'{len(tasks)} tasks'}, each twice by {by_whom}"
     if subject.gold is None:
-        subject.report.skipped[_CHECK] = "whether the task can be won: name a player that knows the answers, --gold"
+        subject.report.skip(_CHECK, "whether the task can be won: name a player that knows the answers, --gold")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from agentrl.check.findings import Report
-from agentrl.check.places import AuthorCode, Place
+from agentrl._util.findings import Place, Report
+from agentrl.check.places import AuthorCode
 from agentrl.engine.base import Engine
 from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.env.env import Env, is_agent, own_task, runtime

@@ -96,20 +96,12 @@ def _label_shown(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
     searched = [(_prompt(episode), _labels(episode.trajectory.task.label)) for episode in plays]
     searched = [(prompt, labels) for prompt, labels in searched if labels]
     if len({tuple(labels) for _, labels in searched}) < 2:
-        subject.report.skipped.setdefault("label in prompt", "it needs two tasks with different labels that are text")
+        if "label in prompt" not in subject.report.skipped:
+            subject.report.skip("label in prompt", "it needs two tasks with different labels that are text")
         return
-    leaked = [
-        label for prompt, labels in searched if (label := next((text for text in labels if _holds(prompt, text)), None))
-    ]
-    foreign = any(
-        _holds(prompt, label)
-        for i, (prompt, mine) in enumerate(searched)
-        for j, (_, labels) in enumerate(searched)
-        for label in labels
-        if i != j and label not in mine
-    )
+    leaked = [label for prompt, labels in searched if (label := _first_held(prompt, labels)) is not None]
     subject.report.checked["label in prompt"] = f"{len(searched)} tasks"
-    if len(leaked) >= max(_LEAST, len(searched) / 3) and not foreign:
+    if len(leaked) >= max(_LEAST, len(searched) / 3) and not _holds_foreign(searched):
         count = "each" if len(leaked) == len(searched) else len(leaked)
         subject.report.warn(
             _CHECK,
@@ -117,6 +109,16 @@ def _label_shown(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
             f"{count} of {len(searched)} prompts holds its own label, such as {leaked[0]!r:.40}",
             "leave it out, unless the task is to find it there",
         )
+
+
+def _first_held(prompt: str, labels: Sequence[str]) -> str | None:
+    return next((label for label in labels if _holds(prompt, label)), None)
+
+
+def _holds_foreign(searched: Sequence[tuple[str, Sequence[str]]]) -> bool:
+    """Whether a prompt contains a label that belongs to other tasks only."""
+    labels = {label for _, of_task in searched for label in of_task}
+    return any(_first_held(prompt, sorted(labels.difference(mine))) is not None for prompt, mine in searched)
 
 
 def _labels(label: Any) -> list[str]:

@@ -160,6 +160,6 @@ def _determinism(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
         message = f"the same actions got two answers under one seed{used}: {answers}"
         report.warn("determinism", calls[0][0], message, "use self.rng, which task.seed has seeded")
     else:
-        report.skipped["determinism"] = (
-            f"the same actions got two answers, and the Env does not declare `deterministic`: {answers}"
+        report.skip(
+            "determinism", f"the same actions got two answers, and the Env does not declare `deterministic`: {answers}"
         )

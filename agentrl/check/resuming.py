@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentrl.check.places import Place
+from agentrl._util.findings import Place
 from agentrl.check.playing import EnvUnderTest, PlayedEpisode, go_on, play, saying
 from agentrl.check.repeating import difference, global_random
 from agentrl.engine.scripted import Turn

@@ -9,8 +9,8 @@ from typing import Any
 
 import docstring_parser
 
+from agentrl._util.findings import Place
 from agentrl.check.fuzzing import place_of_tool
-from agentrl.check.places import Place
 from agentrl.check.playing import EnvUnderTest
 from agentrl.env.env import tools_of
 from agentrl.errors import TemplateError
@@ -77,20 +77,31 @@ def _faults(schema: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _faults_here(schema: Mapping[str, JSON], path: str) -> Iterator[tuple[str, str]]:
-    kinds = schema.get("type", ())
-    for kind in (kinds,) if isinstance(kinds, str) or not isinstance(kinds, Sequence) else kinds:
-        if kind not in _TYPES:
-            yield f"{path}.type", f"is {kind!r}; the types are {', '.join(sorted(_TYPES))}"
-    required = schema.get("required", ())
-    if isinstance(required, bool | str) or not isinstance(required, Sequence):
-        yield f"{path}.required", f"is {required!r:.40}, not a list of names"
-    elif isinstance(schema.get("properties"), Mapping):
-        for missing in [name for name in required if name not in schema["properties"]]:
-            yield f"{path}.required", f"names {missing!r}, which is not a property"
-    if "enum" in schema and not (isinstance(schema["enum"], Sequence) and not isinstance(schema["enum"], str)):
+    yield from _faults_of_type(schema.get("type", ()), f"{path}.type")
+    yield from _faults_of_required(schema, f"{path}.required")
+    if "enum" in schema and not _is_list(schema["enum"]):
         yield f"{path}.enum", f"is {schema['enum']!r:.40}, not a list"
     elif "enum" in schema and not schema["enum"]:
         yield f"{path}.enum", "is empty, so nothing fits"
+
+
+def _is_list(value: JSON) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _faults_of_type(kinds: JSON, path: str) -> Iterator[tuple[str, str]]:
+    for kind in kinds if _is_list(kinds) else (kinds,):
+        if kind not in _TYPES:
+            yield path, f"is {kind!r}; the types are {', '.join(sorted(_TYPES))}"
+
+
+def _faults_of_required(schema: Mapping[str, JSON], path: str) -> Iterator[tuple[str, str]]:
+    required, properties = schema.get("required", ()), schema.get("properties")
+    if not _is_list(required):
+        yield path, f"is {required!r:.40}, not a list of names"
+    elif isinstance(properties, Mapping):
+        for missing in [name for name in required if name not in properties]:
+            yield path, f"names {missing!r}, which is not a property"
 
 
 def _described(subject: EnvUnderTest, function: Mapping[str, JSON], place: Place) -> None:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from agentrl.check.places import AuthorCode, Place
+from agentrl._util.findings import Place
+from agentrl.check.places import AuthorCode
 from agentrl.env.factory import EnvFactory
 
 _DEEPEST, _MOST = 6, 3000

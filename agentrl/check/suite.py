@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+from agentrl._util.findings import Report
 from agentrl.check.blocking import Watchdog, sleeping_calls
 from agentrl.check.cancelling import StuckError, cancellation
-from agentrl.check.findings import Report
 from agentrl.check.fresh import fresh_process
 from agentrl.check.fuzzing import explored, fuzzing
 from agentrl.check.interleaving import interleaved
@@ -115,7 +115,7 @@ async def check(inputs: CheckInputs) -> Report:
         await ledger.clear(leaks)
         warned.report()
     dog.report(report, replayed)
-    report.findings.sort(key=lambda finding: (finding.severity, finding.place))
+    report.sort()
     return report
 
 
@@ -148,9 +148,10 @@ class _Suite:
             subject.report.checked["blocking"] = "in every play"
         if subject.slow:
             needs = ceil(subject.seconds * _SHARE_OF_EPISODE) + 1
-            subject.report.skipped["a part of each"] = (
+            subject.report.skip(
+                "a part of each",
                 f"one task and one script only: an episode takes {subject.seconds:.1f} s, and may take "
-                f"{self._slow_s:g} s; `--seconds {needs}` checks all"
+                f"{self._slow_s:g} s; `--seconds {needs}` checks all",
             )
         if self._wants("players"):
             self.inputs.begins("players")
@@ -163,7 +164,7 @@ class _Suite:
             self.inputs.begins("robustness")
             subject.report.checked["robustness"] = await fuzzing(subject, task, tools)
         elif subject.is_agent:
-            subject.report.skipped["robustness"] = "an agent takes its turns by itself; its tools are its own"
+            subject.report.skip("robustness", "an agent takes its turns by itself; its tools are its own")
         if self._wants("cancellation"):  # the last one, as it may leave a lock that is never released
             self.inputs.begins("cancellation")
             await self._cancelled(task, scripts)
@@ -175,7 +176,7 @@ class _Suite:
     async def _play_seats(self) -> None:
         """Store the gold player's turns. The reward is not judged, as the seats play against each other."""
         subject, turns, task = self.subject, list[Turn](), self.subject.tasks[0]
-        subject.report.skipped["players"] = "the player has every seat, so that one of them may have to lose"
+        subject.report.skip("players", "the player has every seat, so that one of them may have to lose")
         if subject.gold is not None:
             await play(subject, task, recording(by(subject.gold), turns))
             subject.scripts[task.id] = turns
@@ -190,7 +191,7 @@ class _Suite:
         subject.slow = subject.seconds > self._slow_s
         broken = [episode for episode in plays if failed(subject, episode)]
         if len(broken) == len(plays):
-            subject.report.skipped["everything else"] = "no task can be played"
+            subject.report.skip("everything else", "no task can be played")
             return None
         if self._wants("prompt"):
             whole = [episode for episode in plays if episode not in broken]
@@ -240,11 +241,11 @@ class _Suite:
         by_gold = script == subject.scripts.get(task.id)
         speaks = [saying(script), saying(subject.scripts.get(other.id, script) if by_gold else script)]
         if subject.is_agent:
-            subject.report.skipped["state"] = (
-                "an agent sends its requests at any time, so episodes cannot be played in turns"
+            subject.report.skip(
+                "state", "an agent sends its requests at any time, so episodes cannot be played in turns"
             )
         elif reason := await interleaved(subject, [task, other], speaks):
-            subject.report.skipped["state"] = f"episodes side by side: {reason}"
+            subject.report.skip("state", f"episodes side by side: {reason}")
 
     async def _cancelled(self, task: Task, scripts: Sequence[Sequence[Turn]]) -> None:
         tried, waits, began = 0, 0, time.monotonic()
@@ -257,9 +258,10 @@ class _Suite:
         took = time.monotonic() - began
         self.subject.report.checked["cancellation"] = f"cancelled at {tried} waits"
         if tried < waits:
-            self.subject.report.skipped["cancellation"] = (
+            self.subject.report.skip(
+                "cancellation",
                 f"{waits - tried} of {waits} waits: a script has {self.inputs.seconds:g} s for them; "
-                f"`--seconds {ceil(took * waits / max(1, tried)) + 1}` gives it more"
+                f"`--seconds {ceil(took * waits / max(1, tried)) + 1}` gives it more",
             )
 
     @property

@@ -9,7 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
-from agentrl.check.places import AuthorCode, Place
+from agentrl._util.findings import Place
+from agentrl.check.places import AuthorCode
 from agentrl.env.env import Env, tools_of
 
 _HOOKS = ("tools", "reset", "step", "exec_tool", "last_turn", "score", "run")

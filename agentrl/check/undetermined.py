@@ -12,7 +12,8 @@ from datetime import date, datetime
 from types import ModuleType
 from typing import Any
 
-from agentrl.check.places import AuthorCode, Place
+from agentrl._util.findings import Place
+from agentrl.check.places import AuthorCode
 
 _CLOCKS = (time.time, time.monotonic, time.perf_counter, time.time_ns, time.monotonic_ns, time.perf_counter_ns)
 _NAMED = (

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.check.places import Place
+from agentrl._util.findings import Place
 from agentrl.check.playing import EnvUnderTest
 from agentrl.errors import one_line
 

@@ -14,8 +14,6 @@ from agentrl._util.garbage import claim_process
 from agentrl._util.torch_threads import wait_passively
 from agentrl.cli._errors import INTERRUPTED, USAGE_ERROR
 from agentrl.cli._warnings import name_unawaited_lines
-from agentrl.cli.audit import audit
-from agentrl.cli.certify import certify
 from agentrl.cli.check import check
 from agentrl.cli.compare import compare
 from agentrl.cli.data import data
@@ -31,7 +29,6 @@ from agentrl.cli.sft import sft
 from agentrl.cli.show import show
 from agentrl.cli.slime import slime
 from agentrl.cli.train import train
-from agentrl.cli.validate import validate
 from agentrl.cli.view import view
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -53,15 +50,12 @@ app.command()(merge)
 app.command()(play)
 app.command()(show)
 app.command()(view)
-app.command()(audit)
 app.command()(compare)
 app.command()(envs)
-app.command()(certify)
 app.command()(check)
-app.command()(validate)
+app.command()(retriever)
 app.add_typer(data, name="data")
 app.add_typer(sandbox, name="sandbox")
-app.add_typer(retriever, name="retriever")
 app.add_typer(slime, name="slime")
 
 

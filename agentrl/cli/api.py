@@ -98,19 +98,15 @@ class Api:
 
 
 def api_of(
-    url: str | None,
-    model: str | None,
+    url: str,
+    model: str,
     key: str,
     tokenizer: str | None,
     concurrency: int,
     temperature: float | None,
     config: PlayConfig,
 ) -> Api:
-    """The Api of the flags. Raises ConfigError if the URL or the model is missing, or the URL is wrong."""
-    if url is None:
-        raise ConfigError("--player api needs --api http://host/v1, and --model with the model's name there")
-    if model is None:
-        raise ConfigError(f"--api {url} needs --model with the model's name there")
+    """The Api of the flags. Raises ConfigError if the URL is wrong."""
     api = Api(
         url=url,
         model=model,
@@ -151,7 +147,7 @@ def read_prices(prices: str | None) -> tuple[float, float] | None:
 
 
 async def play_all(
-    api: Api, envs: EnvFactory, results: Results, samples: int, title: str, *, trained: bool = False
+    api: Api, envs: EnvFactory, results: Results, samples: int, title: str, *, trained: bool
 ) -> list[list[Trajectory]]:
     """Play the episodes that `results` lacks, and return all episodes by task. RL never trains on episodes of an API
     model.

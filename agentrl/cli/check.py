@@ -1,175 +1,258 @@
-"""`agentrl check`: what an Env does wrong, before a model meets it."""
+"""`agentrl check WHAT`: what is wrong with an environment, tasks, a chat template, records, sandboxes or a launch."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
-from dataclasses import replace
-from functools import update_wrapper
-from itertools import chain, zip_longest
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from agentrl._util.findings import Finding, Level, Report
 from agentrl._util.loading import load_object
 from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
-from agentrl.cli.episodes import PlayConfig
-from agentrl.cli.models import open_renderer
-from agentrl.cli.options import EnvPath, EpisodeSettings, ModelName
-from agentrl.cli.play import Player, load_player
-from agentrl.env.factory import EnvFactory
+from agentrl.cli._session import visible
+from agentrl.cli.check_env import Data, Gold, Limit, Noop, Seconds, Settings, check_env
+from agentrl.cli.check_tasks import Backend, Base, Concurrency, Deadline, Installed, Keep, check_tasks
+from agentrl.cli.check_template import check_template
 from agentrl.errors import ConfigError
-from agentrl.train.files import write_atomically
 
 if TYPE_CHECKING:
-    from agentrl.check import Report
-    from agentrl.types import Task
+    from agentrl.view.audit import Decode
+    from agentrl.view.model import EpisodeRecord
+    from agentrl.view.sources import Source
 
-FOUND = 1
-"""Exit code where there is an error; 2 is a wrong command."""
-_CLOSE_S = 10.0
-_EVERY_S = 10.0
-"""How often the running check is shown."""
+What: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="WHAT...",
+        help="my_env.py:MyEnv or a name (agentrl envs); coding tasks, a folder or JSONL; a run's folder, or files of "
+        "episodes; template MODEL [FILE.jinja]; sandbox [BACKEND]; slime -- COMMAND, or slime FILE.yaml.",
+    ),
+]
+Model: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Of an environment: the model that gives the chat template; tiny by default. Of records: the model whose "
+        "tokenizer shows whether text was encoded again; the run's by default.",
+    ),
+]
+
+FAILED = 1
+"""Exit code if something is wrong; 2 is a wrong command."""
+_COLOURS = {Level.ERROR: "red", Level.WARNING: "yellow", Level.UNCHECKED: "magenta", Level.NOTE: "blue"}
+_COMMON = frozenset({"what", "strict", "as_json"})
+_MOST_TEXT = 1 << 20
+"""The most characters of a file that are read to recognize it."""
 
 
 def check(
-    env: EnvPath,
-    data: Annotated[
-        Path | None, typer.Option(help="Tasks, one JSON object a line. Default: those that the Env makes.")
-    ] = None,
-    gold: Annotated[
-        str | None,
-        typer.Option(help="A player that knows the answers, file.py:function: it must get the highest reward."),
-    ] = None,
-    noop: Annotated[
-        str | None,
-        typer.Option(help="A player that does nothing useful: it should get no reward. Default: agentrl's."),
-    ] = None,
-    model: ModelName = "tiny",
-    limit: Annotated[
-        int, typer.Option(help="Check with N tasks. Tasks that the Env makes alternate between train and eval.", min=1)
-    ] = 3,
-    seconds: Annotated[
-        float, typer.Option(help="Seconds that cancelling one script may take; other limits scale with it.", min=1)
-    ] = 20.0,
-    settings: EpisodeSettings = None,
-    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all findings here.")] = None,
+    context: typer.Context,
+    what: What,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 for warnings, too, and for a part that cannot be checked.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    model: Model = None,
+    data: Data = None,
+    gold: Gold = None,
+    noop: Noop = None,
+    limit: Limit = 3,
+    seconds: Seconds = 20.0,
+    settings: Settings = None,
+    backend: Backend = "auto",
+    base: Base = None,
+    installed: Installed = False,
+    keep: Keep = False,
+    concurrency: Concurrency = 2,
+    deadline: Deadline = 600.0,
 ) -> None:
-    """Check an environment without a model: its lifecycle, cancellation, determinism, tools, scores and leaks.
+    """Find what is wrong before a model meets it.
 
-    Plays episodes with players and by chance, and prints what is wrong, each with the line to look at. Exit 1 if there
-    is an error. The model gives its chat template.
+    agentrl check my_env.py:MyEnv --gold my_env.py:gold (an environment, played without a model)
+
+    agentrl check humaneval.jsonl (coding tasks: doing nothing must score 0, the task's own solution 1)
+
+    agentrl check runs/first (every sampled token: is it trained, masked with a reason, or lost?)
+
+    agentrl check template Qwen/Qwen3-4B (can the chat template be continued token for token?)
+
+    agentrl check sandbox (which back ends work here, and what do they enforce?)
+
+    agentrl check slime -- python3 train.py ... (a launch of slime, before it takes a GPU)
+
+    Exit code: 0 no error, 1 an error, 2 a wrong command.
     """
-    with one_line_errors():
-        if out is not None and (out.is_dir() or not out.resolve().parent.is_dir()):
-            raise ConfigError(f"--json {out}: name a file in a folder that exists")
-        report = _checked(env, data, gold, noop, model, limit, seconds, PlayConfig.parse(settings or ()))
-        if out is not None:
-            write_atomically(out, json.dumps(report.to_json(), indent=1) + "\n")
-        _print(report)
-        if report.errors:
-            raise typer.Exit(FOUND)
+    with one_line_errors(lambda: "nothing was changed"):
+        kind, words = recognize(what)
+        _refuse_other_options(context, kind)
+        report = _CHECKS[kind](words, context.params)
+        report.sort()
+        _print(report, as_json=as_json)
+        if not report.passes(strict=strict):
+            raise typer.Exit(FAILED)
 
 
-def _checked(
-    env: str,
-    data: Path | None,
-    gold: str | None,
-    noop: str | None,
-    model: str,
-    limit: int,
-    seconds: float,
-    config: PlayConfig,
-) -> Report:
-    from agentrl.check import CheckInputs
-    from agentrl.check import check as check_env
-
-    tasks, of = _tasks(EnvFactory(env, config.env_config), data)
-    knows, does_nothing = _player(gold), _player(noop)
-    renderer, _ = open_renderer(model)
-    limits = replace(config.limits, close_s=min(config.limits.close_s, _CLOSE_S))
-    inputs = CheckInputs(
-        env=env,
-        tasks=tasks[:limit],
-        others=tasks[limit:],
-        renderer=renderer,
-        config=config.env_config,
-        gold=knows,
-        noop=does_nothing,
-        limits=limits,
-        seconds=seconds,
-        of=of,
-    )
-    with CheckProgress() as progress:
-        return run(check_env(replace(inputs, begins=progress.begins)))
+def recognize(what: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The kind of the subject, a key of `_CHECKS`, and the subject. Raises ConfigError."""
+    first, *others = what
+    if first in ("template", "sandbox", "slime"):
+        return first, others
+    if Path(first).exists():
+        kinds = {place: _kind_of_file(Path(place)) for place in what}
+        if len({*kinds.values()}) > 1:
+            raise ConfigError(f"{' and '.join(kinds)} are of different kinds; check them one by one")
+        return kinds[first], what
+    if others:
+        raise ConfigError(f"{' '.join(others)}: an environment is checked alone; give {first} only")
+    file, colon, _ = first.partition(":")
+    if not colon and ("/" in file or Path(file).suffix):
+        raise ConfigError(f"{first}: no such file or folder; for a model write: agentrl check template {first}")
+    return "environment", what
 
 
-class CheckProgress:
-    """Within `with`, shows from time to time which check runs. Uses a thread, as an Env may block the loop."""
-
-    def __init__(self) -> None:
-        self._name, self._began = "the Env", time.monotonic()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="agentrl-check-progress", daemon=True)
-
-    def __enter__(self) -> CheckProgress:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def begins(self, name: str) -> None:
-        self._name = name
-
-    def _tell(self) -> None:
-        while not self._over.wait(_EVERY_S):
-            typer.echo(f"checking     {self._name} ({time.monotonic() - self._began:.0f} s so far)", err=True)
-
-
-def _player(path: str | None) -> Player | None:
-    """The player at a path, with a source that can be inspected."""
-    return update_wrapper(load_player(path), load_object(path)) if path else None
+def _kind_of_file(place: Path) -> str:
+    """tasks or records. Raises ConfigError for a file or folder of another kind, with the command to use."""
+    if not place.exists():
+        raise ConfigError(f"{place}: no such file or folder")
+    if place.is_dir():
+        return _kind_of_folder(place)
+    remedies = {
+        ".py": f"name its class: agentrl check {place}:MyEnv",
+        ".yaml": f"for slime's configuration: agentrl check slime {place}",
+        ".yml": f"for slime's configuration: agentrl check slime {place}",
+        ".sh": "write `agentrl check slime --` before the command in it that starts train.py, and run it",
+        ".jinja": f"name the model, too: agentrl check template MODEL {place}",
+    }
+    if remedy := remedies.get(place.suffix):
+        raise ConfigError(f"{place} holds no tasks and no episodes; {remedy}")
+    row = _first_row(place)
+    if "format" in (row.get("metadata") or {}):
+        return "tasks"
+    if "prompt" in row and not {"response", "tokens", "messages", "segments"} & row.keys():
+        raise ConfigError(f"{place} holds tasks; check them in their environment: agentrl check ENV --data {place}")
+    return "records"
 
 
-def _tasks(envs: EnvFactory, data: Path | None) -> tuple[list[Task], str]:
-    """All tasks, the tasks to check with first, and the number of tasks in words."""
-    from agentrl.rollout.data.own_tasks import makes_tasks, own_tasks
-    from agentrl.rollout.data.tasks import load_tasks
-
-    if data is not None:
-        read = load_tasks(data, split="eval", check=envs.check)
-        return read, f"{len(read)} tasks"
-    if not makes_tasks(envs.cls):
-        name = envs.cls.__name__
-        raise ConfigError(f"{name} makes no tasks; name a file of tasks with --data, or write {name}.tasks")
-    held_out, train = own_tasks(envs, "eval"), own_tasks(envs, "train")
-    by_turns = chain.from_iterable(zip_longest(train, held_out))
-    chosen: dict[str, Task] = {}
-    for task in by_turns:
-        if task is not None:
-            chosen.setdefault(task.id, task)
-    of = f"{_count(held_out, 'eval')} held-out and {_count(train, 'train')} training tasks"
-    return list(chosen.values()), of
+def _kind_of_folder(place: Path) -> str:
+    if (place / "trajectories").is_dir():
+        return "records"
+    if (place / "config.json").is_file() or (place / "tokenizer.json").is_file():
+        raise ConfigError(f"{place} is a model's folder; write: agentrl check template {place}")
+    patterns = ("task.toml", "*_test.py", "test_*.py")
+    return "tasks" if any(True for pattern in patterns for _ in place.rglob(pattern)) else "records"
 
 
-def _count(tasks: list[Task], split: str) -> str:
-    """The number of tasks, in words. A generator may be endless, so not all of its tasks are counted."""
-    from agentrl.rollout.data.own_tasks import DEFAULT_EPISODES
+def _first_row(place: Path) -> Mapping[str, Any]:
+    """The first row of a JSONL file; empty for another file."""
+    try:
+        with place.open(encoding="utf-8") as file:
+            line = next((line for line in iter(lambda: file.readline(_MOST_TEXT), "") if line.strip()), "")
+            row = json.loads(line)
+    except (OSError, ValueError):
+        return {}
+    return row if isinstance(row, dict) else {}
 
-    return f"{len(tasks)}{' or more' if len(tasks) == DEFAULT_EPISODES[split] else ''}"
+
+def _refuse_other_options(context: typer.Context, kind: str) -> None:
+    """Raises ConfigError for an option of another kind of subject."""
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for name, flag in flags.items():
+        source = context.get_parameter_source(str(name))
+        is_given = source is not None and source.name == "COMMANDLINE"
+        if is_given and name not in _COMMON | _OPTIONS.get(kind, set()):
+            raise ConfigError(f"{flag} is not for {kind}; leave it out")
 
 
-def _print(report: Report) -> None:
+def _check_records(paths: Sequence[str], options: Mapping[str, Any]) -> Report:
+    from agentrl.view.audit import audit
+    from agentrl.view.sources import open_source
+
+    report, accounts = Report(), []
+    for source in [open_source(Path(path)) for path in paths]:
+        decode = _decoder(options["model"] or source.model)
+        for name in source.listing():
+            path = f"{source.name}/{name}" if source.kind != "file" else name
+            account = audit(path, _episodes(source, name, path), decode)
+            accounts.append(account.to_json())
+            report.findings += account.findings
+            report.checked[path] = str(account)
+    report.figures["files"] = accounts
+    return report
+
+
+def _episodes(source: Source, name: str, path: str) -> Iterator[tuple[str, EpisodeRecord]]:
+    from agentrl.view.files import NotKeptError
+
+    file = source.file(name)
+    for number in range(file.refresh()):
+        try:
+            yield f"{path} #{number}", file.episode(number)
+        except NotKeptError:
+            continue
+
+
+def _decoder(model: str | None) -> Decode | None:
+    if model is None:
+        return None
+    from agentrl.models import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    return lambda ids: str(tokenizer.decode(list(ids)))
+
+
+def _check_sandbox(names: Sequence[str], options: Mapping[str, Any]) -> Report:
+    survey, report = "agentrl_sandbox.survey", Report()  # by dotted path, as agentrl imports no back end
+    results = [run(load_object(f"{survey}:check")(name)) for name in names or load_object(f"{survey}:NAMES")]
+    is_error = all(result.problem for result in results)
+    for result in results:
+        if result.problem:
+            level = Level.ERROR if is_error else Level.WARNING
+            report.findings.append(Finding(level, result.problem, check=result.name))
+            continue
+        enforced = f"; enforced: {', '.join(result.enforced)}" if result.enforced else ""
+        report.checked[result.name] = f"a first command had run after {result.seconds:.2f} s{enforced}"
+        if result.missing:
+            message = f"not enforced: {', '.join(result.missing)}"
+            report.findings.append(Finding(Level.WARNING, message, check=result.name))
+    report.figures["backends"] = [asdict(result) for result in results]
+    return report
+
+
+def _check_slime(words: Sequence[str], options: Mapping[str, Any]) -> Report:
+    from agentrl.slime.check import check, read_argument
+
+    return Report(check(read_argument(words)))
+
+
+_CHECKS: Mapping[str, Callable[[Sequence[str], Mapping[str, Any]], Report]] = {
+    "environment": check_env,
+    "tasks": check_tasks,
+    "records": _check_records,
+    "template": check_template,
+    "sandbox": _check_sandbox,
+    "slime": _check_slime,
+}
+"""Kind of the subject -> the function that checks the subject."""
+_OPTIONS: Mapping[str, Set[str]] = {
+    "environment": {"model", "data", "gold", "noop", "limit", "seconds", "settings"},
+    "tasks": {"backend", "base", "installed", "keep", "concurrency", "deadline"},
+    "records": {"model"},
+}
+"""Kind of the subject -> the options for this kind alone."""
+
+
+def _print(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=1))
+        return
     for finding in report.findings:
-        typer.echo(str(finding))
-    for name, much in report.checked.items():
-        typer.echo(f"checked      {name}: {much}", err=True)
-    for name, why in report.skipped.items():
-        typer.echo(f"not checked  {name}: {why}", err=True)
-    warnings = len(report.findings) - len(report.errors)
-    typer.echo(f"{len(report.errors)} errors, {warnings} warnings")
+        line = visible(" ".join(str(finding).split("\n")))
+        coloured = typer.style(finding.level, fg=_COLOURS[finding.level])
+        typer.echo(line.replace(f"{finding.level}: ", f"{coloured}: ", 1))
+    for name, extent in report.checked.items():
+        typer.echo(visible(f"checked {name}: {extent}"))
+    typer.echo(report.summary())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
 import typer
 from pydantic import ValidationError
@@ -62,32 +62,22 @@ class PlayConfig:
         with_workers: bool = False,
     ) -> Self:
         """Read `--set` pairs over `defaults` ({"env_config", "limits", "reward"}). Raises ConfigError."""
-        sections = {"env_config": None, "limits": Limits, **({"engine_config": None} if with_engine else {})}
+        keys = {"env_config": None, "limits": Limits, **({"engine_config": None} if with_engine else {})}
+        keys |= {"special_tokens": None, "opponents": None, **({"reward": None} if with_reward else {})}
+        keys |= {"workers": None, "gateway": None} if with_workers else {}
         settings = merge(defaults or {}, parse_settings(pairs))
-        reward = settings.pop("reward", None) if with_reward else None
-        if not isinstance(reward, str | None):
-            raise ConfigError(f"--set reward={reward}: name a function, as in --set reward=my_reward.py:function")
-        special = settings.pop("special_tokens", "keep")
-        if special not in get_args(SpecialTokens):
-            raise ConfigError(f"--set special_tokens={special}: it is one of {', '.join(get_args(SpecialTokens))}")
-        opponents = settings.pop("opponents", ["policy"])
-        if not isinstance(opponents, list) or not opponents or not all(isinstance(name, str) for name in opponents):
-            raise ConfigError(f"--set opponents={opponents}: give a list, as in --set opponents=[players.py:function]")
-        gateway = _gateway(settings.pop("gateway", {})) if with_workers else GatewayConfig()
-        workers = settings.pop("workers", 0) if with_workers else 0
-        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
-            raise ConfigError(f"--set workers={workers}: give a number of processes, 0 or more")
-        for key, value in settings.items():
-            if key not in sections:
-                others = {"special_tokens": None, "opponents": None}
-                others |= {"reward": None} if with_reward else {}
-                others |= {"workers": None, "gateway": None} if with_workers else {}
-                raise ConfigError(f"--set: {unknown([key], {**sections, **others})} (as in --set limits.turns=4)")
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"--set {key}={value}: name a key of it, as in --set {key}.KEY=VALUE")
-        limits = Limits.of(settings.get("limits", {}))
-        env_config, engine_config = settings.get("env_config", {}), settings.get("engine_config", {})
-        return cls(env_config, limits, engine_config, reward, special, tuple(opponents), workers, gateway)
+        if strangers := [key for key in settings if key not in keys]:
+            raise ConfigError(f"--set: {unknown(strangers[:1], keys)} (as in --set limits.turns=4)")
+        return cls(
+            env_config=_section(settings, "env_config"),
+            limits=Limits.of(_section(settings, "limits")),
+            engine_config=_section(settings, "engine_config"),
+            reward=_reward(settings.get("reward")),
+            special_tokens=_special_tokens(settings.get("special_tokens", "keep")),
+            opponents=_opponents(settings.get("opponents", ["policy"])),
+            workers=_workers(settings.get("workers", 0)),
+            gateway=_gateway(settings.get("gateway", {})),
+        )
 
     def options(self, thinking: Thinking = "keep") -> EpisodeOptions:
         """The options of its episodes."""
@@ -103,6 +93,38 @@ class PlayConfig:
     def reward_function(self) -> RewardFn | None:
         """The function at `reward`. Raises ConfigError."""
         return load_reward(self.reward, "--set reward=")
+
+
+def _section(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    values = settings.get(key, {})
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"--set {key}={values}: name a key of it, as in --set {key}.KEY=VALUE")
+    return values
+
+
+def _reward(value: Any) -> str | None:
+    if not isinstance(value, str | None):
+        raise ConfigError(f"--set reward={value}: name a function, as in --set reward=my_reward.py:function")
+    return value
+
+
+def _special_tokens(value: Any) -> SpecialTokens:
+    for name in get_args(SpecialTokens):
+        if value == name:
+            return cast(SpecialTokens, name)
+    raise ConfigError(f"--set special_tokens={value}: it is one of {', '.join(get_args(SpecialTokens))}")
+
+
+def _opponents(value: Any) -> Sequence[str]:
+    if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
+        raise ConfigError(f"--set opponents={value}: give a list, as in --set opponents=[players.py:function]")
+    return tuple(value)
+
+
+def _workers(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"--set workers={value}: give a number of processes, 0 or more")
+    return value
 
 
 def _gateway(values: Any) -> GatewayConfig:
@@ -186,17 +208,17 @@ def refuse_all_failed(trajectories: Sequence[Trajectory]) -> None:
         raise InfraError(f"none of {len(failures)} episodes could be played; the first: {first.error}")
 
 
-def check_out(out: Path | None, data: Path | None) -> None:
+def check_out(out: Path | None, data: Path | None, flag: str = "--out") -> None:
     """Raises ConfigError, before any work is done, if trajectories could not be written to `out`."""
     if out is None:
         return
     if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder; name a file, such as {out / 'trajectories.jsonl'}")
+        raise ConfigError(f"{flag} {out} is a folder; name a file, such as {out / 'trajectories.jsonl'}")
     if data is not None and out.resolve() == data.resolve():
-        raise ConfigError(f"--out {out} is the data file itself; name another file")
+        raise ConfigError(f"{flag} {out} is the data file itself; name another file")
     folder = next(parent for parent in out.resolve().parents if parent.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise ConfigError(f"--out {out}: {folder} cannot be written to; name another file")
+        raise ConfigError(f"{flag} {out}: {folder} cannot be written to; name another file")
 
 
 def held(out: Path) -> int:

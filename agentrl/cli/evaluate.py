@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -24,13 +24,14 @@ from agentrl.cli.api import (
     Tokenizer,
     api_of,
     check_samples,
+    departures,
     out_file,
     play_all,
     read_prices,
     refuse_agents,
     refuse_silence,
 )
-from agentrl.cli.episodes import PlayConfig, check_out, progress, refuse_all_failed, write_trajectories
+from agentrl.cli.episodes import PlayConfig, check_out, progress, refuse_all_failed, refuse_finished, write_trajectories
 from agentrl.cli.figures import ReportOptions, report
 from agentrl.cli.models import OpenModel, check_model, import_slow, open_model, run_config, weights_digest
 from agentrl.cli.options import (
@@ -53,9 +54,21 @@ from agentrl.train.files import only_writer
 
 if TYPE_CHECKING:
     from agentrl.episode.options import EpisodeOptions
+    from agentrl.rollout.data.own_tasks import Split
     from agentrl.rollout.play.remote import EpisodeOrder
     from agentrl.trajectory.trajectory import Trajectory
     from agentrl.types import SamplingParams, Task
+
+MinReward: TypeAlias = Annotated[
+    float, typer.Option(help="An episode with this reward passes, for pass@k and --demonstrations.")
+]
+Demonstrations: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Play training tasks, not held-out ones, and write the episodes that pass here, for --warm-start.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +86,22 @@ class _EvaluateJob:
     config: PlayConfig
     thinking: Literal["keep", "strip"]
     by: str | None
+    demonstrations: Path | None
+    min_reward: float
+
+    @property
+    def split(self) -> Split:
+        return "eval" if self.demonstrations is None else "train"
+
+    @property
+    def file(self) -> Path | None:
+        """The file whose name the command resumes from."""
+        return self.out or self.demonstrations
+
+    def demonstrated(self, groups: Sequence[Sequence[Trajectory]]) -> list[Trajectory]:
+        """The episodes that are good enough to be imitated."""
+        episodes = [episode for group in groups for episode in group if episode.is_valid]
+        return [episode for episode in episodes if episode.reward is not None and episode.reward >= self.min_reward]
 
 
 def evaluate(
@@ -89,7 +118,8 @@ def evaluate(
     prices: Prices = None,
     temperature: Temperature = None,
     samples: Samples = 1,
-    min_reward: Annotated[float, typer.Option(help="An episode with this reward passes, for pass@k.")] = 1.0,
+    min_reward: MinReward = 1.0,
+    demonstrations: Demonstrations = None,
     device: Device = DeviceName.AUTO,
     engine: EngineName = "local",
     settings: EpisodeSettings = None,
@@ -105,10 +135,11 @@ def evaluate(
     trained in, its env_config and reward. --set reward=FILE.py:function scores with another function.
 
     Each episode is kept as it ends: the same command resumes after Ctrl-C or a kill. With --api, an API model plays,
-    and episodes in --out are never played again. Such episodes cannot be trained. See docs/evaluating.md.
+    and episodes in --out are never played again. Such episodes cannot be trained by reinforcement, but
+    --demonstrations can be imitated. See docs/evaluating.md.
     """
     temperature = 0.0 if api is None and temperature is None else temperature
-    with one_line_errors(lambda: out_file(out) if api else how_to_resume(out)):
+    with one_line_errors(lambda: _how_to_resume(out, demonstrations, uses_api=api is not None)):
         check_samples(samples, temperature)
         title = f"{model} in {env} on {data or 'its own tasks'}"
         report_options = ReportOptions(
@@ -132,6 +163,8 @@ def evaluate(
             ),
             thinking=thinking,
             by=by,
+            demonstrations=demonstrations,
+            min_reward=min_reward,
         )
         if api is None:
             groups = _play(job)
@@ -139,22 +172,47 @@ def evaluate(
             _refuse_engine(engine)
             groups = _ask(job, api_of(api, model, api_key_env, tokenizer, concurrency, temperature, job.config))
     report(groups, report_options)
+    if demonstrations is not None:
+        _report_demonstrations(job.demonstrated(groups), groups, demonstrations, err=as_json)
     with one_line_errors(lambda: "fix that, and run the command again"):
         refuse_all_failed([trajectory for group in groups for trajectory in group])
+
+
+def _how_to_resume(out: Path | None, demonstrations: Path | None, *, uses_api: bool) -> str:
+    return out_file(out or unfinished(demonstrations)) if uses_api else how_to_resume(out or demonstrations)
+
+
+def _report_demonstrations(
+    demonstrations: Sequence[Trajectory], groups: Sequence[Sequence[Trajectory]], file: Path, *, err: bool
+) -> None:
+    """Print how many episodes may be imitated. `err`: on stderr."""
+    won, episodes = {episode.task.id for episode in demonstrations}, sum(map(len, groups))
+    typer.echo(
+        f"{file}: {len(demonstrations)} of {episodes} episodes, of {len(won)} of {len(groups)} tasks; "
+        f"look at the first with: agentrl show {file}",
+        err=err,
+    )
+    for reason, count in departures(demonstrations).items():
+        typer.echo(
+            f"masked in {count} episodes, from the first turn that the tokens cannot represent: {reason}", err=err
+        )
+    if (rest := unfinished(file)) is not None and rest.exists():
+        typer.echo(f"the same command plays again what failed; the others are in {rest}", err=err)
 
 
 def _play(job: _EvaluateJob) -> list[list[Trajectory]]:
     """Episodes by task, played by a model that runs here."""
     check_model(job.model, job.engine, job.config.engine_config)
     envs, reward, tasks = _prepare(job)
-    with only_writer(job.out):
+    with only_writer(job.file):
         seats = len(envs.cls.seats) if envs.cls.seats and "policy" in job.config.opponents else 1
-        results = Results(tasks, _about(job, envs), unfinished(job.out), seats=seats)
+        results = Results(tasks, _about(job, envs), unfinished(job.file), seats=seats)
         results.load_same()
         results.tell()
         import_slow(weights=job.engine == "local")
         groups = run(_evaluate(job, envs, reward, results))
         results.finish(job.out, [trajectory for group in groups for trajectory in group])
+        results.finish(job.demonstrations, job.demonstrated(groups))
     return groups
 
 
@@ -168,6 +226,7 @@ def _about(job: _EvaluateJob, envs: EnvFactory) -> Mapping[str, Any]:
         "engine": job.engine,
         "settings": {
             **asdict(replace(job.config, workers=0)),
+            "split": job.split,
             "thinking": job.thinking,
             "sampling_params": job.sampling_params,
         },
@@ -183,14 +242,21 @@ def _ask(job: _EvaluateJob, api: Api) -> list[list[Trajectory]]:
     """Episodes by task, including the episodes in --out. Raises as `play_all` does."""
     envs, _, tasks = _prepare(job)
     refuse_agents(envs)
-    with only_writer(job.out):
-        results = Results(tasks, api.about(job.env), job.out, code=envs.cls)
+    file = job.out or unfinished(job.demonstrations)
+    if job.out is None and not (file and file.exists()):
+        refuse_finished(job.demonstrations)
+    with only_writer(job.file):
+        results = Results(tasks, {**api.about(job.env), "split": job.split}, file, code=envs.cls)
         results.load()
         results.tell()
         import_slow(weights=False)
-        groups = run(play_all(api, envs, results, job.samples, "eval"))
+        groups = run(play_all(api, envs, results, job.samples, "eval", trained=job.split == "train"))
         if job.out is not None:
             write_trajectories(job.out, results.in_order())
+        if job.demonstrations is not None:
+            write_trajectories(job.demonstrations, job.demonstrated(groups))
+            if file not in (None, job.out) and all(episode.is_valid for group in groups for episode in group):
+                file.unlink(missing_ok=True)
     return groups
 
 
@@ -210,8 +276,11 @@ def _prepare(job: _EvaluateJob) -> tuple[EnvFactory, Any, list[Task]]:
         if grade is not None:
             grade(task)
 
-    tasks = tasks_of(envs, job.data, "eval", episodes=job.episodes, check=check)[: job.limit]
+    tasks = tasks_of(envs, job.data, job.split, episodes=job.episodes, check=check)[: job.limit]
     check_out(job.out, job.data)
+    check_out(job.demonstrations, job.data, "--demonstrations")
+    if job.out is not None and job.out == job.demonstrations:
+        raise ConfigError(f"--demonstrations {job.out} is the file of --out; name another file")
     return envs, reward, tasks
 
 

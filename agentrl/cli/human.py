@@ -66,7 +66,7 @@ def play_yourself(
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
-            "playing yourself needs a terminal; name a player: --player file.py:function, or --player api"
+            "playing yourself needs a terminal; name a player (--player file.py:function), or use agentrl eval"
         )
     refuse_agents(envs)
     own_reward(config)

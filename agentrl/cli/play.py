@@ -20,26 +20,7 @@ from agentrl._util.concurrency import gather
 from agentrl._util.loading import cause, load_object
 from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
-from agentrl.cli.api import (
-    EPISODES,
-    Api,
-    ApiKey,
-    ApiUrl,
-    Concurrency,
-    Prices,
-    Samples,
-    Temperature,
-    Tokenizer,
-    api_of,
-    check_samples,
-    departures,
-    mask,
-    out_file,
-    own_reward,
-    play_all,
-    read_prices,
-    refuse_agents,
-)
+from agentrl.cli.api import Samples, mask, own_reward
 from agentrl.cli.episodes import (
     OnEpisode,
     PlayConfig,
@@ -49,9 +30,7 @@ from agentrl.cli.episodes import (
     refuse_all_failed,
     refuse_finished,
     warn_unscored,
-    write_trajectories,
 )
-from agentrl.cli.figures import player_figures
 from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings, Limit, MaybeData, Out
 from agentrl.cli.results import Place, Results, how_to_resume, source_of, unfinished
@@ -80,13 +59,11 @@ Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
 _PlayOne: TypeAlias = "Callable[[Env, Task, Renderer], Awaitable[Sequence[Trajectory]]]"
 """Plays an episode. With seats, there is a trajectory for each seat."""
 
-_API = "api"
-"""The name of the player that is an API model."""
 _CONCURRENCY = 32
 """Episodes in flight: enough to hide an environment's waits, but not too many for any environment."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _PlayJob:
     env: str
     data: Path | None
@@ -95,6 +72,7 @@ class _PlayJob:
     out: Path | None
     samples: int
     min_reward: float | None
+    model: str
     config: PlayConfig
 
     def prepare(self) -> tuple[EnvFactory, list[Task]]:
@@ -123,27 +101,18 @@ def play(
         str | None,
         typer.Option(
             help="A generator function of a task, or a function of messages and tools: file.py:function or "
-            "package.module:function. Or: api. Without it, you play."
+            "package.module:function. Without it, you play."
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="The model whose tokens record the episodes; with --api, the model's name at the API."),
-    ] = None,
+    model: Annotated[str, typer.Option(help="The model whose tokens record the episodes.")] = "tiny",
     episodes: Episodes = None,
     limit: Limit = None,
     samples: Samples = 1,
     out: Out = None,
     min_reward: Annotated[float | None, typer.Option(help="Keep only episodes with this reward, or more.")] = None,
-    api: ApiUrl = None,
-    api_key_env: ApiKey = "OPENAI_API_KEY",
-    tokenizer: Tokenizer = None,
-    concurrency: Concurrency = EPISODES,
-    prices: Prices = None,
-    temperature: Temperature = None,
     settings: EpisodeSettings = None,
 ) -> None:
-    """Play episodes with a scripted player, an API model, or yourself; record them as demonstrations.
+    """Play episodes with a scripted player, or yourself; record them as demonstrations.
 
     A player is a generator that takes a Task and yields the model's turns: text, or agentrl.testing.call(tool, ...).
     Each yield returns the environment's answer. A function of two parameters (messages, tools) can play, too: it is
@@ -151,52 +120,36 @@ def play(
     seat, and with an agent it answers each of its conversations. --set reward=FILE.py:function replaces the
     environment's score.
 
-    A finished --out is not overwritten if an API or you play; other players replace it.
+    A finished --out is not overwritten if you play; players replace it. An API model plays in agentrl eval --api.
 
     A player that knows the answers and one that does nothing show whether an environment can be won, and only by
-    playing it. With --player api, the model at --api plays: --min-reward keeps its good episodes, for --warm-start.
+    playing it.
     """
-    uses_api = api is not None or player == _API
-    yours, replaced = list[Trajectory](), 0
-    with one_line_errors(lambda: _how_to_go_on(out, player, yours, uses_api=uses_api)):
-        config = PlayConfig.parse(settings or (), with_engine=uses_api, with_reward=True)
-        job = _PlayJob(
-            env=env,
-            data=data,
-            episodes=episodes,
-            limit=limit,
-            out=out,
-            samples=samples,
-            min_reward=min_reward,
-            config=config,
-        )
-        if uses_api:
-            _refuse_scripted(player)
-            _refuse_finished(out)
-            check_samples(samples, temperature)
-            told_prices = read_prices(prices)
-            chosen_api = api_of(api, model, api_key_env, tokenizer, concurrency, temperature, config)
-            trajectories = _play_api(job, chosen_api)
-        elif player is not None:
-            told_prices = None
-            replaced = 0 if out is None else held(out)
-            trajectories = _play_script(job, player, tokenizer or model or "tiny")
-        else:
-            from agentrl.cli.human import play_yourself
-
-            refuse_finished(out)
-            prepared = job.prepare()
-            with only_writer(out):
-                play_yourself(*prepared, tokenizer or model or "tiny", config, out, yours)
+    yours = list[Trajectory]()
+    with one_line_errors(lambda: _how_to_go_on(out, player, yours)):
+        config = PlayConfig.parse(settings or (), with_reward=True)
+        job = _PlayJob(env, data, episodes, limit, out, samples, min_reward, model, config)
+        if player is None:
+            _play_yourself(job, yours)
             return
-    _report(trajectories, job.keep(trajectories), job, told_prices)
-    if job.out is not None:
+        replaced = 0 if out is None else held(out)
+        trajectories = _play_script(job, player)
+    _report(trajectories, job.keep(trajectories), job)
+    if out is not None:
         also = f" (replaced {replaced} episodes)" if replaced else ""
-        typer.echo(f"written to {job.out}{also}; look at the first with: agentrl show {job.out}")
+        typer.echo(f"written to {out}{also}; look at the first with: agentrl show {out}")
     with one_line_errors(lambda: "fix that, and run the command again"):
         refuse_all_failed(trajectories)
-        if not uses_api:
-            _warn_unknown_tools(trajectories, str(player))
+        _warn_unknown_tools(trajectories, player)
+
+
+def _play_yourself(job: _PlayJob, finished: list[Trajectory]) -> None:
+    from agentrl.cli.human import play_yourself
+
+    refuse_finished(job.out)
+    envs, tasks = job.prepare()
+    with only_writer(job.out):
+        play_yourself(envs, tasks, job.model, job.config, job.out, finished)
 
 
 def load_player(path: str) -> Player:
@@ -311,45 +264,14 @@ async def _play_seats(
     return [*by_seat.values()]
 
 
-def _refuse_scripted(player: str | None) -> None:
-    if player not in (None, _API):
-        raise ConfigError(f"--player {player} and --api: one of them plays; leave the other out")
-
-
-def _refuse_finished(out: Path | None) -> None:
-    """Raises ConfigError if all episodes of the API have been played. If not, the command resumes."""
-    file = unfinished(out)
-    if file is None or not file.exists():
-        refuse_finished(out)
-
-
-def _how_to_go_on(out: Path | None, player: str | None, yours: Sequence[Trajectory], *, uses_api: bool) -> str:
-    if uses_api:
-        return out_file(unfinished(out))
+def _how_to_go_on(out: Path | None, player: str | None, yours: Sequence[Trajectory]) -> str:
     if player is None and yours:
         place = f"are in {out}" if out is not None else "were not written, as there is no --out"
         return f"the episodes that you finished {place}"
     return how_to_resume(out)
 
 
-def _play_api(job: _PlayJob, api: Api) -> list[Trajectory]:
-    """All episodes. Episodes to keep are written. Raises as `play_all` does; the command can then be resumed."""
-    envs, tasks = job.prepare()
-    refuse_agents(envs)
-    with only_writer(job.out):
-        results = Results(tasks, api.about(job.env), unfinished(job.out), code=envs.cls)
-        results.load()
-        results.tell()
-        groups = run(play_all(api, envs, results, job.samples, "playing", trained=True))
-        trajectories = [trajectory for group in groups for trajectory in group]
-        if job.out is not None:
-            write_trajectories(job.out, job.keep([t for t in trajectories if t.is_valid]))
-            if results.file is not None and all(t.is_valid for t in trajectories):
-                results.file.unlink(missing_ok=True)
-    return trajectories
-
-
-def _play_script(job: _PlayJob, path: str, model: str) -> list[Trajectory]:
+def _play_script(job: _PlayJob, path: str) -> list[Trajectory]:
     """All episodes, including episodes of a killed command. Episodes to keep are written."""
     from agentrl.rollout.play.groups import RewardSeen, settle_rewards
 
@@ -358,25 +280,25 @@ def _play_script(job: _PlayJob, path: str, model: str) -> list[Trajectory]:
         raise ConfigError(f"--set opponents: --player {path} has every seat; leave it out")
     play_one = _player(path, job.config, envs.cls.seats)
     with only_writer(job.out):
-        about, seats = _about(job, envs, path, model), max(len(envs.cls.seats), 1)
+        about, seats = _about(job, envs, path), max(len(envs.cls.seats), 1)
         results = Results(tasks, about, unfinished(job.out), seats=seats)
         results.load_same()
         results.tell()
-        trajectories = run(_play(job, envs, play_one, results, model))
+        trajectories = run(_play(job, envs, play_one, results))
         settle_rewards(envs, RewardSeen(), trajectories)
         results.finish(job.out, job.keep(trajectories))
     return trajectories
 
 
-def _about(job: _PlayJob, envs: EnvFactory, path: str, model: str) -> Mapping[str, object]:
+def _about(job: _PlayJob, envs: EnvFactory, path: str) -> Mapping[str, object]:
     """The settings that two runs of the command must share, if the second is to resume the first."""
     sources = {"env": envs.cls, "player": load_object(path), "reward": job.config.reward_function()}
     code = {name: source_of(source)[1] for name, source in sources.items()}
-    return {"env": job.env, "player": path, "code": code, "tokenizer": model, "settings": asdict(job.config)}
+    return {"env": job.env, "player": path, "code": code, "tokenizer": job.model, "settings": asdict(job.config)}
 
 
-async def _play(job: _PlayJob, envs: EnvFactory, play_one: _PlayOne, results: Results, model: str) -> list[Trajectory]:
-    renderer, _ = open_renderer(model)  # transformers takes seconds to import
+async def _play(job: _PlayJob, envs: EnvFactory, play_one: _PlayOne, results: Results) -> list[Trajectory]:
+    renderer, _ = open_renderer(job.model)  # transformers takes seconds to import
     async with envs:
         with progress("playing", len(results.tasks) * job.samples) as on_episode:
             for finished in results.by_place(job.samples).values():
@@ -410,12 +332,7 @@ async def _episodes(
     await gather(episode(task, place_of_task) for task, place_of_task in results.missing(samples))
 
 
-def _report(
-    episodes: Sequence[Trajectory],
-    kept_episodes: Sequence[Trajectory],
-    job: _PlayJob,
-    prices: tuple[float, float] | None,
-) -> None:
+def _report(episodes: Sequence[Trajectory], kept_episodes: Sequence[Trajectory], job: _PlayJob) -> None:
     earned = Earned.of(episodes)
     typer.echo(f"episodes     {len(episodes)}")
     typer.echo(f"failed       {earned.failed}")
@@ -426,9 +343,6 @@ def _report(
         won = Counter(t.task.id for t in kept_episodes)
         tasks = len({t.task.id for t in episodes})
         typer.echo(f"kept         {len(kept_episodes)} of {len(episodes)} episodes, of {len(won)} of {tasks} tasks")
-    _report_api(episodes, kept_episodes, prices)
-    if job.out is not None and player_figures(episodes, None) and any(not t.is_valid for t in episodes):
-        typer.echo(f"the same command plays again what failed; the others are in {unfinished(job.out)}")
 
 
 def _warn_unknown_tools(trajectories: Sequence[Trajectory], player: str) -> None:
@@ -448,15 +362,3 @@ def _warn_unknown_tools(trajectories: Sequence[Trajectory], player: str) -> None
     if episodes == len(trajectories):
         raise ConfigError(message)
     typer.echo(f"warning: {message}", err=True)
-
-
-def _report_api(
-    episodes: Sequence[Trajectory], kept_episodes: Sequence[Trajectory], prices: tuple[float, float] | None
-) -> None:
-    if figures := player_figures(episodes, prices):
-        usage: Mapping[str, float] = figures["usage"]
-        typer.echo(f"player       {figures['player']}")
-        counts = (f"{name.replace('_', ' ')} {count:.10g}" for name, count in usage.items())
-        typer.echo("usage        " + ", ".join(counts))
-    for reason, count in departures(kept_episodes).items():
-        typer.echo(f"masked       {count} episodes, from the first turn that the tokens cannot represent: {reason}")

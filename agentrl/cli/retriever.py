@@ -16,41 +16,38 @@ from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.errors import ConfigError
 
-retriever = typer.Typer(help="Make and serve an index over a corpus.", no_args_is_help=True)
-
 _ROOM = "agentrl_envs.search_r1.retrieval"  # by dotted path, as agentrl imports no environment
-_Corpus = Annotated[
-    Path,
-    typer.Argument(metavar="CORPUS", help=r'JSONL, one passage a line: {"id": "7", "contents": "\"Title\"\ntext"}.'),
-]
 
 
-@retriever.command()
-def serve(
-    corpus: _Corpus,
+def retriever(
+    corpus: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CORPUS", help=r'JSONL, one passage a line: {"id": "7", "contents": "\"Title\"\ntext"}.'
+        ),
+    ],
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.", min=0, max=65535)] = 8000,
     topk: Annotated[int, typer.Option(help="Passages for a request that names no topk.", min=1, max=1000)] = 3,
+    index_only: Annotated[bool, typer.Option("--index-only", help="Make the index, and serve nothing.")] = False,
 ) -> None:
     """Serve a corpus, until Ctrl-C: POST /retrieve, GET /health.
 
     The index is made at first use and kept beside the corpus. The server
     has no key: everyone who reaches the port may search.
     """
-    with one_line_errors(lambda: "the server has ended"):
-        run(_serve(corpus, host, port, topk))
+    interrupted = "no index was made; run the command again" if index_only else "the server has ended"
+    with one_line_errors(lambda: interrupted):
+        run(_index(corpus) if index_only else _serve(corpus, host, port, topk))
 
 
-@retriever.command("index")
-def index_(corpus: _Corpus) -> None:
-    """Make the index of a corpus, if there is none that fits its content."""
-    with one_line_errors(lambda: "no index was made; run the command again"):
-        start = time.monotonic()
-        index = run(_opened(corpus))
-        size = sum(file.stat().st_size for file in index.folder.iterdir())
-        typer.echo(
-            f"{index.documents} passages, {size / 2**20:.1f} MiB at {index.folder}, {time.monotonic() - start:.1f} s"
-        )
+async def _index(corpus: Path) -> None:
+    start = time.monotonic()
+    index = await _opened(corpus)
+    size = sum(file.stat().st_size for file in index.folder.iterdir())
+    typer.echo(
+        f"{index.documents} passages, {size / 2**20:.1f} MiB at {index.folder}, {time.monotonic() - start:.1f} s"
+    )
 
 
 async def _serve(corpus: Path, host: str, port: int, topk: int) -> None:

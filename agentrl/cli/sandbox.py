@@ -1,5 +1,4 @@
-"""`agentrl sandbox`: the sandboxes that this machine can make, the existing sandboxes, and the removal of abandoned
-ones."""
+"""`agentrl sandbox`: the existing sandboxes, and the removal of abandoned ones."""
 
 from __future__ import annotations
 
@@ -14,32 +13,13 @@ from agentrl.cli._errors import USAGE_ERROR, one_line_errors
 from agentrl.cli.sandbox_pull import pull
 from agentrl.errors import SandboxError
 
-sandbox = typer.Typer(
-    help="Show which sandboxes work here and which exist; remove leftover ones; pull images.", no_args_is_help=True
-)
+sandbox = typer.Typer(help="Show which sandboxes exist; remove leftover ones; pull images.", no_args_is_help=True)
 sandbox.command()(pull)
 
 _SURVEY = "agentrl_sandbox.survey"  # by dotted path, as agentrl imports no back end
 _Backend = Annotated[
     str, typer.Option(help="docker, bubblewrap, local or package.module:Class.", show_default="each that works")
 ]
-
-
-@sandbox.command()
-def check(backend: _Backend = "") -> None:
-    """Try each back end and show what its sandboxes enforce, or why it does not work; exit 2 if none does."""
-    with one_line_errors():
-        names = [backend] if backend else load_object(f"{_SURVEY}:NAMES")
-        checks = [asyncio.run(load_object(f"{_SURVEY}:check")(name)) for name in names]
-        for outcome in checks:
-            state = typer.style("no ", fg="red") if outcome.problem else typer.style("yes", fg="green")
-            ran = f"a first command had run after {outcome.seconds:.2f} s"
-            typer.echo(f"{outcome.name:<11} {state} {outcome.problem or ran}")
-            for label, limits in (("enforced", outcome.enforced), ("missing", outcome.missing)):
-                if limits:
-                    typer.echo(f"{'':<15} {label}: {', '.join(limits)}")
-        if all(outcome.problem for outcome in checks):
-            raise typer.Exit(USAGE_ERROR)
 
 
 @sandbox.command("ls")

@@ -13,7 +13,7 @@ import typer
 from agentrl._util.loading import load_object
 from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
-from agentrl.cli.validate import bases
+from agentrl.cli.check_tasks import bases
 
 MISSING = 1
 """Exit code: some images are not there; 2 is a wrong command."""

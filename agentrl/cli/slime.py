@@ -1,50 +1,20 @@
-"""`agentrl slime`: check a slime launch configuration, or write one."""
+"""`agentrl slime init`: write the launch of a slime run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from agentrl.cli._errors import USAGE_ERROR, one_line_errors
+from agentrl.cli._errors import one_line_errors
 
-if TYPE_CHECKING:
-    from agentrl.slime.check import LaunchFinding
-
-slime = typer.Typer(help="Check a slime launch configuration, or write one.", no_args_is_help=True)
-
-_COLOURS = {"error": "red", "warning": "yellow", "unchecked": "magenta", "note": "blue"}
+slime = typer.Typer(help="Write a launch script for slime.", no_args_is_help=True)
 
 
-@slime.command()
-def check(
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="-- COMMAND", help="-- python3 train.py --flag ... as the shell runs it, or the YAML file."
-        ),
-    ],
-) -> None:
-    """Show what would go wrong with a slime run, before any GPU is taken; exit 2 if there are errors.
-
-    In a script, write `agentrl slime check --` in front of the command that starts train.py, with or without
-    `ray job submit ...`: it is then checked, not run.
-    """
-    with one_line_errors():
-        from agentrl.slime.check import check, read_argument, verdict
-
-        findings = check(read_argument(command))
-        for finding in findings:
-            _print(finding)
-        typer.echo(verdict(findings))
-        if any(finding.level == "error" for finding in findings):
-            raise typer.Exit(USAGE_ERROR)
-
-
-def _print(finding: LaunchFinding) -> None:
-    text = " ".join(finding.text.split())
-    typer.echo(f"{typer.style(f'{finding.level:<9}', fg=_COLOURS[finding.level])} {text}")
+@slime.callback()
+def _root() -> None:
+    """A group, although it has one command."""
 
 
 @slime.command()
@@ -75,16 +45,3 @@ def init(
             typer.echo(f"wrote {path}")
         for step in next_steps(folder, script, slime):
             typer.echo(f"next: {step}")
-
-
-@slime.command("slices")
-def slices_(
-    file: Annotated[Path, typer.Argument(help="A JSONL or Parquet file.")],
-    by: Annotated[str, typer.Option(metavar="KEY", help="The column that names the data sets, such as data_source.")],
-) -> None:
-    """Print words for --eval-prompt-data, one a line: a data set for each value of a column of one file."""
-    with one_line_errors():
-        from agentrl.slime.slices import slices
-
-        for name, path in slices(file, by):
-            typer.echo(f"{name}\n{path}")

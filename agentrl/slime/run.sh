@@ -114,7 +114,7 @@ COMMAND=(
 )
 
 export PYTHONPATH="${SLIME}:${MEGATRON}${PYTHONPATH:+:${PYTHONPATH}}"
-agentrl slime check -- "${COMMAND[@]}"
+agentrl check slime -- "${COMMAND[@]}"
 [[ -z "${CHECK:-}" ]] || exit 0
 
 NVLS=0   # NVLink SHARP, where the GPUs have NVLink

@@ -6,31 +6,23 @@ Facts that a record leaves out are "not told", and never count as fine.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
+from agentrl._util.findings import Finding, Level, Place
 from agentrl.types import JSON
 from agentrl.view.model import NOT_TOLD, EpisodeRecord, Severity, TokenProblem, TokenSequence
 
 Decode = Callable[[Sequence[int]], str]
 
 
-@dataclass(slots=True)
-class AuditFinding:
-    """Problems of the same kind."""
-
-    kind: str
-    severity: Severity
-    first: str
-    """The place of the first problem."""
-    detail: str
-    count: int = 0
-    tokens: int = 0
+_LEVELS = {"lost": Level.ERROR, "not told": Level.UNCHECKED, "note": Level.NOTE}
 
 
 @dataclass(slots=True)
-class AuditReport:
+class TokenAccount:
     """The account of a file."""
 
     name: str
@@ -47,50 +39,66 @@ class AuditReport:
     """Linear conversations, which could be a single sample each."""
     split: int = 0
     """Linear conversations with more than one sample."""
-    findings: list[AuditFinding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    """Problems of the same kind are a single finding, with the place of the first problem."""
 
-    @property
-    def exit_code(self) -> int:
-        """1: tokens were lost. 3: no tokens were lost, but the file is incomplete. Else 0."""
-        severities = {finding.severity for finding in self.findings}
-        return 1 if "lost" in severities else 3 if "not told" in severities else 0
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{tokens} {reason}" for reason, tokens in sorted(self.masked.items()))
+        return (
+            f"{', '.join(self.formats)}: {self.episodes} episodes, {self.sequences} samples; sampled {self.sampled} = "
+            f"trained {self.trained} + masked {sum(self.masked.values())}{f' ({reasons})' if reasons else ''} + "
+            f"not told {self.untold}; {self.split} of {self.conversations} conversations are several samples"
+        )
 
     def to_json(self) -> dict[str, JSON]:
-        return {**asdict(self), "exit_code": self.exit_code}
-
-    def add(self, problem: TokenProblem, where: str) -> None:
-        for finding in self.findings:
-            if (finding.kind, finding.severity) == (problem.kind, problem.severity):
-                break
-        else:
-            finding = AuditFinding(problem.kind, problem.severity, where, problem.detail)
-            self.findings.append(finding)
-        finding.count += 1
-        finding.tokens += problem.tokens
+        return {**asdict(self), "findings": [finding.to_json() for finding in self.findings]}
 
 
-def audit(name: str, episodes: Iterable[tuple[str, EpisodeRecord]], decode: Decode | None = None) -> AuditReport:
+class _Problems:
+    """Problems, counted by kind."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, Severity], tuple[TokenProblem, str]] = {}
+        self._counts = Counter[tuple[str, Severity]]()
+        self._tokens = Counter[tuple[str, Severity]]()
+
+    def add(self, problem: TokenProblem, place: str) -> None:
+        key = problem.kind, problem.severity
+        self._first.setdefault(key, (problem, place))
+        self._counts[key] += 1
+        self._tokens[key] += problem.tokens
+
+    def findings(self) -> Iterator[Finding]:
+        for key, (problem, place) in self._first.items():
+            count, tokens = self._counts[key], self._tokens[key]
+            times = f"{count} times" if count > 1 else "once"
+            message = f"{times}{f', {tokens} tokens' if tokens else ''}; the first: {problem.detail}"
+            details = {"count": count, "tokens": tokens}
+            yield Finding(_LEVELS[problem.severity], message, "", problem.kind, Place(place), details)
+
+
+def audit(name: str, episodes: Iterable[tuple[str, EpisodeRecord]], decode: Decode | None = None) -> TokenAccount:
     """Audit the episodes of a file, each with its place. `decode` tells re-encoded text from other text."""
-    report = AuditReport(name)
+    report, problems = TokenAccount(name), _Problems()
     siblings: dict[str, list[tuple[str, EpisodeRecord]]] = {}
     for where, episode in episodes:
         if episode.format not in report.formats:
             report.formats.append(episode.format)
         _count(report, episode)
         for problem in _problems(episode, decode):
-            report.add(problem, where)
+            problems.add(problem, where)
         if episode.linked:
             siblings.setdefault(episode.linked, []).append((where, episode))
     for group in siblings.values():
         for problem in _of_siblings([episode for _, episode in group], decode):
-            report.add(problem, group[0][0])
+            problems.add(problem, group[0][0])
         report.split += len(group) > 1
         report.conversations += 1
-    report.findings.sort(key=lambda finding: ("lost", "not told", "note").index(finding.severity))
+    report.findings = sorted(problems.findings(), key=lambda finding: [*Level].index(finding.level))
     return report
 
 
-def _count(report: AuditReport, episode: EpisodeRecord) -> None:
+def _count(report: TokenAccount, episode: EpisodeRecord) -> None:
     report.episodes += 1
     report.without_tokens += not episode.sequences
     report.sequences += len(episode.sequences)

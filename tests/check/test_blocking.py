@@ -91,7 +91,7 @@ def test_a_library_that_computes_is_a_warning_that_names_it(renderer, tmp_path, 
         found = findings(renderer, Client)
     finally:
         del sys.modules["slowclient"]
-    assert [one.severity for one in found] == ["warning"], found
+    assert [one.level for one in found] == ["warning"], found
     assert "inside slowclient, on the event loop" in found[0].message
     assert found[0].place.file == __file__
 
@@ -99,5 +99,5 @@ def test_a_library_that_computes_is_a_warning_that_names_it(renderer, tmp_path, 
 @pytest.mark.thorough
 def test_what_does_not_block_again_is_a_warning(renderer):
     found = findings(renderer, Hiccup)
-    assert [one.severity for one in found] == ["warning"], found
+    assert [one.level for one in found] == ["warning"], found
     assert found[0].message.endswith("it did not block when it was played again")

@@ -17,15 +17,15 @@ def run(*args: str):
 
 
 @pytest.mark.thorough
-def test_a_defect_ends_with_1_and_is_printed_with_its_line(tmp_path, monkeypatch):
+def test_a_defect_ends_with_1_and_is_printed_with_its_line(monkeypatch):
     monkeypatch.chdir(HERE)
-    out = tmp_path / "found.json"
-    result = run("defects/key_error.py:Known", "--json", str(out), "--limit", "1")
+    result = run("defects/key_error.py:Known", "--limit", "1")
     assert result.exit_code == 1, result.output
     assert "defects/key_error.py:18  error: tool look raises KeyError" in result.stdout
-    assert "1 errors, 0 warnings" in result.stdout
-    found = json.loads(out.read_text())["findings"]
-    assert [(one["check"], one["line"], one["severity"]) for one in found] == [("robustness", 18, "error")]
+    assert "1 error, 0 warnings; not checked: " in result.stdout
+    rows = json.loads(run("defects/key_error.py:Known", "--limit", "1", "--json").stdout)["findings"]
+    rows = [(row["check"], row["line"]) for row in rows if row["level"] == "error"]
+    assert rows == [("robustness", 18)]
 
 
 @pytest.mark.thorough
@@ -34,7 +34,8 @@ def test_a_warning_alone_ends_with_0(monkeypatch):
     result = run("defects/no_description.py:Silent", "--limit", "1")
     assert result.exit_code == 0, result.output
     assert "defects/no_description.py:16  warning: " in result.stdout
-    assert "whether the task can be won" in result.output  # what was not checked is told
+    assert "unchecked: players: whether the task can be won" in result.stdout
+    assert run("defects/no_description.py:Silent", "--limit", "1", "--strict").exit_code == 1
 
 
 def test_a_wrong_command_ends_with_2(tmp_path):
@@ -78,19 +79,19 @@ def test_an_endless_generator_is_not_said_to_be_counted(tmp_path, monkeypatch):
     endless = TWO_SPLITS.replace('range(6 if split == "eval" else 18)', "itertools.count()")
     Path("endless.py").write_text(endless.replace("import time", "import itertools"))
     result = run("endless.py:Halves", "--gold", "endless.py:gold", "--limit", "1", "--seconds", "1.5")
-    assert "players: 1 of 200 or more held-out and 1000 or more training tasks" in result.stderr
+    assert "players: 1 of 200 or more held-out and 1000 or more training tasks" in result.stdout
 
 
 @pytest.mark.thorough
 def test_tasks_of_both_splits_are_played_and_it_says_of_how_many(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys.modules["agentrl.cli.check"], "_EVERY_S", 0.02)
+    monkeypatch.setattr(sys.modules["agentrl.cli.check_env"], "_EVERY_S", 0.02)
     Path("halves.py").write_text(TWO_SPLITS)
     result = run("halves.py:Halves", "--gold", "halves.py:gold")
     assert result.exit_code == 0, result.output
-    assert "players: 3 of 6 held-out and 18 training tasks" in result.stderr
+    assert "players: 3 of 6 held-out and 18 training tasks" in result.stdout
     played = list(dict.fromkeys(Path("played.txt").read_text().splitlines()))
     assert played == ["train train 0", "eval eval 0", "train train 1"]
     running = [line for line in result.stderr.splitlines() if line.startswith("checking ")]
     assert any("cancellation" in line or "robustness" in line or "state" in line for line in running), result.stderr
-    assert "checking" not in result.stdout
+    assert "checking " not in result.stdout

@@ -87,7 +87,7 @@ def test_rewards_in_steps_need_no_score(renderer, cls):
 @pytest.mark.parametrize("cls", [InSteps, HandsOn])
 def test_a_loss_that_gets_no_reward_is_a_warning(renderer, cls):
     [warning] = found(renderer, cls).findings
-    assert warning.severity == "warning"
+    assert warning.level == "warning"
     assert "no step gave a reward" in warning.message
     assert "reward=0.0" in warning.remedy
 
@@ -99,7 +99,7 @@ def test_a_gold_player_without_a_reward_is_an_error(renderer):
 
 def test_some_tasks_with_nothing_to_do_are_a_warning_that_names_them(renderer):
     [warning] = found(renderer, Scored, "one", "nothing", "two").findings
-    assert warning.severity == "warning"
+    assert warning.level == "warning"
     assert warning.message.endswith("it is rewarded on 1 of 3 tasks: nothing")
     assert "tasks with nothing to do" in warning.remedy
 
@@ -144,6 +144,6 @@ def test_a_label_that_is_no_text_is_compared_with_the_answer(renderer):
     report = asyncio.run(
         check(CheckInputs(env=Sums, tasks=tasks, renderer=renderer, gold=say, only=["players"], process=False))
     )
-    error = next(one for one in report.findings if one.severity == "error")
+    error = next(one for one in report.findings if one.level == "error")
     assert "the solution scored 0 and 0 (" in error.message
     assert error.message.endswith("it answered '3', and the label is 3, of type int: compare with str(self.task.label)")

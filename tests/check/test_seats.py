@@ -56,7 +56,7 @@ def found(renderer, cls, gold=gold):
 @pytest.mark.parametrize("cls", [Duel, Kept, Shop])
 def test_nothing_is_found_in_sound_games(renderer, cls):
     report = found(renderer, cls)
-    assert [f for f in report.findings if f.severity == "error"] == []
+    assert [f for f in report.findings if f.level == "error"] == []
     assert "everything else" not in report.skipped
     assert "players" in report.skipped
 
@@ -67,7 +67,7 @@ def test_nothing_is_found_in_sound_games(renderer, cls):
 )
 def test_defects_are_found(renderer, cls, checks):
     report = found(renderer, cls)
-    assert {f.check for f in report.findings if f.severity == "error"} & checks
+    assert {f.check for f in report.findings if f.level == "error"} & checks
 
 
 def test_seats_take_the_turns_of_one_player_in_order_of_time(renderer):

@@ -1,4 +1,4 @@
-"""`agentrl eval --api` and `agentrl play --player api`: results that can be gone on with, figures, demonstrations."""
+"""`agentrl eval --api`: results that can be gone on with, figures, demonstrations."""
 
 from __future__ import annotations
 
@@ -171,10 +171,10 @@ def test_a_file_of_another_command_is_refused(folder, agentrl, api):
     assert "--out r.jsonl holds results of api=None, not 'http://" in agentrl.stderr
 
 
-def test_play_keeps_what_was_good_enough_and_says_how_many(folder, agentrl, api):
-    args = ("play", *ENV, "--player", "api", "--api", api.url, "--model", "gpt", "--out", "demos.jsonl")
-    assert agentrl(*args, "--min-reward", "1", "--samples", "4") == 0, agentrl.stderr
-    assert "kept         6 of 8 episodes, of 2 of 2 tasks" in agentrl.stdout
+def test_demonstrations_are_what_was_good_enough_and_it_says_how_many(folder, agentrl, api):
+    args = ("eval", *ASK, "--api", api.url, "--demonstrations", "demos.jsonl")
+    assert agentrl(*args, "--samples", "4") == 0, agentrl.stderr
+    assert "demos.jsonl: 6 of 8 episodes, of 2 of 2 tasks; look at the first with: agentrl show demos" in agentrl.stdout
     assert "requests 16" in agentrl.stdout
     demos = rows(folder / "demos.jsonl")
     assert [t.reward for t in demos] == [1.0] * 6
@@ -183,24 +183,49 @@ def test_play_keeps_what_was_good_enough_and_says_how_many(folder, agentrl, api)
     assert sorted(file.name for file in folder.glob("demos*")) == ["demos.jsonl"]
 
 
+def test_with_out_all_episodes_are_kept_and_more_samples_add_demonstrations(folder, agentrl, api):
+    args = ("eval", *ASK, "--api", api.url, "--out", "r.jsonl", "--demonstrations", "demos.jsonl")
+    assert agentrl(*args, "--samples", "2", "--min-reward", "0") == 0, agentrl.stderr
+    assert len(rows(folder / "r.jsonl")) == len(rows(folder / "demos.jsonl")) == 4
+    assert agentrl(*args, "--samples", "4", "--json") == 0, agentrl.stderr
+    assert json.loads(agentrl.stdout)["episodes"] == 8
+    assert "demos.jsonl: 6 of 8 episodes" in agentrl.stderr
+    assert (len(rows(folder / "r.jsonl")), len(rows(folder / "demos.jsonl"))) == (8, 6)
+    assert len(api.requests) == 16, "nothing is played again"
+    assert agentrl("eval", *ASK, "--api", api.url, "--out", "r.jsonl") == 2, "held-out tasks are another split"
+    assert "split='train', not 'eval'" in agentrl.stderr
+
+
+def test_demonstrations_of_a_model_that_runs_here(folder, agentrl):
+    scripted = ("--engine", "scripted", "--set", "engine_config.turns=said.py:say")
+    (folder / "said.py").write_text("def say(ids):\n    return 'Paris'\n")
+    args = ("eval", *ENV, "--model", "tiny", *scripted, "--demonstrations", "demos.jsonl")
+    assert agentrl(*args) == 0, agentrl.stderr
+    (demo,) = rows(folder / "demos.jsonl")
+    assert (demo.reward, demo.task.split, demo.ledger.trained) == (1.0, "train", demo.ledger.sampled)
+    assert sorted(file.name for file in folder.glob("demos*")) == ["demos.jsonl"]
+    assert agentrl(*args, "--out", "demos.jsonl") == 2
+    assert "--demonstrations demos.jsonl is the file of --out; name another file" in agentrl.stderr
+
+
 def test_an_interrupted_play_goes_on_too(folder, agentrl, api, model):
     def interrupt():
         if sum(model.asked.values()) == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     model.before = interrupt
-    args = ("play", *ENV, "--player", "api", "--api", api.url, "--model", "gpt", "--out", "demos.jsonl")
+    args = ("eval", *ASK, "--api", api.url, "--demonstrations", "demos.jsonl")
     assert agentrl(*args, "--concurrency", "1") == 130
     assert "finished episodes are in demos.jsonl.unfinished; the same command resumes" in agentrl.stderr
     assert not (folder / "demos.jsonl").exists()
-    assert agentrl(*args) == 0
+    assert agentrl(*args, "--min-reward", "0") == 0
     assert "demos.jsonl.unfinished: 1 finished" in agentrl.stderr
     assert len(rows(folder / "demos.jsonl")) == 2
 
 
 def test_what_is_finished_is_not_played_and_paid_again(folder, agentrl, api):
-    args = ("play", *ENV, "--player", "api", "--api", api.url, "--model", "gpt", "--out", "demos.jsonl")
-    assert agentrl(*args) == 0
+    args = ("eval", *ASK, "--api", api.url, "--demonstrations", "demos.jsonl")
+    assert agentrl(*args) == 0, agentrl.stderr
     asked, before = len(api.requests), (folder / "demos.jsonl").read_text()
     assert agentrl(*args) == 2
     assert agentrl.stderr == "error: demos.jsonl holds 2 episodes; name another file, or remove it\n"
@@ -284,9 +309,9 @@ def test_what_the_tokens_do_not_carry_is_not_imitated_and_counted(folder, agentr
         return Model()(messages, tools)
 
     with chat_server(reply) as server:
-        args = ("play", *ENV, "--player", "api", "--api", server.url, "--model", "gpt", "--out", "demos.jsonl")
-        assert agentrl(*args) == 0
-    assert "masked       1 episodes, from the first turn" in agentrl.stdout
+        args = ("eval", *ASK, "--api", server.url, "--demonstrations", "demos.jsonl")
+        assert agentrl(*args, "--min-reward", "0") == 0
+    assert "masked in 1 episodes, from the first turn" in agentrl.stdout
     france, peru = (t.ledger for t in rows(folder / "demos.jsonl"))
     assert france.trained == france.sampled
     assert 0 < peru.trained < peru.sampled
@@ -306,12 +331,9 @@ class Agent(AgentEnv):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("play", *ENV, "--player", "api"), "--player api needs --api http://host/v1"),
-        (("play", *ENV, "--api", "http://127.0.0.1:1/v1"), "needs --model with the model's name there"),
-        (("play", *ENV, "--api", "http://a/v1", "--player", "my_env.py:gold"), "one of them plays"),
         (
             ("play", *ENV),
-            "playing yourself needs a terminal; name a player: --player file.py:function, or --player api",
+            "playing yourself needs a terminal; name a player (--player file.py:function), or use agentrl eval",
         ),
         (("eval", *ASK, "--api", "localhost"), "the URL 'localhost' is not valid; write http://host:port/v1"),
         (("eval", *ASK, "--api", "http://a/v1", "--engine", "sglang"), "one model plays at a time"),

@@ -247,5 +247,5 @@ def test_the_end_of_the_input_is_a_quit(play, tmp_path):
 def test_where_there_is_no_terminal_it_says_so(folder, agentrl):
     assert agentrl("play", "my_env.py:Capitals", "--data", "tasks.jsonl") == 2
     assert agentrl.stderr == (
-        "error: playing yourself needs a terminal; name a player: --player file.py:function, or --player api\n"
+        "error: playing yourself needs a terminal; name a player (--player file.py:function), or use agentrl eval\n"
     )

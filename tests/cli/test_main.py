@@ -4,14 +4,27 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 import agentrl as package
+from agentrl.cli import app
 
 
 def test_alone_it_prints_help(agentrl):
     assert agentrl() == 0
     for command in ("train", "eval", "serve", "play", "show"):
         assert f" {command} " in agentrl.stdout
+
+
+def leaves(command, path=()):
+    """The commands that do something, by their words: groups are left out."""
+    inner = getattr(command, "commands", {})
+    return [leaf for name in inner for leaf in leaves(inner[name], (*path, name))] or [" ".join(path)]
+
+
+def test_a_stranger_has_few_commands_to_learn():
+    commands = leaves(typer.main.get_command(app))
+    assert len(commands) <= 18, commands
 
 
 def test_version(agentrl):

@@ -34,7 +34,7 @@ def test_each_public_name_has_its_place(pages: dict[str, str]) -> None:
 
 
 def test_each_command_and_key_is_there(pages: dict[str, str]) -> None:
-    for heading in ("## agentrl train", "## agentrl slime check", "## agentrl data tasks"):
+    for heading in ("## agentrl train", "## agentrl slime init", "## agentrl data tasks"):
         assert f"{heading}\n" in pages["commands.md"]
     assert "<code>--accept-changed-data</code>" in pages["commands.md"]
     keys = [f"| <code>{key}</code> |" for key in TrainConfig.model_fields]

@@ -214,11 +214,11 @@ def test_a_full_disk_names_the_cache(hub: FakeHub, cache: Path, monkeypatch: pyt
 
 
 def test_a_command_that_needs_no_weights_downloads_none(hub: FakeHub) -> None:
-    result = CliRunner().invoke(app, ["certify", NAME])
-    assert result.output.startswith("exact"), result.output
+    result = CliRunner().invoke(app, ["check", "template", NAME])
+    assert result.output.startswith("checked template: exact"), result.output
     assert hub.fetched
     assert not any(file.endswith(".safetensors") for file in hub.fetched)
-    result = CliRunner().invoke(app, ["certify", "some-org/other"])
+    result = CliRunner().invoke(app, ["check", "template", "some-org/other"])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
     assert result.output.startswith("error: no folder some-org/other is here, and http://127.0.0.1:")
 

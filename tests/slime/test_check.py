@@ -1,4 +1,4 @@
-"""`agentrl slime check`: each thing that would go wrong, found in the flags, the YAML file, the Env and the data."""
+"""`agentrl check slime`: each thing that would go wrong, found in the flags, the YAML file, the Env and the data."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from agentrl._util.findings import Level, Report
 from agentrl.cli import app
 from agentrl.models import tiny_tokenizer
-from agentrl.slime.check import Level, arguments, check, read_argument, read_command, verdict
+from agentrl.slime.check import arguments, check, read_argument, read_command
 from agentrl.slime.check.memory import kv_bytes
 
 ENVS = '''
@@ -109,7 +110,7 @@ def configure(**keys: Any) -> None:
 def findings(**changes: Any) -> list[tuple[str, str]]:
     """What is found in the good flags, changed: `_` stands for -, None removes a flag."""
     flags = {**GOOD, **{name.replace("_", "-"): value for name, value in changes.items()}}
-    return [(str(finding.level), finding.text) for finding in check(read_command(words(flags)))]
+    return [(str(finding.level), finding.message) for finding in check(read_command(words(flags)))]
 
 
 def words(flags: dict[str, Any]) -> list[str]:
@@ -225,7 +226,7 @@ def test_an_env_of_another_data_set_has_keys_of_its_own(folder):
 
 def test_a_good_configuration():
     assert serious() == []
-    assert verdict(check(read_command([]))).startswith("not ready: ")
+    assert not Report(check(read_command([]))).passes()
 
 
 @pytest.mark.parametrize(
@@ -304,8 +305,8 @@ STOCK = "slime.rollout.sglang_rollout.generate_rollout"
 def test_a_slime_that_is_not_here_may_be_of_either_kind():
     flags = {**GOOD, **{name.replace("_", "-"): value for name, value in {**FULLY, **HELD_OUT}.items()}}
     found = check(read_command(["train.py", *words({**flags, "eval-function-path": STOCK})]))
-    assert [f.text for f in found if f.level in ("error", "warning")] == []
-    assert [f.text for f in found if f.subject == "fully-async rollout"] == [
+    assert [f.message for f in found if f.level in ("error", "warning")] == []
+    assert [f.message for f in found if f.check == "fully-async rollout"] == [
         "fully-async rollout: slime is not here; before 0.4 start train_async.py, and do not evaluate"
     ]
 
@@ -333,7 +334,7 @@ def test_fully_async(program, changes, expected, folder):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("")
     flags = {**GOOD, **{k.replace("_", "-"): v for k, v in {**FULLY, **changes}.items()}}
-    found = [f.text for f in check(read_command([program, *words(flags)])) if f.level in ("error", "warning")]
+    found = [f.message for f in check(read_command([program, *words(flags)])) if f.level in ("error", "warning")]
     assert len(found) == len(expected), found
     assert all(part in text for part, text in zip(expected, found, strict=True))
 
@@ -348,7 +349,7 @@ def test_fan_out(name, folder):
     value = {"rollout_function_path": path, "dynamic_sampling_filter_path": "slime.x"}.get(name, True)
     flag = name.replace("_", "-")
     flags = {**GOOD, "custom-rm-path": "agentrl.slime.reward", flag: value}
-    found = [f.text for f in check(read_command(["train.py", *words(flags)]))]
+    found = [f.message for f in check(read_command(["train.py", *words(flags)]))]
     assert any("`thinking: strip` gives several samples" in text and f"--{flag}" in text for text in found), found
 
 
@@ -588,9 +589,9 @@ def test_a_broken_model_folder(model, content):
 def test_the_yaml_file_alone(folder):
     found = check(read_argument(["agentrl.yaml"]))
     assert {finding.level for finding in found} == {Level.UNCHECKED}
-    assert verdict(found) == "incomplete: 0 errors, 0 warnings; not checked: the chat template, slime's flags"
+    assert Report(found).summary() == "0 errors, 0 warnings; not checked: the chat template, slime's flags"
     configure(env="none.py:X")
-    assert "none.py: no such file" in check(read_argument(["agentrl.yaml"]))[0].text
+    assert "none.py: no such file" in check(read_argument(["agentrl.yaml"]))[0].message
 
 
 def test_the_configuration_may_be_named_by_the_environment(folder, monkeypatch):
@@ -610,7 +611,7 @@ def test_a_relative_env_on_several_nodes():
 
 
 def run(*args: Any) -> Any:
-    return CliRunner().invoke(app, ["slime", "check", *map(str, args)])
+    return CliRunner().invoke(app, ["check", "slime", *map(str, args)])
 
 
 def test_the_command():
@@ -618,39 +619,35 @@ def test_the_command():
     done = run("--", *line)
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == (
-        "incomplete: 0 errors, 0 warnings; not checked: slime's own parser, the chat template, memory"
+        "0 errors, 0 warnings; not checked: slime's own parser, the chat template, memory"
     )
     done = run("--", *line, "--rm-type", "math", "--group-rm", "--multimodal-keys", '{"a": "b"}', "--rollout-top-p=1.1")
-    assert done.exit_code == 2
+    assert done.exit_code == 1
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == sorted(
-        (line.split()[0] for line in lines[:-1]), key=["error", "warning", "unchecked", "note"].index
+        (line.split()[0] for line in lines[:-1]), key=["error:", "warning:", "unchecked:", "note:"].index
     )
-    assert lines[-1].startswith("not ready: 2 errors, 1 warning; not checked: slime's own parser, ")
+    assert lines[-1].startswith("2 errors, 1 warning; not checked: slime's own parser, ")
 
 
 def test_ray_before_the_command():
     line = ["ray", "job", "submit", "--address=http://127.0.0.1:8265", "--", "python3", "train_async.py"]
     done = run("--", *line, *words(GOOD))
-    assert "error     remove --colocate: train_async.py" in done.stdout
+    assert "error: remove --colocate: train_async.py" in done.stdout
     assert "stands before the first flag" not in done.stdout
-
-
-def test_ready_means_that_all_was_checked():
-    assert verdict([]) == "ready: 0 errors, 0 warnings"
 
 
 def test_flags_behind_two_dashes():
     done = run("--", "--custom-generate-function-path", "agentrl.adapt", "--custom-config-path", "agentrl.yaml")
-    assert done.exit_code == 2
-    assert "error     add --prompt-data" in done.stdout
+    assert done.exit_code == 1
+    assert "error: add --prompt-data" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["run.sh", "my_env.py", "."])
 def test_a_script_is_not_read(name):
     done = run(name)
     assert done.exit_code == 2
-    assert done.stderr.startswith(f"error: {name}: only bash can read a script; write `agentrl slime check --`")
+    assert done.stderr.startswith(f"error: {name}: only bash can read a script; write `agentrl check slime --`")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
 
@@ -687,4 +684,4 @@ def test_what_a_supervised_run_would_get_wrong(changes, level, text):
     [finding] = check(read_command(words({**SFT, **changes})))
 
     assert finding.level == level
-    assert text in finding.text
+    assert text in finding.message

@@ -1,4 +1,4 @@
-"""`agentrl slime check` of an Env that is an agent."""
+"""`agentrl check slime` of an Env that is an agent."""
 
 from __future__ import annotations
 

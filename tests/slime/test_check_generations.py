@@ -1,4 +1,4 @@
-"""Fully-async launches of slime before 0.4 and from 0.4 on: ten mistakes in each, and what `agentrl slime check` finds.
+"""Fully-async launches of slime before 0.4 and from 0.4 on: ten mistakes in each, and what `agentrl check slime` finds.
 
 The generations differ in what slime's folder has: train_async.py beside train.py, or train.py alone.
 """

@@ -43,7 +43,7 @@ def findings(tmp_path, monkeypatch):
             line += ["--"]
         line += ["python3", str(tmp_path / "train.py"), "--custom-config-path", str(config)]
         line += ["--custom-generate-function-path", "agentrl.adapt", *(word.replace("PKG", name) for word in flags)]
-        return [(finding.level, finding.text) for finding in check(read_argument(line)) if name in finding.text]
+        return [(finding.level, finding.message) for finding in check(read_argument(line)) if name in finding.message]
 
     yield look
     sys.modules.pop(name, None)

@@ -40,6 +40,6 @@ def checkpoint(tmp_path_factory):
 )
 def test_images_of_an_evaluation(checkpoint, name, keys, text):
     setup = SimpleNamespace(args=SimpleNamespace(hf_checkpoint=checkpoint[name]))
-    findings = [finding.text for finding in media(setup, keys, "x")]
+    findings = [finding.message for finding in media(setup, keys, "x")]
     assert len(findings) == (text is not None)
     assert text is None or findings[0].startswith(text)

@@ -1,4 +1,4 @@
-"""Mistakes of one line each, planted into a launch that is good, and what `agentrl slime check` says of them."""
+"""Mistakes of one line each, planted into a launch that is good, and what `agentrl check slime` says of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.slime.check import LaunchFinding, arguments, check, read_command
+from agentrl._util.findings import Finding
+from agentrl.slime.check import arguments, check, read_command
 from agentrl.slime.init import CONFIG, SCRIPT, write
 
 ENV = '''
@@ -48,7 +49,7 @@ ROW = '{"prompt": "a", "label": "b", "metadata": {}}\n'
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch) -> Callable[..., list[LaunchFinding]]:
+def run(tmp_path: Path, monkeypatch) -> Callable[..., list[Finding]]:
     """Change one line of a good launch, and check what bash makes of it."""
     (tmp_path / "slime/scripts/models").mkdir(parents=True)
     write("my_env.py:Lookup", "qwen3-30B-A3B", tmp_path / "slime", tmp_path)
@@ -77,7 +78,7 @@ def run(tmp_path: Path, monkeypatch) -> Callable[..., list[LaunchFinding]]:
     values = {"SLIME": "slime", "MEGATRON": "/megatron", "MODEL": "/models/m", "DATA": ".", "CHECK": "1", "GPUS": "8"}
     environment = {**os.environ, **values, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
 
-    def checked(file: str = SCRIPT, old: str = "", new: str = "") -> list[LaunchFinding]:
+    def checked(file: str = SCRIPT, old: str = "", new: str = "") -> list[Finding]:
         if old:
             content = Path(file).read_text()
             assert content.count(old) == 1, f"{old!r} is not once in {file}"
@@ -88,14 +89,14 @@ def run(tmp_path: Path, monkeypatch) -> Callable[..., list[LaunchFinding]]:
     return checked
 
 
-def serious(findings: list[LaunchFinding]) -> list[tuple[str, str]]:
-    return [(str(found.level), found.text) for found in findings if found.level in ("error", "warning")]
+def serious(findings: list[Finding]) -> list[tuple[str, str]]:
+    return [(str(found.level), found.message) for found in findings if found.level in ("error", "warning")]
 
 
 def test_the_launch_is_good(run):
     found = run()
     assert serious(found) == []
-    assert {finding.subject for finding in found if finding.level == "unchecked"} == {
+    assert {finding.check for finding in found if finding.level == "unchecked"} == {
         "slime's own parser",
         "the chat template",
         "memory",

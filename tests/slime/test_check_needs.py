@@ -1,4 +1,4 @@
-"""`agentrl slime check` says what the Env needs of a node: the engine, and cores and memory for its episodes."""
+"""`agentrl check slime` says what the Env needs of a node: the engine, and cores and memory for its episodes."""
 
 from __future__ import annotations
 

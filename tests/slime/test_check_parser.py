@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl._util.findings import Report
 from agentrl.errors import ConfigError
-from agentrl.slime.check import arguments, check, read_command, verdict
+from agentrl.slime.check import arguments, check, read_command
 from agentrl.slime.check.arguments import read
 from agentrl.slime.init import write
 
@@ -82,7 +83,7 @@ def test_its_namespace_is_taken(folder):
 @pytest.mark.thorough
 def test_its_eval_config_is_checked():
     found = check(read_command(words("--rollout-batch-size", 4, "--eval-config", "e.jsonl")))
-    assert any(f.text.startswith("e.jsonl: no such data file") for f in found)
+    assert any(f.message.startswith("e.jsonl: no such data file") for f in found)
 
 
 @pytest.mark.thorough
@@ -92,7 +93,7 @@ def test_its_eval_config_is_checked():
 def test_a_flag_that_none_of_its_parsers_takes(flag, said):
     (found,) = read(read_command(words("--rollout-batch-size", 4, flag, 8)), {}).findings
     assert found.level == "warning"
-    assert found.text == f"{flag} is no flag of slime's, which ignores it without a word; {said}"
+    assert found.message == f"{flag} is no flag of slime's, which ignores it without a word; {said}"
 
 
 @pytest.mark.thorough
@@ -112,7 +113,7 @@ def test_a_flag_that_none_of_its_parsers_takes(flag, said):
 )
 def test_what_it_refuses_and_what_keeps_it_from_reading(flags, level, text):
     reading = read(read_command(words(*flags)), {})
-    (found,) = [finding for finding in reading.findings if text in finding.text]
+    (found,) = [finding for finding in reading.findings if text in finding.message]
     assert (found.level, reading.exact) == (level, level == "error")
     assert reading.args.n_samples_per_prompt == 1, "read plainly"
 
@@ -122,21 +123,22 @@ def test_its_last_checks_may_need_a_gpu():
     reading = read(read_command(words("--rollout-batch-size", 14, "--mine", 1)), {})
     assert (reading.exact, reading.args.rollout_batch_size, reading.args.router_policy) == (True, 14, "cache_aware")
     misspelt, missing = reading.findings
-    assert misspelt.text.startswith("--mine is no flag of slime's")
-    assert missing.text == "Megatron's own checks: they need a GPU (RuntimeError: No CUDA GPUs are available)"
+    assert misspelt.message.startswith("--mine is no flag of slime's")
+    assert (missing.level, missing.check) == ("unchecked", "Megatron's own checks")
+    assert missing.message == "they need a GPU (RuntimeError: No CUDA GPUs are available)"
 
 
 def test_it_is_given_up_after_a_while(monkeypatch):
     monkeypatch.setattr(arguments, "TIMEOUT_S", 0.0)
     (found,) = read(read_command(words("--rollout-batch-size", 4)), {}).findings
-    assert "it did not finish within 0 s" in found.text
+    assert "it did not finish within 0 s" in found.message
 
 
 def test_without_slime_the_verdict_is_incomplete(folder, monkeypatch):
     monkeypatch.setattr(arguments, "HOSTS", ())
     found = check(read_command(words("--rollout-batch-size", 4)))
-    assert "slime's own parser" in verdict(found).partition("; not checked: ")[2]
-    assert any("slime is not installed here, nor on PYTHONPATH" in finding.text for finding in found)
+    assert "slime's own parser" in Report(found).summary().partition("; not checked: ")[2]
+    assert any("slime is not installed here, nor on PYTHONPATH" in finding.message for finding in found)
 
 
 @pytest.mark.thorough
@@ -231,7 +233,7 @@ def test_slimes_and_megatrons_own_parsers_read_what_init_writes(folder, monkeypa
     subprocess.run(["bash", "-c", record], check=True, env={**os.environ, **variables})
     line = (folder / "record").read_text().split("\0")[:-1]
     reading = read(read_command([*line, "--num-rollouts", "1"]), {"agentrl": {}})
-    found = [finding.text for finding in reading.findings if not finding.text.startswith("Megatron's own checks")]
+    found = [finding.message for finding in reading.findings if finding.check != "Megatron's own checks"]
     assert found == [
         "--num-rollouts is no flag of slime's, which ignores it without a word; did you mean --num-rollout?"
     ]

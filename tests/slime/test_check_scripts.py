@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl._util.findings import Finding
 from agentrl.slime.check import TrainCommand, arguments, check, read_command
-from agentrl.slime.check.finding import LaunchFinding
 
 SOURCE = os.environ.get("SLIME_SRC", "")
 pytestmark = pytest.mark.skipif(
@@ -98,5 +98,5 @@ def test_slimes_own_scripts_raise_no_false_alarm(script, programs, tmp_path, mon
     assert alarms == []
 
 
-def is_alarm(finding: LaunchFinding) -> bool:
-    return finding.level in ("error", "warning") and not any(known in finding.text for known in EXPECTED)
+def is_alarm(finding: Finding) -> bool:
+    return finding.level in ("error", "warning") and not any(known in finding.message for known in EXPECTED)

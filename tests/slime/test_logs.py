@@ -166,7 +166,7 @@ def test_each_rollout_of_which_the_host_masks_most_is_reported(caplog, left_out)
     for step in (3, 4):
         log_rollout(step, args(), samples, None, 1.5)
     warned = [record.getMessage() for record in caplog.records if "masked as host" in record.getMessage()]
-    remedy = "3 segments were left out, .*: run `agentrl slime check`" if left_out else "look at its filters"
+    remedy = "3 segments were left out, .*: run `agentrl check slime`" if left_out else "look at its filters"
     assert [
         re.match(rf"rollout {step}: 21 of 24 sampled tokens .*{remedy}", text) is not None
         for step, text in zip((3, 4), warned, strict=True)

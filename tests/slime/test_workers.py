@@ -176,7 +176,7 @@ async def test_a_worker_killed_in_a_rollout(slime):
 
 
 def launch(workers, here=True, nodes=1, env=None, **args):
-    """A launch as `agentrl slime check` sees it, on a machine of 16 cores."""
+    """A launch as `agentrl check slime` sees it, on a machine of 16 cores."""
     given = {"actor_num_nodes": nodes, "sglang_router_ip": None, "colocate": True, **args}
     config = SlimeConfig(env="my_env.py:MyEnv", workers=workers)
     return SimpleNamespace(
@@ -202,7 +202,7 @@ def test_the_check_before_the_run(monkeypatch, setup, said):
     monkeypatch.setattr("os.cpu_count", lambda: 16)
     found = list(rules.workers(setup))
     assert len(found) == len(said)
-    assert all(one.text.startswith(text) for one, text in zip(found, said, strict=True))
+    assert all(one.message.startswith(text) for one, text in zip(found, said, strict=True))
 
 
 def test_init_writes_them(tmp_path):

@@ -18,8 +18,8 @@ def audited(*records, decode=None):
     return audit("x", [(f"#{i}", read_record(record, "x")) for i, record in enumerate(records)], decode)
 
 
-def kinds(report, severity="lost"):
-    return [finding.kind for finding in report.findings if finding.severity == severity]
+def kinds(report, level="error"):
+    return [finding.check for finding in report.findings if finding.level == level]
 
 
 def masked_in_part(record):
@@ -61,7 +61,7 @@ def _renumber(data):
 def test_losses_in_own_records(record, plant, kind, tokens):
     report = audited(*plant(record))
     assert kinds(report) == [kind]
-    assert (report.findings[0].tokens, report.exit_code) == (tokens, 1)
+    assert report.findings[0].details == {"count": 1, "tokens": tokens}
 
 
 def test_losses_in_slimes_dumps(samples):
@@ -124,7 +124,7 @@ def test_encoded_again_in_atif():
     data = json.loads((DATA / "harbor_encoded_again.json").read_text())
     report = audited(data)
     assert kinds(report) == [], "without a tokenizer it may be a rewritten history"
-    assert "several samples" in kinds(report, "not told")
+    assert "several samples" in kinds(report, "unchecked")
     text = {110: "x", 111: "y", 101: "xy"}
     assert kinds(audited(data, decode=lambda ids: "".join(text.get(i, f"<{i}>") for i in ids))) == ["encoded again"]
     other = audited(data, decode=lambda ids: "".join(f"<{i}>" for i in ids))
@@ -138,7 +138,7 @@ def test_nothing_is_called_lost_that_is_not(samples, traces):
     in_part = made()
     in_part.mask_where([1, 0, 1, *[0] * 3, 1, 1], "off_policy")
     report = audited(made().to_json(), masked.to_json(), in_part.to_json(), stripped().to_json())
-    assert (kinds(report), kinds(report, "not told"), report.exit_code) == ([], [], 0)
+    assert (kinds(report), kinds(report, "unchecked")) == ([], [])
     assert report.masked == {"overlong": 5, "off_policy": 1}
     assert kinds(audited(*samples)) == []
     assert kinds(audited(traces[0])) == []
@@ -150,35 +150,36 @@ async def test_an_agents_session_is_in_order():
 
     data = json.loads(json.dumps((await session_trajectory()).to_json()))
     report = audited(data)
-    assert (kinds(report), kinds(report, "not told")) == ([], [])
+    assert (kinds(report), kinds(report, "unchecked")) == ([], [])
     assert report.sampled == report.trained + sum(report.masked.values())
     assert report.masked
 
 
 def test_what_is_not_told_is_never_fine():
     text = audited({"messages": [{"role": "assistant", "content": "b"}]})
-    assert (kinds(text, "not told"), text.exit_code) == (["no tokens"], 3)
+    assert (kinds(text, "unchecked"), kinds(text)) == (["no tokens"], [])
     atif = audited(json.loads((DATA / "harbor.json").read_text()))
-    assert (kinds(atif, "not told"), atif.untold) == (["training not told"], 5)
+    assert (kinds(atif, "unchecked"), atif.untold) == (["training not told"], 5)
 
 
 @pytest.mark.parametrize(
     ("file", "code", "said"),
     [
-        ("verifiers.jsonl", 1, "lost: encoded again"),
-        ("slime_5.pt", 3, "not told: masked, reason not told"),
-        ("harbor.json", 3, "not told: training not told"),
+        ("verifiers.jsonl", 1, "1 error, 0 warnings"),
+        ("slime_5.pt", 0, "not checked: masked, reason not told"),
+        ("harbor.json", 0, "not checked: training not told"),
     ],
 )
 def test_the_command(file, code, said):
-    result = CliRunner().invoke(app, ["audit", str(DATA / file)])
+    result = CliRunner().invoke(app, ["check", str(DATA / file)])
     assert (result.exit_code, said in result.stdout) == (code, True), result.output
 
 
 def test_the_command_on_good_records(write):
     file = write(made().to_json())
-    assert CliRunner().invoke(app, ["audit", str(file)]).exit_code == 0
-    found = json.loads(CliRunner().invoke(app, ["audit", "--json", str(file)]).stdout)
-    assert (found[0]["sampled"], found[0]["trained"], found[0]["exit_code"]) == (5, 5, 0)
-    missing = CliRunner().invoke(app, ["audit", "nowhere.jsonl"])
+    assert CliRunner().invoke(app, ["check", "--strict", str(file)]).exit_code == 0
+    found = json.loads(CliRunner().invoke(app, ["check", "--json", str(file)]).stdout)
+    (account,) = found["figures"]["files"]
+    assert (account["sampled"], account["trained"], found["findings"]) == (5, 5, [])
+    missing = CliRunner().invoke(app, ["check", "nowhere.jsonl"])
     assert missing.exit_code == 2

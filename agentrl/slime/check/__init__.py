@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from agentrl._util.findings import Finding, Report, error, unchecked
 from agentrl.env.env import Env
 from agentrl.errors import ConfigError
 from agentrl.slime.check import arguments
 from agentrl.slime.check.command import TrainCommand, read_argument, read_command
 from agentrl.slime.check.configuration import paths, template
 from agentrl.slime.check.data import data
-from agentrl.slime.check.finding import LaunchFinding, Level, error, unchecked
 from agentrl.slime.check.flags import Words
 from agentrl.slime.check.memory import memory
 from agentrl.slime.check.needs import needs
@@ -20,16 +20,16 @@ from agentrl.slime.check.setup import Setup, open_env, read_config, read_keys
 from agentrl.slime.check.supervised import is_supervised, supervised
 from agentrl.slime.config import SlimeConfig
 
-__all__ = ["LaunchFinding", "Level", "TrainCommand", "check", "read_argument", "read_command", "verdict"]
+__all__ = ["TrainCommand", "check", "read_argument", "read_command"]
 
 _FLAG = "--custom-config-path"
 
 
-def check(command: TrainCommand) -> list[LaunchFinding]:
-    """All findings, errors first. Imports the Env, validates its configuration, and calls no hook except `needs`."""
+def check(command: TrainCommand) -> list[Finding]:
+    """All findings, the worst first. Imports the Env, validates its configuration, and calls no hook except `needs`."""
     if is_supervised(words := Words(command.words)):
-        return sorted(supervised(words), key=lambda finding: list(Level).index(finding.level))
-    findings: list[LaunchFinding] = []
+        return _sorted(supervised(words))
+    findings: list[Finding] = []
     config, keys = _configuration(command, findings)
     reading = arguments.read(command, keys)
     findings += reading.findings
@@ -42,12 +42,16 @@ def check(command: TrainCommand) -> list[LaunchFinding]:
         findings += _guarded(rule, setup)
     if command.yaml_only:
         findings.append(unchecked("slime's flags", "only the YAML file was given; check the command that starts slime"))
-    return sorted(dict.fromkeys(findings), key=lambda finding: list(Level).index(finding.level))
+    return _sorted(findings)
 
 
-def _configuration(
-    command: TrainCommand, findings: list[LaunchFinding]
-) -> tuple[SlimeConfig | None, Mapping[str, Any]]:
+def _sorted(findings: Iterable[Finding]) -> list[Finding]:
+    report = Report([*dict.fromkeys(findings)])
+    report.sort()
+    return report.findings
+
+
+def _configuration(command: TrainCommand, findings: list[Finding]) -> tuple[SlimeConfig | None, Mapping[str, Any]]:
     """agentrl's configuration and the file's other keys. Problems are appended to `findings`."""
     keys: dict[str, Any] = {}
     try:
@@ -58,7 +62,7 @@ def _configuration(
         return None, keys
 
 
-def _env(config: SlimeConfig | None, command: TrainCommand, findings: list[LaunchFinding]) -> type[Env] | None:
+def _env(config: SlimeConfig | None, command: TrainCommand, findings: list[Finding]) -> type[Env] | None:
     if config is None:
         return None
     try:
@@ -71,22 +75,9 @@ def _env(config: SlimeConfig | None, command: TrainCommand, findings: list[Launc
     return None
 
 
-def _guarded(rule: Callable[[Setup], Iterable[LaunchFinding]], setup: Setup) -> Iterator[LaunchFinding]:
+def _guarded(rule: Callable[[Setup], Iterable[Finding]], setup: Setup) -> Iterator[Finding]:
     """The findings of a rule. An unreadable value becomes a finding."""
     try:
         yield from rule(setup)
     except ConfigError as exc:
         yield error(str(exc))
-
-
-def verdict(findings: Sequence[LaunchFinding]) -> str:
-    """A line that says whether the run may start, with the unchecked parts."""
-    errors, warnings = (sum(f.level is level for f in findings) for level in (Level.ERROR, Level.WARNING))
-    missing = list(dict.fromkeys(f.subject for f in findings if f.level is Level.UNCHECKED))
-    word = "not ready" if errors else "incomplete" if missing else "ready"
-    counts = f"{_count(errors, 'error')}, {_count(warnings, 'warning')}"
-    return f"{word}: {counts}" + (f"; not checked: {', '.join(missing)}" if missing else "")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

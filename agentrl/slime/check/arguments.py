@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl._util.findings import Finding, error, unchecked
 from agentrl.slime.check.command import TrainCommand
-from agentrl.slime.check.finding import LaunchFinding, error, unchecked
 from agentrl.slime.check.flags import Words, misspelt, override, plain
 
 HOSTS = ("slime", "miles")
@@ -49,7 +49,7 @@ class ParsedArguments:
     args: Args
     exact: bool = False
     """Whether slime's own parser read the arguments."""
-    findings: list[LaunchFinding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
 
 def read(command: TrainCommand, keys: Mapping[str, Any]) -> ParsedArguments:
@@ -72,7 +72,7 @@ def read(command: TrainCommand, keys: Mapping[str, Any]) -> ParsedArguments:
     return ParsedArguments(Args(values), "refused" in report, [*findings, *misspelt(words, None)])
 
 
-def _strays(findings: list[LaunchFinding]) -> list[LaunchFinding]:
+def _strays(findings: list[Finding]) -> list[Finding]:
     """The findings of the simple reader that slime's parser does not report."""
     return [finding for finding in findings if finding.level == "warning"]
 

@@ -50,14 +50,16 @@ def read_command(words: Sequence[str]) -> TrainCommand:
 
 
 def read_argument(words: Sequence[str]) -> TrainCommand:
-    """Read the arguments of `agentrl slime check`: a YAML file or a command. Raises ConfigError."""
+    """Read the arguments of `agentrl check slime`: a YAML file or a command. Raises ConfigError."""
+    if not words:
+        raise ConfigError("check slime: add the command, as in `agentrl check slime -- python3 train.py ...`")
     file = Path(words[0])
     if len(words) > 1 or words[0].startswith("--"):
         return read_command(words)
     if file.suffix in (".yaml", ".yml"):
         return TrainCommand(("--custom-config-path", str(file)), yaml_only=True)
     raise ConfigError(
-        f"{file}: only bash can read a script; write `agentrl slime check --` before the command in it that starts "
+        f"{file}: only bash can read a script; write `agentrl check slime --` before the command in it that starts "
         "train.py, and run it (in one of `agentrl slime init`: CHECK=1 bash run.sh)"
     )
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl._util.findings import Finding, error, note, unchecked, warning
 from agentrl.env.env import tools_of
 from agentrl.errors import ConfigError
-from agentrl.slime.check.finding import LaunchFinding, error, note, unchecked, warning
 from agentrl.slime.check.setup import Setup
 from agentrl.slime.config import SlimeConfig
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentrl.render import Certificate
 
 
-def paths(setup: Setup) -> Iterator[LaunchFinding]:
+def paths(setup: Setup) -> Iterator[Finding]:
     """Check the files and functions in agentrl's configuration."""
     if setup.config is None:
         return
@@ -27,14 +27,14 @@ def paths(setup: Setup) -> Iterator[LaunchFinding]:
         yield note(f"{path} is looked for in the folder that Ray runs in; on {nodes} nodes give its whole path")
 
 
-def template(setup: Setup) -> Iterator[LaunchFinding]:
+def template(setup: Setup) -> Iterator[Finding]:
     """Check whether the model's chat template can be continued exactly."""
     if setup.config is None:
         return
     if setup.model_folder is None:
         yield unchecked(
             "the chat template",
-            f"{setup.model_path or 'the model'} is not a folder here; agentrl certify MODEL does it",
+            f"{setup.model_path or 'the model'} is not a folder here; agentrl check template MODEL does it",
         )
         return
     from agentrl.models.tokenizer import RemoteCodeError  # transformers takes seconds to import

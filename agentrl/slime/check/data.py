@@ -11,11 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from agentrl._util.findings import Finding, error, unchecked, warning
 from agentrl.episode.config import load_reward
 from agentrl.episode.scoring import check_of
 from agentrl.errors import ConfigError
 from agentrl.slime.check.evaluation import datasets
-from agentrl.slime.check.finding import LaunchFinding, error, unchecked, warning
 from agentrl.slime.check.setup import Setup, open_env
 from agentrl.slime.task import from_sample, metadata_of
 from agentrl.types import Task
@@ -26,7 +26,7 @@ KEYS = ("input", "label", "metadata", "tool")
 _SLICE = re.compile(r"(.*)@\[-?\d*:-?\d*\]")
 
 
-def data(setup: Setup) -> Iterator[LaunchFinding]:
+def data(setup: Setup) -> Iterator[Finding]:
     args = setup.args
     if _own_source(args.data_source_path) or args.rollout_global_dataset is False:
         yield unchecked("the prompts", "they come from a data source of your own")
@@ -48,7 +48,7 @@ def _own_source(path: str | None) -> bool:
 
 def _file(
     setup: Setup, path: str, keys: Mapping[str, str | None], more: Mapping[str, Any] | None = None
-) -> Iterator[LaunchFinding]:
+) -> Iterator[Finding]:
     try:
         rows = list(islice(_rows(path), ROWS))
     except ConfigError as exc:
@@ -164,7 +164,7 @@ def _metadata(row: Mapping[str, Any], keys: Mapping[str, str | None]) -> Mapping
 
 def _named_envs(
     setup: Setup, path: str, rows: Sequence[Any], keys: Mapping[str, str | None], more: Mapping[str, Any]
-) -> Iterator[LaunchFinding]:
+) -> Iterator[Finding]:
     """Check the environments that rows name in metadata["env"]."""
     named = [more.get("env") or _metadata(row, keys).get("env") for row in rows]
     config = setup.config

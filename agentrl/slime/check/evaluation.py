@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentrl._util.findings import Finding, error, warning
 from agentrl._util.yaml_files import read_yaml
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.slime.check.arguments import Args
-from agentrl.slime.check.finding import LaunchFinding, error, warning
 from agentrl.slime.check.functions import is_misspelt
 from agentrl.slime.check.media import media
 from agentrl.slime.check.setup import GENERATE, Setup
@@ -49,7 +49,7 @@ def datasets(args: Args) -> list[Mapping[str, Any]]:
     return [_filled(args, {"name": n, "path": p}, {}) for n, p in zip(values[::2], values[1::2], strict=True)]
 
 
-def evaluation(setup: Setup) -> Iterator[LaunchFinding]:
+def evaluation(setup: Setup) -> Iterator[Finding]:
     args, sets = setup.args, datasets(setup.args)
     source = "--eval-config" if args.eval_config else "--eval-prompt-data"
     if args.eval_interval and not sets:
@@ -61,18 +61,18 @@ def evaluation(setup: Setup) -> Iterator[LaunchFinding]:
         yield from _dataset(setup, row, f"{source}, data set {row['name']}")
 
 
-def _same_names(sets: Sequence[Mapping[str, Any]], source: str) -> Iterator[LaunchFinding]:
+def _same_names(sets: Sequence[Mapping[str, Any]], source: str) -> Iterator[Finding]:
     counts = Counter(row["name"] for row in sets)
     for name in sorted(name for name, count in counts.items() if count > 1):
         yield error(f"{source}: two data sets are called {name}, and slime keeps one's results; rename the other")
 
 
-def _dataset(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[LaunchFinding]:
+def _dataset(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
     for check in (_function, _added, _reward, _length):
         yield from check(setup, row, where)
 
 
-def _function(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[LaunchFinding]:
+def _function(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
     function = row.get("custom_generate_function_path")
     if not function or function == GENERATE:
         return
@@ -83,7 +83,7 @@ def _function(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Laun
         yield warning(f"{text}: agentrl does not play this data set")
 
 
-def _added(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[LaunchFinding]:
+def _added(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
     """Values in the file that are not in the arguments. Other checks cover the arguments."""
     args = setup.args
     if row.get("apply_chat_template") and not args.apply_chat_template and setup.has_tools and setup.env:
@@ -92,7 +92,7 @@ def _added(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[LaunchF
         yield from media(setup, row["multimodal_keys"], where)
 
 
-def _reward(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[LaunchFinding]:
+def _reward(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
     if not setup.scores:
         return
     for key, flag in (("custom_rm_path", setup.args.custom_rm_path), ("rm_type", setup.args.rm_type)):
@@ -101,7 +101,7 @@ def _reward(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Launch
             yield error(f"{where}: two give the reward: {setup.scores} and {key} {value}, which would never be asked")
 
 
-def _length(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[LaunchFinding]:
+def _length(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
     response, context = row.get("max_response_len"), setup.args.eval_max_context_len or setup.context
     if response and context and response != setup.args.rollout_max_response_len and response >= context:
         yield warning(f"{where}: max_response_len {response} leaves no room for the prompt in {context} tokens")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from agentrl.slime.check.finding import LaunchFinding, error, warning
+from agentrl._util.findings import Finding, error, warning
 
 _ALIKE = 0.88
 """The similarity from which a name counts as a misspelling. `--partial-rollouts` is a misspelling; other real flags are
@@ -115,11 +115,11 @@ class Words:
                 values.append(word)
 
 
-def plain(words: Words) -> tuple[dict[str, Any], list[LaunchFinding]]:
+def plain(words: Words) -> tuple[dict[str, Any], list[Finding]]:
     """The arguments by name, and findings for unreadable values."""
     args: dict[str, Any] = {**_WHOLE, **_NUMBERS, **_TEXTS, **dict.fromkeys((*_LISTS, *_OBJECTS))}
     args |= {attribute: not value for attribute, value in _SWITCHES.values()}
-    findings: list[LaunchFinding] = []
+    findings: list[Finding] = []
     for flag, values in words.values.items():
         name = flag.removeprefix("--").replace("-", "_")
         if flag not in _FLAGS:
@@ -135,7 +135,7 @@ def plain(words: Words) -> tuple[dict[str, Any], list[LaunchFinding]]:
     return args, findings
 
 
-def _set(args: dict[str, Any], name: str, flag: str, values: Sequence[str]) -> Iterator[LaunchFinding]:
+def _set(args: dict[str, Any], name: str, flag: str, values: Sequence[str]) -> Iterator[Finding]:
     if not values:
         yield error(f"{flag} has no value; write one after it, or remove it")
         return
@@ -169,7 +169,7 @@ def override(args: dict[str, Any], keys: Mapping[str, Any]) -> None:
     args.update({str(key): value for key, value in keys.items()})
 
 
-def misspelt(words: Words, flags: frozenset[str] | None) -> Iterator[LaunchFinding]:
+def misspelt(words: Words, flags: frozenset[str] | None) -> Iterator[Finding]:
     """Flags that slime would ignore. `flags` are the flags of slime's parsers. With None, only near matches are
     reported."""
     for flag in words.values:

@@ -10,16 +10,16 @@ from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 
+from agentrl._util.findings import Finding, error, unchecked
 from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError, did_you_mean
-from agentrl.slime.check.finding import LaunchFinding, error, unchecked
 from agentrl.slime.check.setup import GENERATE, Setup
 
 _ALIKE = 0.85
 _GENERATE_FLAG = "--custom-generate-function-path"
 
 
-def functions(setup: Setup) -> Iterator[LaunchFinding]:
+def functions(setup: Setup) -> Iterator[Finding]:
     for flag, path in dict.fromkeys(setup.args.functions()):
         if flag == _GENERATE_FLAG and (path == GENERATE or is_misspelt(path)):
             continue  # the flag's rule reports the error
@@ -36,14 +36,14 @@ def is_misspelt(path: str) -> bool:
     )
 
 
-def _own(flag: str, path: str) -> Iterator[LaunchFinding]:
+def _own(flag: str, path: str) -> Iterator[Finding]:
     try:
         load_object(path)
     except ConfigError as exc:
         yield error(f"{flag} {path}: {exc}")
 
 
-def _foreign(flag: str, path: str, folders: Sequence[str]) -> Iterator[LaunchFinding]:
+def _foreign(flag: str, path: str, folders: Sequence[str]) -> Iterator[Finding]:
     module, _, name = path.rpartition(".")
     if not module:
         yield error(f"{flag} {path}: names no function; write package.module.function")

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from agentrl.slime.check.finding import LaunchFinding, error, warning
+from agentrl._util.findings import Finding, error, warning
 from agentrl.slime.check.setup import Setup
 
 
-def job_path(setup: Setup) -> Iterator[LaunchFinding]:
+def job_path(setup: Setup) -> Iterator[Finding]:
     """Check that the job finds the Env, the reward and the functions of flags."""
     command = setup.command
     if not command.submitted:

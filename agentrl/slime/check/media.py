@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentrl._util.findings import Finding, error
 from agentrl.errors import ConfigError
 from agentrl.models.vision import load_vision
-from agentrl.slime.check.finding import LaunchFinding, error
 from agentrl.slime.check.setup import Setup
 from agentrl.slime.images import NOT_KNOWN
 
 
-def media(setup: Setup, keys: str | Mapping[str, Any], where: str = "") -> Iterator[LaunchFinding]:
+def media(setup: Setup, keys: str | Mapping[str, Any], where: str = "") -> Iterator[Finding]:
     """Findings about `--multimodal-keys`, or the same key of the data set in `where`."""
     flag = "multimodal_keys" if where else "--multimodal-keys"
     begin = f"{where}: " if where else ""

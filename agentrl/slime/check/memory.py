@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrl.slime.check.finding import LaunchFinding, note, unchecked
+from agentrl._util.findings import Finding, note, unchecked
 from agentrl.slime.check.setup import Setup
 
 _GIB = 1024**3
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def memory(setup: Setup) -> Iterator[LaunchFinding]:
+def memory(setup: Setup) -> Iterator[Finding]:
     model, context = setup.model, setup.context
     if not model or not context:
         missing = "the model's folder is not here" if not model else "--rollout-max-context-len is not given"
@@ -55,7 +55,7 @@ def _value_bytes(model: Mapping[str, Any], cache_dtype: str | None) -> int:
     return _BYTES.get(str(model.get("dtype") or model.get("torch_dtype")), 2)
 
 
-def _kv_cache(setup: Setup, per_token: int, formula: str, context: int) -> LaunchFinding:
+def _kv_cache(setup: Setup, per_token: int, formula: str, context: int) -> Finding:
     per_episode = per_token * context
     text = f"KV cache: about {_size(per_episode)} for an episode of {context} tokens ({formula} a token)"
     if not (running := episodes_at_once(setup)):
@@ -77,7 +77,7 @@ def episodes_at_once(setup: Setup) -> int | None:
     return most if setup.fully_async else min(most, prompts * samples)
 
 
-def _training(setup: Setup, context: int) -> LaunchFinding | None:
+def _training(setup: Setup, context: int) -> Finding | None:
     """The longest micro-batch's memory on a GPU. Activations: Korthikanti et al. 2022, selective recomputation."""
     model, args = setup.model, setup.args
     vocabulary, hidden, layers = (model.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers"))

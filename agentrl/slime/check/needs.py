@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agentrl._util.findings import Finding, error, note
 from agentrl.env.config import validated_config
 from agentrl.errors import one_line
-from agentrl.slime.check.finding import LaunchFinding, error, note
 from agentrl.slime.check.memory import episodes_at_once
 from agentrl.slime.check.setup import Setup
 
 
-def needs(setup: Setup) -> Iterator[LaunchFinding]:
+def needs(setup: Setup) -> Iterator[Finding]:
     if setup.env is None or setup.config is None:
         return
     name = setup.env.__name__

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 
+from agentrl._util.findings import Finding, error, note, unchecked, warning
 from agentrl.episode.parking import resume_method
 from agentrl.slime.check.evaluation import evaluation
-from agentrl.slime.check.finding import LaunchFinding, error, note, unchecked, warning
 from agentrl.slime.check.functions import functions, is_misspelt
 from agentrl.slime.check.job_path import job_path
 from agentrl.slime.check.media import media
@@ -32,7 +32,7 @@ _SLIMES_CPUS = 2
 LOG, LOG_EVAL = "agentrl.slime.log_rollout", "agentrl.slime.log_eval"
 
 
-def generate_function(setup: Setup) -> Iterator[LaunchFinding]:
+def generate_function(setup: Setup) -> Iterator[Finding]:
     flag = "--custom-generate-function-path"
     path = setup.args.custom_generate_function_path
     if not path:
@@ -43,7 +43,7 @@ def generate_function(setup: Setup) -> Iterator[LaunchFinding]:
         yield warning(f"{flag} {path} is not {GENERATE}: findings about episodes are valid only if it calls {GENERATE}")
 
 
-def prompts(setup: Setup) -> Iterator[LaunchFinding]:
+def prompts(setup: Setup) -> Iterator[Finding]:
     args = setup.args
     if args.apply_chat_template and setup.has_tools and setup.env:
         yield error(
@@ -67,7 +67,7 @@ def prompts(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def routing(setup: Setup) -> Iterator[LaunchFinding]:
+def routing(setup: Setup) -> Iterator[Finding]:
     count = setup.engines
     if setup.args.router_policy != "consistent_hashing" and count != 1:
         yield warning(
@@ -76,7 +76,7 @@ def routing(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def baseline(setup: Setup) -> Iterator[LaunchFinding]:
+def baseline(setup: Setup) -> Iterator[Finding]:
     args = setup.args
     estimator = args.advantage_estimator
     if args.rewards_normalization is False:
@@ -102,7 +102,7 @@ def baseline(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def reward(setup: Setup) -> Iterator[LaunchFinding]:
+def reward(setup: Setup) -> Iterator[Finding]:
     """Check that only a single place gives the reward."""
     foreign = _foreign_rewards(setup)
     if setup.scores:
@@ -118,7 +118,7 @@ def reward(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def _second_rewards(setup: Setup, owner: str, foreign: Sequence[str]) -> Iterator[LaunchFinding]:
+def _second_rewards(setup: Setup, owner: str, foreign: Sequence[str]) -> Iterator[Finding]:
     """Flags that take the reward from its owner: the Env, or the configured reward function."""
     args = setup.args
     is_replaced = args.group_rm and args.custom_rm_path != REWARD
@@ -140,12 +140,12 @@ def _foreign_rewards(setup: Setup) -> list[str]:
     return [f"{flag} {value}" for flag, value in named.items() if value and value != REWARD]
 
 
-def group_reward(setup: Setup) -> Iterator[LaunchFinding]:
+def group_reward(setup: Setup) -> Iterator[Finding]:
     if setup.args.group_rm and setup.args.eval_interval:
         yield error("--group-rm with --eval-interval: slime refuses to evaluate with it; remove one of them")
 
 
-def _without_resuming(setup: Setup) -> Iterator[LaunchFinding]:
+def _without_resuming(setup: Setup) -> Iterator[Finding]:
     args = setup.args
     if args.mask_offpolicy_in_partial_rollout:
         yield note("--mask-offpolicy-in-partial-rollout does nothing without --partial-rollout")
@@ -157,7 +157,7 @@ def _without_resuming(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def resuming(setup: Setup) -> Iterator[LaunchFinding]:
+def resuming(setup: Setup) -> Iterator[Finding]:
     if not (setup.args.partial_rollout or setup.fully_async):
         yield from _without_resuming(setup)
         return
@@ -191,7 +191,7 @@ def resuming(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def fan_out(setup: Setup) -> Iterator[LaunchFinding]:
+def fan_out(setup: Setup) -> Iterator[Finding]:
     problems = fan_out_problems(setup.args, takes_lists=setup.takes_lists)
     if setup.config is not None and setup.config.thinking == "strip":
         for problem in problems:
@@ -203,7 +203,7 @@ def fan_out(setup: Setup) -> Iterator[LaunchFinding]:
             )
 
 
-def filters(setup: Setup) -> Iterator[LaunchFinding]:
+def filters(setup: Setup) -> Iterator[Finding]:
     path = setup.args.dynamic_sampling_filter_path or ""
     if HostArgs.of(setup.args).own_filter and path.rpartition(".")[2].startswith("check_reward_nonzero_std"):
         ours = "prefer_spread" if path.endswith("fallback") else "has_spread"
@@ -213,7 +213,7 @@ def filters(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def fully_async(setup: Setup) -> Iterator[LaunchFinding]:
+def fully_async(setup: Setup) -> Iterator[Finding]:
     """slime 0.4 has a single program, train.py, which evaluates beside fully-async rollout; train_async.py cannot."""
     args, program = setup.args, setup.command.program
     if program == "train_async.py" and args.colocate:
@@ -240,7 +240,7 @@ def fully_async(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def _evaluation_before_0_4(setup: Setup) -> Iterator[LaunchFinding]:
+def _evaluation_before_0_4(setup: Setup) -> Iterator[Finding]:
     args = setup.args
     is_ours = (args.rollout_function_path or "").startswith("agentrl.") and not args.eval_function_path
     if not args.eval_interval or is_ours:
@@ -257,7 +257,7 @@ def _evaluation_before_0_4(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def queues(setup: Setup) -> Iterator[LaunchFinding]:
+def queues(setup: Setup) -> Iterator[Finding]:
     """slime 0.4 keeps prompts, partial groups and batches in queues on disk (docs/en/advanced/straw.md)."""
     args = setup.args
     if args.rollout_data_transport != "straw":
@@ -288,7 +288,7 @@ def queues(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def batches(setup: Setup) -> Iterator[LaunchFinding]:
+def batches(setup: Setup) -> Iterator[Finding]:
     args = setup.args
     prompts, samples, batch = args.rollout_batch_size, args.n_samples_per_prompt, args.global_batch_size
     at_once = args.over_sampling_batch_size
@@ -311,7 +311,7 @@ def batches(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def lengths(setup: Setup) -> Iterator[LaunchFinding]:
+def lengths(setup: Setup) -> Iterator[Finding]:
     args, context = setup.args, setup.context
     limits = setup.config.limits if setup.config else {}
     response = limits.get("tokens") or args.rollout_max_response_len
@@ -329,7 +329,7 @@ def lengths(setup: Setup) -> Iterator[LaunchFinding]:
     yield from _too_long(setup, context)
 
 
-def _whole_response(setup: Setup) -> Iterator[LaunchFinding]:
+def _whole_response(setup: Setup) -> Iterator[Finding]:
     """slime's own multi-turn examples apply the response length to each turn. agentrl applies it to the episode."""
     config = setup.config
     if config is None or config.max_new_tokens == "turn" or "tokens" in config.limits or not setup.has_turns:
@@ -344,7 +344,7 @@ def _whole_response(setup: Setup) -> Iterator[LaunchFinding]:
             )
 
 
-def _too_long(setup: Setup, context: int) -> Iterator[LaunchFinding]:
+def _too_long(setup: Setup, context: int) -> Iterator[Finding]:
     """Check that the engine, the model and the trainer can take an episode of `context` tokens."""
     args = setup.args
     for name, most in (
@@ -361,7 +361,7 @@ def _too_long(setup: Setup, context: int) -> Iterator[LaunchFinding]:
         )
 
 
-def engine_url(setup: Setup) -> Iterator[LaunchFinding]:
+def engine_url(setup: Setup) -> Iterator[Finding]:
     """Check `engine`: slime does not control the named server, unless the server is the router of the flags."""
     args, url = setup.args, setup.config.engine if setup.config else None
     router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
@@ -372,7 +372,7 @@ def engine_url(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def sampling(setup: Setup) -> Iterator[LaunchFinding]:
+def sampling(setup: Setup) -> Iterator[Finding]:
     args = setup.args
     if args.rollout_temperature is not None and args.rollout_temperature <= 0:
         yield error(
@@ -381,12 +381,12 @@ def sampling(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def saving(setup: Setup) -> Iterator[LaunchFinding]:
+def saving(setup: Setup) -> Iterator[Finding]:
     if not (setup.args.save or setup.args.debug_rollout_only):
         yield warning("add --save FOLDER and --save-interval 20: without them nothing of the training is kept")
 
 
-def workers(setup: Setup) -> Iterator[LaunchFinding]:
+def workers(setup: Setup) -> Iterator[Finding]:
     if setup.config is None or not setup.config.workers:
         return
     if setup.env is not None and setup.env.seats:
@@ -410,7 +410,7 @@ def _reserved_cpus(setup: Setup) -> int:
     return _SLIMES_CPUS + (setup.trainer_gpus or 0) + engines
 
 
-def turns(setup: Setup) -> Iterator[LaunchFinding]:
+def turns(setup: Setup) -> Iterator[Finding]:
     limit = setup.config.limits.get("turns") if setup.config else None
     if limit == 1 and setup.env is not None and setup.has_tools and setup.agent is None:
         yield warning(
@@ -419,7 +419,7 @@ def turns(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def replay(setup: Setup) -> Iterator[LaunchFinding]:
+def replay(setup: Setup) -> Iterator[Finding]:
     if setup.args.use_rollout_routing_replay and setup.experts == 0:
         yield error(
             "remove --use-rollout-routing-replay: the model has no experts, so there are no routes to replay and the "
@@ -435,7 +435,7 @@ def replay(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def _score_centering(setup: Setup) -> Iterator[LaunchFinding]:
+def _score_centering(setup: Setup) -> Iterator[Finding]:
     args = setup.args
     if args.rollout_top_p not in (None, 1.0):
         yield error(
@@ -449,7 +449,7 @@ def _score_centering(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
-def logging(setup: Setup) -> Iterator[LaunchFinding]:
+def logging(setup: Setup) -> Iterator[Finding]:
     args = setup.args
     missing = [] if args.custom_rollout_log_function_path else [f"--custom-rollout-log-function-path {LOG}"]
     if args.eval_interval and not args.custom_eval_rollout_log_function_path:
@@ -458,7 +458,7 @@ def logging(setup: Setup) -> Iterator[LaunchFinding]:
         yield note(f"add {' and '.join(missing)} to log agentrl's metrics (turns, failures by cause, masked tokens)")
 
 
-RULES: tuple[Callable[[Setup], Iterator[LaunchFinding]], ...] = (
+RULES: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
     generate_function,
     functions,
     job_path,

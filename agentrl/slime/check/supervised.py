@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.slime.check.finding import LaunchFinding, error, note, warning
+from agentrl._util.findings import Finding, error, note, warning
 from agentrl.slime.check.flags import Words
 
 ROLLOUT = "agentrl.slime.sft.generate_rollout"
@@ -15,7 +15,7 @@ def is_supervised(words: Words) -> bool:
     return words.values.get("--rollout-function-path", [])[:1] == [ROLLOUT]
 
 
-def supervised(words: Words) -> Iterator[LaunchFinding]:
+def supervised(words: Words) -> Iterator[Finding]:
     flags = {flag: values[0] if values else "" for flag, values in words.values.items()}
     if "--apply-chat-template" in flags:
         yield error("remove --apply-chat-template: the messages are needed as they are")

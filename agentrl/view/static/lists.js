@@ -187,10 +187,10 @@ export async function worstView(ctx) {
 
 export async function auditView(ctx) {
   const {s, f} = ctx.route, found = await ask("audit", {s, f});
-  return h("div", {}, found.reports.map((r) => h("section", {class: `audit code${r.exit_code}`}, h("h2", {}, r.name),
+  return h("div", {}, found.reports.map((r) => h("section", {class: `audit ${r.findings.length ? r.findings[0].level : ""}`}, h("h2", {}, r.name),
     h("p", {}, `${r.formats.join(", ")}: ${num(r.episodes)} episodes, ${num(r.sequences)} samples; sampled ${num(r.sampled)} = trained ${num(r.trained)} + masked ${num(total(r.masked))} + not told ${num(r.untold)}; ${r.split} of ${r.conversations} conversations are several samples`),
     Object.keys(r.masked).length ? h("ul", {class: "chips"}, Object.entries(r.masked).map(([reason, count]) => h("li", {}, `${reason} ${num(count)} (${share(count, r.sampled)})`))) : null,
-    r.findings.length ? table([["", (x) => h("b", {class: x.severity === "lost" ? "masked" : ""}, x.severity)], ["what", (x) => x.kind], ["times", (x) => num(x.count), (x) => x.count], ["tokens", (x) => num(x.tokens), (x) => x.tokens], ["first", (x) => x.first], ["", (x) => x.detail]], r.findings)
+    r.findings.length ? table([["", (x) => h("b", {class: x.level === "error" ? "masked" : ""}, x.level)], ["what", (x) => x.check], ["times", (x) => num(x.details.count), (x) => x.details.count], ["tokens", (x) => num(x.details.tokens), (x) => x.details.tokens], ["first", (x) => x.file], ["", (x) => x.message]], r.findings)
       : h("p", {}, "nothing is lost"))));
 }
 

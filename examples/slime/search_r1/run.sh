@@ -44,7 +44,7 @@ DATA="${DATA:?the folder of train.parquet and test.parquet, as Search-R1 publish
 TRAIN="${TRAIN:-${DATA}/train.parquet}"   # or .jsonl, of the same rows
 TEST="${TEST:-${DATA}/test.parquet}"
 # Each data_source of the test rows is a data set of its own: NAME FILE@[FIRST:END].
-SLICES="$(agentrl slime slices "${TEST}" --by data_source)"
+SLICES="$(python3 "${HERE}/slices.py" "${TEST}" data_source)"
 mapfile -t EVAL_DATA <<< "${SLICES}"
 SAVE="${SAVE:-${HERE}/checkpoints}"
 [[ -f "${SLIME}/scripts/models/${MODEL_FILE}.sh" ]] || {
@@ -161,7 +161,7 @@ COMMAND=(
 )
 
 export PYTHONPATH="${SLIME}:${MEGATRON}${PYTHONPATH:+:${PYTHONPATH}}"
-agentrl slime check -- "${COMMAND[@]}"
+agentrl check slime -- "${COMMAND[@]}"
 [[ -z "${CHECK:-}" ]] || exit 0
 
 if [[ "${ESTIMATOR}" == ppo ]]; then

@@ -131,25 +131,26 @@ def rows(path, *names):
 
 
 def test_the_command_prints_the_broken_ones_and_their_reasons(tmp_path):
-    out, data = tmp_path / "found.json", rows(tmp_path / "rows.jsonl", "good", "wrong", "refused")
-    ran = CliRunner().invoke(app, ["validate", data, "--backend", "local", "--json", str(out)])
+    data = rows(tmp_path / "rows.jsonl", "good", "wrong", "refused")
+    ran = CliRunner().invoke(app, ["check", data, "--backend", "local"])
     assert ran.exit_code == 1, ran.output
     assert "3/3 " in ran.stderr
-    assert "3 tasks: 1 good, 1 oracle failed, 1 error" in ran.stdout
-    assert "the solution scored 0 and 0: looked" in " ".join(ran.stdout.replace("│", " ").split())
-    found = json.loads(out.read_text())
+    assert "checked tasks: 3: 1 good, 1 oracle failed, 1 error" in ran.stdout
+    assert "the solution scored 0 and 0: looked" in ran.stdout
+    found = json.loads(CliRunner().invoke(app, ["check", data, "--backend", "local", "--json"]).stdout)["figures"]
     assert found["verdicts"] == {"good": 1, "oracle failed": 1, "error": 1}
-    assert [one["oracle"] for one in found["findings"]] == [[1.0, 1.0], [0.0, 0.0], []]
+    assert [row["oracle"] for row in found["tasks"]] == [[1.0, 1.0], [0.0, 0.0], []]
 
 
 def test_the_command_succeeds_if_all_are_good(tmp_path):
-    ran = CliRunner().invoke(app, ["validate", rows(tmp_path / "rows.jsonl", "good"), "--backend", "local"])
-    assert (ran.exit_code, ran.stdout) == (0, "1 tasks: 1 good\n")
+    ran = CliRunner().invoke(app, ["check", rows(tmp_path / "rows.jsonl", "good"), "--backend", "local"])
+    assert (ran.exit_code, ran.stdout) == (0, "checked tasks: 1: 1 good\n0 errors, 0 warnings\n")
 
 
 def test_wrong_commands_end_with_one_line(tmp_path):
-    for given in (["gone"], [str(tmp_path), "--base", "x"], [str(tmp_path), "--json", str(tmp_path)]):
-        ran = CliRunner().invoke(app, ["validate", *given])
+    data = rows(tmp_path / "rows.jsonl", "good")
+    for given in (["gone.jsonl"], [data, "--base", "x"], [data, "--gold", "x.py:gold"]):
+        ran = CliRunner().invoke(app, ["check", *given])
         assert ran.exit_code == 2
         assert ran.stderr.startswith("error: ")
 

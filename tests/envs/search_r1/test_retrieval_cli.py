@@ -29,8 +29,12 @@ def run(*args):
     return CliRunner().invoke(app, ["retriever", *map(str, args)])
 
 
+def index(corpus):
+    return run(corpus, "--index-only")
+
+
 def test_index_says_what_was_made_and_where(corpus):
-    made, found = run("index", corpus), run("index", corpus)
+    made, found = index(corpus), index(corpus)
     assert made.exit_code == found.exit_code == 0
     assert made.stdout.startswith("5 passages, 0.0 MiB at ")
     assert f"{corpus}.bm25/" in made.stdout
@@ -39,20 +43,20 @@ def test_index_says_what_was_made_and_where(corpus):
     assert found.stdout.rpartition(",")[0] == made.stdout.rpartition(",")[0]
 
 
-def test_a_bad_line_ends_both_commands_with_its_place(corpus):
+def test_a_bad_line_ends_the_command_with_its_place(corpus):
     corpus.write_text('{"id": "1", "contents": "a"}\n{"id": "2"}\n')
-    for args in (["index", corpus], ["serve", corpus, "--port", 0]):
+    for args in ([corpus, "--index-only"], [corpus, "--port", 0]):
         ended = run(*args)
         assert ended.exit_code == 2
         assert f'error: {corpus}:2 has no "contents" with text; write {{"id": "7"' in ended.stderr
 
 
 def test_what_cannot_be_read_or_listened_at_is_named(corpus, tmp_path):
-    ended = run("index", tmp_path / "missing.jsonl")
+    ended = index(tmp_path / "missing.jsonl")
     assert (ended.exit_code, ended.stderr.split(";")[0]) == (2, f"error: there is no corpus {tmp_path}/missing.jsonl")
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
-        ended = run("serve", corpus, "--port", taken.getsockname()[1])
+        ended = run(corpus, "--port", taken.getsockname()[1])
     assert ended.exit_code == 2
     assert "choose another --port" in ended.stderr
     assert not os.path.exists(f"{corpus}.bm25")  # it is told before anything is indexed
@@ -64,12 +68,12 @@ def test_without_tantivy_and_on_a_full_disk_it_says_what_to_do(corpus, monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr(building, "write_index", full)
-        ended = run("index", corpus)
+        ended = index(corpus)
     assert ended.exit_code == 1
     assert ended.stderr.endswith(
         f"error: No space left on device: {corpus}; free some space; no index was made; run the command again\n"
     )
     monkeypatch.setattr(index_module.importlib.util, "find_spec", lambda name: None)
-    ended = run("index", corpus)
+    ended = index(corpus)
     assert ended.exit_code == 2
     assert "pip install -e '.[search]'" in ended.stderr

@@ -42,7 +42,7 @@ class Server:
 
     async def start(self):
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agentrl", "retriever", "serve", str(self.corpus), "--port", str(self.port)),
+            *(sys.executable, "-m", "agentrl", "retriever", str(self.corpus), "--port", str(self.port)),
             stdout=asyncio.subprocess.PIPE,
         )
         line = await self.process.stdout.readline()

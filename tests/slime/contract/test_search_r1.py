@@ -18,11 +18,11 @@ import yaml
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from agentrl._util.loading import load_object
 from agentrl.errors import InfraError
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.slime.check.flags import Words, plain
-from agentrl.slime.slices import slices
 from agentrl_envs.search_r1.prompts import INVALID
 from agentrl_envs.search_r1.retrieval import HTTPRetriever
 from tests.render.markers import GIVEN, data_folder
@@ -165,7 +165,7 @@ def test_each_source_is_evaluated_apart(host, play):
         sampled = {"n_samples_per_eval_prompt": 1, "temperature": 0.0, "top_p": 1.0, "top_k": -1}
         run.args.eval_datasets = [
             host.eval_dataset(name=name, path=path, max_response_len=4096, **keys, **sampled)
-            for name, path in slices(Path(run.args.prompt_data), "data_source")
+            for name, path in load_object(f"{EXAMPLE}/slices.py:slices")(Path(run.args.prompt_data), "data_source")
         ]
         output = host.rollout.generate_rollout(run.args, 0, run.data_source, evaluation=True)
     found = {name: data["rewards"] for name, data in output.data.items()}
@@ -173,7 +173,7 @@ def test_each_source_is_evaluated_apart(host, play):
 
 
 class Server:
-    """`agentrl retriever serve` over a corpus, in a separate process, always at the same address."""
+    """`agentrl retriever` over a corpus, in a separate process, always at the same address."""
 
     def __init__(self, corpus: Path) -> None:
         with socket.socket() as free:
@@ -187,7 +187,7 @@ class Server:
             return client.connect_ex(("127.0.0.1", self.port)) == 0
 
     def _start(self, corpus: Path) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "agentrl", "retriever", "serve", str(corpus), "--port", str(self.port)]
+        command = [sys.executable, "-m", "agentrl", "retriever", str(corpus), "--port", str(self.port)]
         roots = os.pathsep.join(str(ROOT / part) for part in ("", "envs", "sandbox"))
         return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": roots}, stdout=subprocess.DEVNULL)
 

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 class MyEnvConfig(SearchR1Config):
-    """Search-R1's settings. A retriever is a corpus, or the URL of a server such as `agentrl retriever serve`."""
+    """Search-R1's settings. A retriever is a corpus, or the URL of a server such as `agentrl retriever`."""
 
     retriever: str = str(HERE / "corpus.jsonl")
     topk: int = 1

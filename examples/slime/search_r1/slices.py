@@ -1,7 +1,14 @@
-"""Parts of a file as data sets of slime's, which reads FILE@[FIRST:END] as these rows of the file."""
+"""Print a data set for each value of a column of one file, as words for slime's --eval-prompt-data.
+
+    python3 slices.py test.parquet data_source      # nq, test.parquet@[0:3610], triviaqa, ... one a line
+
+slime reads FILE@[FIRST:END] as these rows of the file.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -44,3 +51,22 @@ def _column(file: Path, key: str) -> Iterator[object]:
             has = f" (it has: {', '.join(row)})" if isinstance(row, dict) else ""
             raise ConfigError(f"{file}:{number}: no key {key!r}{has}; name one that all rows have")
         yield row.get(key)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="a JSONL or Parquet file")
+    parser.add_argument("key", help="the column that names the data sets")
+    arguments = parser.parse_args()
+    try:
+        parts = slices(arguments.file, arguments.key)
+    except ConfigError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 2
+    for name, path in parts:
+        print(f"{name}\n{path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

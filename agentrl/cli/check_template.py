@@ -1,52 +1,39 @@
-"""`agentrl certify`: check that a model's chat template can be continued exactly, and list what it can carry."""
+"""`agentrl check template MODEL`: whether a chat template can be continued exactly, and what it can carry."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from agentrl._util.config_errors import check_file
-from agentrl.cli._errors import one_line_errors
+from agentrl._util.findings import Finding, Level, Report, note
 from agentrl.errors import ConfigError, TemplateError
 
 if TYPE_CHECKING:
     from agentrl.render.base import Certificate
 
-REFUSED, NO_TOOLS = 1, 3
-"""Exit codes; 2 is a wrong command. exact and keeps-history are 0."""
 
+def check_template(words: Sequence[str], options: Mapping[str, Any]) -> Report:
+    """Prove that the template can be continued token for token, and that its output can be parsed.
 
-def certify(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder, a Hub name, or tiny.")],
-    template: Annotated[Path | None, typer.Option(help="A Jinja file instead of the model's own template.")] = None,
-    tools: Annotated[
-        bool, typer.Option("--tools", help="Require tools: exit with 3 if the template cannot offer any.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all findings as one JSON object.")] = False,
-) -> None:
-    """Prove that the chat template can be continued token for token, and that its output can be parsed.
-
-    Exit 1, and show the case, if the template cannot be used at all. Exit 3 if --tools is given and it works only
-    without tools.
+    `words` are the model, and a Jinja file that replaces the model's own template. Raises ConfigError.
     """
-    with one_line_errors():
-        source, tokenizer = _source(template), _tokenizer(model)
-        try:
-            certificate, refused, lost = _certificate(tokenizer, source)
-        except TemplateError as exc:
-            typer.echo(json.dumps({"level": "refused", "reason": str(exc)}) if as_json else f"refused: {exc}")
-            raise typer.Exit(REFUSED) from exc
-        findings = {**dataclasses.asdict(certificate), "tools_refused": refused, "agents_refused": lost}
-        typer.echo(json.dumps(findings) if as_json else _line(certificate, refused, lost))
-        if tools and refused:
-            raise typer.Exit(NO_TOOLS)
+    if len(words) not in (1, 2):
+        raise ConfigError("check template: name a model, as in `agentrl check template Qwen/Qwen3-4B [FILE.jinja]`")
+    source, tokenizer = _source(Path(words[1]) if words[1:] else None), _tokenizer(words[0])
+    try:
+        certificate, refused, lost = _certificate(tokenizer, source)
+    except TemplateError as exc:
+        return Report([Finding(Level.ERROR, str(exc), check="template")], figures={"level": "refused"})
+    findings = [Finding(Level.WARNING, f"no tools: {refused}", check="tools")] if refused else []
+    findings += [note(f"no AgentEnv: {lost}")] if lost else []
+    figures = {**asdict(certificate), "tools_refused": refused, "agents_refused": lost}
+    return Report(findings, {"template": _line(certificate)}, figures)
 
 
-def _line(certificate: Certificate, refused: str, lost: str) -> str:
+def _line(certificate: Certificate) -> str:
     carried = [name for name, carries in certificate.capabilities.items() if carries]
     lacking = [name for name, carries in certificate.capabilities.items() if not carries]
     parts = [
@@ -58,8 +45,6 @@ def _line(certificate: Certificate, refused: str, lost: str) -> str:
         f"matches results by {certificate.results}" if certificate.results else "",
         *(f"bridges to a {role} rendered ({how[8:]})" for role, how in certificate.bridges.items() if how != "memo"),
         f"{certificate.milliseconds:.0f} ms",
-        f"no tools: {refused}" if refused else "",
-        f"no AgentEnv: {lost}" if lost else "",
     ]
     return "; ".join(filter(None, parts))
 
@@ -84,8 +69,8 @@ def _source(template: Path | None) -> str | None:
     try:
         return template.read_text(encoding="utf-8") if template is not None else None
     except (OSError, UnicodeDecodeError) as exc:
-        check_file(Path(str(template)), "name a Jinja file", named_by="--template")
-        raise ConfigError(f"--template {template}: {exc}; name a Jinja file that can be read") from exc
+        check_file(Path(str(template)), "name a Jinja file", named_by="template")
+        raise ConfigError(f"{template}: {exc}; name a Jinja file that can be read") from exc
 
 
 def _certificate(tokenizer: Any, source: str | None) -> tuple[Certificate, str, str]:

@@ -1,4 +1,4 @@
-"""`agentrl certify` on folders with a tokenizer, and on what is none."""
+"""`agentrl check template` on folders with a tokenizer, and on what is none."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_one_line_for_a_sound_template(agentrl, model):
-    assert agentrl("certify", model) == 0
+    assert agentrl("check", "template", model) == 0
     assert re.fullmatch(
-        r"exact: \d+ cases proved; carries calls, .*; not thinking, developer; matches results by place; \d+ ms\n",
+        r"checked template: exact: \d+ cases proved; carries calls, .*; not thinking, developer; matches results by "
+        r"place; \d+ ms\n0 errors, 0 warnings\n",
         agentrl.stdout,
     )
     assert agentrl.stderr == ""
 
 
 def test_json_holds_the_whole_certificate(agentrl, model):
-    assert agentrl("certify", model, "--json") == 0
-    found = json.loads(agentrl.stdout)
+    assert agentrl("check", "template", model, "--json") == 0
+    found = json.loads(agentrl.stdout)["figures"]
     assert found["level"] == "exact"
     assert found["capabilities"]["parallel_calls"] is True
     roles = {name: found["capabilities"][name] for name in ("developer", "later_system", "users_in_a_row")}
@@ -49,11 +50,11 @@ def test_a_template_that_cannot_be_proved_shows_the_case(agentrl, model, tmp_pat
     assert COUNTED != CHATML_TOOLS
     file = tmp_path / "counted.jinja"
     file.write_text(COUNTED)
-    assert agentrl("certify", model, "--template", file) == 1
-    assert agentrl.stdout.startswith("refused: the chat template of ")
+    assert agentrl("check", "template", model, file) == 1
+    assert agentrl.stdout.startswith("error: the chat template of ")
     assert "cannot be continued exactly: a user message after an answer: expected" in agentrl.stdout
-    assert agentrl("certify", model, "--template", file, "--json") == 1
-    assert json.loads(agentrl.stdout)["level"] == "refused"
+    assert agentrl("check", "template", model, file, "--json") == 1
+    assert json.loads(agentrl.stdout)["figures"]["level"] == "refused"
 
 
 def test_a_template_without_calls_says_what_it_lacks(agentrl, model, tmp_path):
@@ -62,8 +63,8 @@ def test_a_template_without_calls_says_what_it_lacks(agentrl, model, tmp_path):
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
-    assert agentrl("certify", model, "--template", file) == 0
-    assert agentrl.stdout.startswith("keeps-history: ")
+    assert agentrl("check", "template", model, file) == 0
+    assert "checked template: keeps-history: " in agentrl.stdout
     assert "departures (--json lists them)" in agentrl.stdout
     assert "not calls, tools" in agentrl.stdout
 
@@ -73,19 +74,18 @@ UNREAD = CHATML_TOOLS.replace("c.function.arguments | tojson", "c.function.argum
 
 @pytest.mark.thorough
 def test_exit_codes_for_tools(agentrl, model, tmp_path):
-    """0 for exact and keeps-history, 3 where tools are asked for and cannot be offered, 1 where nothing can be."""
+    """0 for exact and keeps-history; 1 where nothing can be offered or, if strict, no tools."""
     unread, counted = tmp_path / "unread.jinja", tmp_path / "counted.jinja"
     unread.write_text(UNREAD)
     counted.write_text(COUNTED)
-    assert agentrl("certify", model, "--tools") == 0
-    assert agentrl("certify", model, "--template", unread) == 0
-    assert "no tools: the chat template of" in agentrl.stdout
-    assert agentrl("certify", model, "--template", unread, "--tools") == 3
+    assert agentrl("check", "template", model, "--strict") == 0
+    assert agentrl("check", "template", model, unread) == 0
+    assert "warning: no tools: the chat template of" in agentrl.stdout
+    assert agentrl("check", "template", model, unread, "--strict") == 1
     assert "cannot be used with tools: its tool calls cannot be read back" in agentrl.stdout
-    assert agentrl.stdout.count("\n") == 1
-    assert agentrl("certify", model, "--template", unread, "--tools", "--json") == 3
-    assert "cannot be read back" in json.loads(agentrl.stdout)["tools_refused"]
-    assert agentrl("certify", model, "--template", counted, "--tools") == 1
+    assert agentrl("check", "template", model, unread, "--strict", "--json") == 1
+    assert "cannot be read back" in json.loads(agentrl.stdout)["figures"]["tools_refused"]
+    assert agentrl("check", "template", model, counted, "--strict") == 1
 
 
 def test_training_with_tools_that_cannot_be_read_does_not_begin(agentrl, folder, model):
@@ -100,13 +100,13 @@ def test_training_with_tools_that_cannot_be_read_does_not_begin(agentrl, folder,
 @pytest.mark.parametrize("bad", ["nowhere", "no-tokenizer"])
 def test_what_is_no_model_is_a_usage_error(agentrl, tmp_path, bad):
     (tmp_path / "no-tokenizer").mkdir()
-    assert agentrl("certify", tmp_path / bad) == 2
+    assert agentrl("check", "template", tmp_path / bad) == 2
     assert agentrl.stderr.startswith("error: ")
     assert agentrl.stderr.count("\n") == 1
 
 
 def test_a_template_file_that_is_not_there(agentrl, model):
-    assert agentrl("certify", model, "--template", "missing.jinja") == 2
+    assert agentrl("check", "template", model, "missing.jinja") == 2
     assert "missing.jinja" in agentrl.stderr
 
 
@@ -126,7 +126,7 @@ def test_a_template_that_loses_reminders_is_not_for_agents_of_others(agentrl, mo
     file.write_text(
         CHATML_TOOLS.replace(said, "m.role + '\n' + (m.content if 'system-reminder' not in m.content else '')")
     )
-    assert agentrl("certify", model, "--template", file) == 0
-    assert agentrl.stdout.startswith("exact: ")
-    assert "; no AgentEnv: the chat template of " in agentrl.stdout
+    assert agentrl("check", "template", model, file) == 0
+    assert "checked template: exact: " in agentrl.stdout
+    assert "note: no AgentEnv: the chat template of " in agentrl.stdout
     assert "a system message after a user would be lost" in agentrl.stdout
