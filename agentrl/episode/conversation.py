@@ -130,7 +130,7 @@ class Conversation:
         """Sample a turn, or the rest of an aborted turn, and parse it."""
         trajectory = self.trajectory
         stop = await self._generate(turn_options)
-        if stop is StopReason.ABORTED or not trajectory.open:
+        if stop is StopReason.ABORTED or not trajectory.segment.open:
             return Sampled(None, stop)
         return Sampled(self._read_turn(), stop)
 
@@ -143,14 +143,14 @@ class Conversation:
 
     def _read_turn(self) -> Action:
         """Parse the open turn and close it."""
-        trajectory = self.trajectory
-        turn = trajectory.segment.turns[-1]
+        trajectory, segment = self.trajectory, self.trajectory.segment
+        turn = segment.turns[-1]
         with at_boundary("render"):
             action = self.renderer.parse(
-                trajectory.turn_tokens,
+                segment.turn_tokens,
                 turn.finish_reason,
                 turn.matched,
-                thinking=trajectory.thinking,
+                thinking=segment.thinking,
                 turn=self.turns_before + trajectory.turn_count - 1,
             )
             action = _executable(self.spoken.read(action, trajectory))
@@ -174,7 +174,7 @@ class Conversation:
         await admission()
         with at_boundary("render", data=True):
             if self.options.limits.observation_tokens is None:
-                room = self.context - (0 if self.thoughts else self.trajectory.length)
+                room = self.context - (0 if self.thoughts else self.trajectory.segment.length)
                 if await too_long(self.renderer, texts_of(observed), room) is not None:
                     return StopReason.CONTEXT_FULL
             rendered, anew = await aside(size_of(observed), lambda: self._next(observed))
@@ -187,6 +187,7 @@ class Conversation:
 
     def _append_next(self, observed: Observed, rendered: Rendered, anew: bool) -> StopReason | None:
         trajectory, limits, length = self.trajectory, self.options.limits, len(rendered.tokens)
+        segment = trajectory.segment
         if too_many_images(trajectory, rendered, limits):
             return StopReason.MAX_IMAGES
         if anew:
@@ -195,14 +196,14 @@ class Conversation:
             trajectory.begin_segment(rendered, messages_of(observed))
             self._warn(rendered)
             return None
-        if trajectory.length + length >= self.context:
+        if segment.length + length >= self.context:
             return StopReason.CONTEXT_FULL
-        if limits.tokens is not None and trajectory.response_length + length >= limits.tokens:
+        if limits.tokens is not None and segment.response_length + length >= limits.tokens:
             return StopReason.MAX_TOKENS
         trajectory.append_observation(rendered, messages_of(observed))
         self._warn(rendered)
         if isinstance(observed, Raw):
-            trajectory.segment.turns[-1].raw = self._read(rendered) if rendered.cut else text(observed.text)
+            segment.turns[-1].raw = self._read(rendered) if rendered.cut else text(observed.text)
         return None
 
     def _warn(self, rendered: Rendered) -> None:
@@ -244,7 +245,7 @@ class Conversation:
 
     async def _ask_engine(self, turn_options: TurnOptions, budget: int) -> Generation:
         trajectory, started = self.trajectory, time.monotonic()
-        params, sent = self._sampling_params(turn_options, budget), trajectory.length
+        params, sent = self._sampling_params(turn_options, budget), trajectory.segment.length
         self.rid = f"{trajectory.session_id}-{sent}-{token_hex(4)}"
         with at_boundary("engine"):
             generation = await self._in_time(self._asked(params))
@@ -293,7 +294,7 @@ class Conversation:
     ) -> tuple[Generation, bool] | None:
         """A turn, and whether the turn was cut to `budget`. None if the conversation is too long for the speaker."""
         trajectory, started = self.trajectory, time.monotonic()
-        sent, cap = trajectory.length, min(self._caps(turn_options), default=None)
+        sent, cap = trajectory.segment.length, min(self._caps(turn_options), default=None)
         params = self._sampling_params(turn_options, cap or 0)
         if cap is None:
             del params["max_new_tokens"]
@@ -336,7 +337,7 @@ class Conversation:
             return generation
         count, _, matched = min(ends, key=lambda end: end[:2])
         complete = generation.finish_reason == "stop" or (
-            generation.finish_reason == "length" and not self.trajectory.open
+            generation.finish_reason == "length" and not self.trajectory.segment.open
         )
         if count == len(generation.tokens) and complete:
             return generation
@@ -359,7 +360,8 @@ class Conversation:
     def _end_of_stop_string(self, generation: Generation, stop: str) -> int | None:
         """The number of tokens up to the end of the first stop string."""
         tokens, longest = generation.tokens, len(stop.encode())  # a token is at least a byte
-        before = self.trajectory.turn_tokens[-longest:] if self.trajectory.open else []
+        segment = self.trajectory.segment
+        before = segment.turn_tokens[-longest:] if segment.open else []
 
         def has_stop(count: int) -> bool:
             return stop in self.renderer.decode([*before, *tokens[:count]])
@@ -393,11 +395,11 @@ class Conversation:
 
     def _budget(self, turn_options: TurnOptions) -> tuple[int, StopReason]:
         """Tokens that may be sampled now, and the reason to stop at the end of the budget."""
-        trajectory, limits = self.trajectory, self.options.limits
-        spent = len(trajectory.turn_tokens) if trajectory.open else 0
-        budgets = [(self.context - trajectory.length, StopReason.CONTEXT_FULL)]
+        segment, limits = self.trajectory.segment, self.options.limits
+        spent = len(segment.turn_tokens) if segment.open else 0
+        budgets = [(self.context - segment.length, StopReason.CONTEXT_FULL)]
         if limits.tokens is not None:
-            budgets.append((limits.tokens - trajectory.response_length, StopReason.MAX_TOKENS))
+            budgets.append((limits.tokens - segment.response_length, StopReason.MAX_TOKENS))
         if self.speaker is None:  # a speaker's turn is bounded in its own tokens
             budgets.extend((cap - spent, StopReason.TURN_MAX_TOKENS) for cap in self._caps(turn_options))
         return min(budgets, key=lambda budget: budget[0])

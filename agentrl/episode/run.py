@@ -193,7 +193,7 @@ class Episode:
         deadline = Deadline(seconds)
         try:
             async with deadline:
-                if not self.whole.trajectory.length:
+                if not self.whole.trajectory.segment.length:
                     await self.reset()
                 while True:
                     stop = await self._turn()
@@ -213,7 +213,7 @@ class Episode:
     def _note_deadline(self) -> None:
         """Name the phase of the episode at its deadline."""
         trajectory = self.state.trajectory
-        phase = trajectory.info["deadline_in"] = self.state.next if trajectory.length else "reset"
+        phase = trajectory.info["deadline_in"] = self.state.next if trajectory.segment.length else "reset"
         turns, limit = len(trajectory.turns), self.talk.options.limits.episode_s
         log.warning("episode %s ended after %s s in %s, after %d turns", trajectory.session_id, limit, phase, turns)
 

@@ -146,7 +146,7 @@ class SeatedEpisode(Episode):
     async def reopen(self) -> None:
         for seat, talk in self.talks.items():
             await talk.open()
-            if (trajectory := self.table.seats[seat].trajectory).length:
+            if (trajectory := self.table.seats[seat].trajectory).segment.length:
                 talk.use_tools(trajectory.tools)
         self._sit(self.table.seat)
 
@@ -179,7 +179,7 @@ class SeatedEpisode(Episode):
             )
             observation = observed(seen, f"{type(self.env).__name__}.observe")
             capabilities = self.talk.renderer.certificate.capabilities
-            first = not self.state.trajectory.length
+            first = not self.state.trajectory.segment.length
             pending = table.opening if first else table.answers.get(table.seat, ())
             read = _together(pending, observation, capabilities)
         stop = await (self._begin_talk(read) if first else self._go_on(read))
@@ -313,7 +313,9 @@ async def replay_seats(episode: SeatedEpisode) -> bool:
     for seat, state in recorded.seats.items():
         same, trajectory = again.seats[seat].trajectory, state.trajectory
         unanswered = sum(turn.sampled_tokens for turn in trajectory.turns[state.steps :])
-        if trajectory.length and not (begins(trajectory, same) and same.length + unanswered == trajectory.length):
+        if trajectory.segment.length and not (
+            begins(trajectory, same) and same.segment.length + unanswered == trajectory.segment.length
+        ):
             raise ResumeError("the environment diverged: its observation differs from before")
         trajectory.task = same.task
     return True
@@ -335,7 +337,7 @@ def begins(recorded: Trajectory, again: Trajectory) -> bool:
     """Whether the last segment of `again` is the beginning of the same segment of `recorded`. Earlier segments were
     compared during their growth."""
     segments = recorded.segments[len(again.segments) - 1 :]
-    return bool(segments) and again.segment.ids == segments[0].ids[: again.length]
+    return bool(segments) and again.segment.ids == segments[0].ids[: again.segment.length]
 
 
 def _options_of(seat: str, options: EpisodeOptions) -> EpisodeOptions:

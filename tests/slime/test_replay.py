@@ -205,7 +205,7 @@ def test_masks_change_nothing():
     """They split spans: a generation is not to be found by them."""
     play = Conversation()
     whole = filled(BOTH, play.three_turns())
-    play.trajectory.mask_where([i % 2 for i in range(play.trajectory.response_length)], "host")
+    play.trajectory.mask_where([i % 2 for i in range(play.trajectory.segment.response_length)], "host")
     play.trajectory.mask("malformed", turn=2)
     masked = filled(BOTH, play.trajectory)
     assert masked.loss_mask != whole.loss_mask
