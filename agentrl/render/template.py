@@ -113,7 +113,9 @@ class Template:
             if self.tells_time:
                 set_clock(self.source)
             text: str = self.tokenizer.apply_chat_template(
-                [self._guarded(self.plain(message)) for message in messages],
+                [self.plain(message) for message in messages]
+                if self.spelling is None
+                else [self._guarded(self.plain(message)) for message in messages],
                 tools=self._guarded(list(self.tools)) or ([] if self.wants_list else None),
                 chat_template=self.source,
                 add_generation_prompt=generation_prompt,

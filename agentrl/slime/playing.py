@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -94,15 +94,15 @@ class _EpisodeSetup:
     hooks: EpisodeHooks
 
 
-async def play_sample(
+def play_sample(
     request: SampleRequest, aborted: Callable[[], bool] | None, stopped: Callable[[], bool] | None = None
-) -> PlayedSample:
+) -> Coroutine[Any, Any, PlayedSample]:
     """Play the episode, or resume it. `aborted` is slime's flag; None outside of slime.
 
     `stopped` is the flag for the engine, which all episodes share, if `aborted` belongs to a single rollout. Raises
     ConfigError.
     """
-    return await _SamplePlayer(request, aborted, stopped or aborted).play()
+    return _SamplePlayer(request, aborted, stopped or aborted).play()
 
 
 async def play_seats(request: SampleRequest, aborted: Callable[[], bool] | None) -> dict[str, PlayedSample]:

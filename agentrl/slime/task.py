@@ -22,14 +22,14 @@ def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
     becomes Raw. All samples of a group have the same seed, so they play in the same world. In evaluation slime numbers
     no groups: there each sample has its own seed, the same in every run.
     """
-    metadata = copy.deepcopy(without_arrays(own_metadata(metadata_of(sample))))
+    flags, metadata = HostArgs.of(args), copy.deepcopy(without_arrays(own_metadata(metadata_of(sample))))
     group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
     return Task(
-        prompt=_prompt(args, sample, evaluation=evaluation),
+        prompt=_prompt(flags, sample, evaluation=evaluation),
         label=copy.deepcopy(without_arrays(sample.label)),
         metadata=metadata,
         tools=_tools(metadata.get("tools")),
-        id=row_id(HostArgs.of(args), sample, metadata, evaluation=evaluation),
+        id=row_id(flags, sample, metadata, evaluation=evaluation),
         seed=group if group is not None else index or 0,
         split="eval" if evaluation else "train",
     )
@@ -57,14 +57,14 @@ def template_kwargs(args: Any, sample: Any, *, evaluation: bool) -> Mapping[str,
     """The template arguments that slime would use: the sample's, else its evaluation data set's, else the flag's."""
     if kwargs := getattr(sample, "apply_chat_template_kwargs", None):
         return dict(kwargs)
-    chosen = [rendering.template_kwargs for rendering in _renderings(args, sample, evaluation)]
+    chosen = [rendering.template_kwargs for rendering in _renderings(HostArgs.of(args), sample, evaluation)]
     return dict(_same(chosen, "apply_chat_template_kwargs", "set `chat_template_kwargs` under `agentrl`"))
 
 
-def _prompt(args: Any, sample: Any, *, evaluation: bool) -> Observation:
+def _prompt(flags: HostArgs, sample: Any, *, evaluation: bool) -> Observation:
     prompt = without_arrays(sample.prompt)
     if isinstance(prompt, str):
-        chosen = [rendering.rendered for rendering in _renderings(args, sample, evaluation)]
+        chosen = [rendering.rendered for rendering in _renderings(flags, sample, evaluation)]
         remedy = "set it to false for all of them (agentrl renders prompts itself)"
         return Raw(prompt) if _same(chosen, "apply_chat_template", remedy) else prompt
     if isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt):
@@ -72,9 +72,8 @@ def _prompt(args: Any, sample: Any, *, evaluation: bool) -> Observation:
     raise ConfigError(f"sample.prompt is neither text nor messages: {prompt!r:.200}; check --input-key")
 
 
-def _renderings(args: Any, sample: Any, evaluation: bool) -> Sequence[Rendering]:
+def _renderings(flags: HostArgs, sample: Any, evaluation: bool) -> Sequence[Rendering]:
     """The rendering of the prompt. Several answers if the sample may be from one of several data sets."""
-    flags = HostArgs.of(args)
     default = Rendering(flags.apply_chat_template, flags.apply_chat_template_kwargs or {})
     return (eval_renderings(flags, sample, default) if evaluation else ()) or [default]
 

@@ -124,10 +124,11 @@ class Spans(Sequence[Span]):
         return [self._span(place) for place in places] if isinstance(places, range) else self._span(places)
 
     def __iter__(self) -> Iterator[Span]:
-        start, rows = 0, iter(self._rows)
+        start, rows, spans = 0, iter(self._rows), list[Span]()
         for stop, turn, mark in zip(rows, rows, rows, strict=True):
-            yield Span(start, stop, turn, *self._marks[mark])
+            spans.append(Span(start, stop, turn, *self._marks[mark]))
             start = stop
+        return iter(spans)
 
     def sampled_in(self, turn: int) -> list[tuple[int, int]]:
         """Where each sampled span of a turn starts and stops."""
@@ -155,7 +156,7 @@ class Spans(Sequence[Span]):
     def _rows_of(self, turn: int) -> Iterator[tuple[int, int]]:
         """The place in `_rows` and the start of each span of a turn. The turns of spans never decrease."""
         rows = self._rows
-        first = bisect_left(range(len(self)), turn, key=lambda place: rows[3 * place + 1])
+        first = bisect_left(rows[1::3], turn)
         for row in range(3 * first, len(rows), 3):
             if rows[row + 1] != turn:
                 break

@@ -225,7 +225,7 @@ class Trajectory:
     def tool_call_count(self) -> int:
         """How many calls named an existing tool."""
         names = {spec.get("function", spec).get("name") for spec in self.tools}
-        return sum(name in names for turn in self.turns for name in turn.calls)
+        return sum(name in names for segment in self.segments for turn in segment.turns for name in turn.calls)
 
     @property
     def bad_calls_in_a_row(self) -> int:
