@@ -32,7 +32,7 @@ from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.errors import ContextFullError, EngineError, LedgerError, TemplateError
 from agentrl.plain import text, to_json
 from agentrl.render.base import Renderer
-from agentrl.render.long_text import aside, size_of, texts_of, too_long
+from agentrl.render.long_text import aside, texts_of, too_long
 from agentrl.render.markers import warn
 from agentrl.trajectory.segment import checked
 from agentrl.trajectory.trajectory import Trajectory
@@ -113,7 +113,7 @@ class Conversation:
         """As `begin`. A long observation is rendered in a thread, so that other episodes continue."""
         await admission()
         with at_boundary("render", data=True):
-            rendered = await aside(size_of(observed), lambda: self.renderer.prompt(observed))
+            rendered = await aside(sum(map(len, texts_of(observed))), lambda: self.renderer.prompt(observed))
             self._append_first(observed, rendered)
 
     def _append_first(self, observed: Observed, rendered: Rendered) -> None:
@@ -153,10 +153,13 @@ class Conversation:
                 thinking=segment.thinking,
                 turn=self.turns_before + trajectory.turn_count - 1,
             )
-            action = _executable(self.spoken.read(action, trajectory))
+            if self.speaker is not None:
+                action = self.spoken.read(action, trajectory)
+            action = _executable(action)
         trajectory.append_action(action)
         self._unanswered = action
-        self.spoken.keep(trajectory)
+        if self.speaker is not None:
+            self.spoken.keep(trajectory)
         return action
 
     def observe(self, observed: Observed) -> StopReason | None:
@@ -172,12 +175,13 @@ class Conversation:
         An observation that certainly does not fit is not rendered.
         """
         await admission()
+        texts = texts_of(observed)
         with at_boundary("render", data=True):
             if self.options.limits.observation_tokens is None:
                 room = self.context - (0 if self.thoughts else self.trajectory.segment.length)
-                if await too_long(self.renderer, texts_of(observed), room) is not None:
+                if await too_long(self.renderer, texts, room) is not None:
                     return StopReason.CONTEXT_FULL
-            rendered, anew = await aside(size_of(observed), lambda: self._next(observed))
+            rendered, anew = await aside(sum(map(len, texts)), lambda: self._next(observed))
         return self._append_next(observed, rendered, anew)
 
     def _next(self, observed: Observed) -> tuple[Rendered, bool]:
@@ -188,7 +192,7 @@ class Conversation:
     def _append_next(self, observed: Observed, rendered: Rendered, anew: bool) -> StopReason | None:
         trajectory, limits, length = self.trajectory, self.options.limits, len(rendered.tokens)
         segment = trajectory.segment
-        if too_many_images(trajectory, rendered, limits):
+        if rendered.media and too_many_images(trajectory, rendered, limits):
             return StopReason.MAX_IMAGES
         if anew:
             if length >= self.context:

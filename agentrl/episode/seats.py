@@ -19,7 +19,6 @@ from agentrl.env.env import Env, offered_tools, runtime
 from agentrl.episode.bad_calls import joined, observed
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
-from agentrl.episode.phases import slot
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.run import Episode
 from agentrl.episode.scoring import nothing_earned, score
@@ -156,7 +155,7 @@ class SeatedEpisode(Episode):
         for talk in self.talks.values():
             await talk.open()
         with at_boundary("reset", hook=env.reset):
-            async with slot(self.hooks.slots, "reset"):
+            async with self.hooks.slot("reset"):
                 opening: Observation = await runtime(env).hook(
                     env.reset, self.whole.trajectory.task, timeout=self.talk.options.limits.reset_s
                 )
@@ -266,7 +265,7 @@ class SeatedEpisode(Episode):
             if nobody_played:
                 nothing_earned(state.trajectory, None)
                 continue
-            async with slot(self.hooks.slots, "score"):
+            async with self.hooks.slot("score"):
                 await score(self.env, state.trajectory, self.reward, self.policy, timeout=timeout)
             if not state.trajectory.turns and seat in table.early and self._sums():
                 nothing_earned(state.trajectory, None)

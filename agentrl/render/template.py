@@ -266,6 +266,8 @@ class Template:
     def _content(self, message: Message) -> str | list[Mapping[str, str]]:
         """Content as text, or as parts for templates with images."""
         content: Any = message.get("content")
+        if isinstance(content, str):
+            return content
         role = message.get("role")
         if not has_image(content):
             return text_of(content)

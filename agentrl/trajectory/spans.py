@@ -100,9 +100,10 @@ class Spans(Sequence[Span]):
         self, stop: int, turn: int, kind: SpanType, version: str | None = None, masked: MaskReason | None = None
     ) -> None:
         """Append a span that ends at `stop`."""
-        if stop <= self.stop:
+        rows = self._rows
+        if stop <= (rows[-3] if rows else 0):
             raise LedgerError(f"a span that begins at {self.stop} cannot end at {stop}")
-        self._rows.extend((stop, turn, self._mark_index((kind, version, masked))))
+        rows.extend((stop, turn, self._mark_index((kind, version, masked))))
 
     def __len__(self) -> int:
         return len(self._rows) // 3

@@ -151,7 +151,7 @@ class Trajectory:
     @property
     def turn_count(self) -> int:
         """Number of turns. Unlike `len(turns)`, the count does not read all turns."""
-        return sum(len(segment.turns) for segment in self.segments)
+        return sum([len(segment.turns) for segment in self.segments])
 
     @property
     def actions(self) -> list[Action]:
