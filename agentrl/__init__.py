@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from agentrl.engine.sglang import SGLangEngine
     from agentrl.gateway.agent import AgentEnv, Endpoint, SessionOptions
     from agentrl.render import Renderer, load_renderer
+    from agentrl.slime.adapt import adapt
 
 __version__ = "0.1.0"
 
@@ -71,6 +72,7 @@ _LATER = {
     "SGLangEngine": "agentrl.engine.sglang",
     "Renderer": "agentrl.render",
     "load_renderer": "agentrl.render",
+    "adapt": "agentrl.slime.adapt",
 }
 """Names of modules with slow imports (torch, aiohttp, transformers). The first use imports them."""
 
@@ -138,15 +140,3 @@ __all__ = [
     "tools_of",
     "uncounted",
 ]
-
-
-async def adapt(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
-    """slime's custom generate function: `--custom-generate-function-path agentrl.adapt`. See `agentrl.slime`."""
-    from agentrl.slime.adapt import adapt as run  # slime and its packages are imported on the cluster only
-
-    return await run(args, sample, sampling_params, evaluation=evaluation)
-
-
-adapt.abort_mode = "server"  # type: ignore[attr-defined]
-"""slime 0.4 (rollout/sglang_rollout.py) then aborts the engine's requests and awaits `adapt`, which parks the episode.
-Under "request" slime cancels the call, and the episode restarts."""

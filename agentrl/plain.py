@@ -179,7 +179,7 @@ def _said(where: _Place) -> str:
 
 def _converted(value: Any, where: _Place, depth: int, walk: _Conversion) -> JSON:
     if type(value) is str:  # the usual case first
-        return text(value)
+        return value if value.isascii() else text(value)
     if isinstance(value, Enum):
         return _converted(value.value, where, depth, walk)
     if isinstance(value, str):
@@ -206,7 +206,9 @@ def _converted(value: Any, where: _Place, depth: int, walk: _Conversion) -> JSON
 def _held(value: Mapping[Any, Any] | Sequence[Any], where: _Place, depth: int, walk: _Conversion) -> JSON:
     if isinstance(value, (dict, Mapping)):
         return {
-            _key(key, where, walk): _converted(item, (where, key), depth, walk)
+            key if type(key) is str and key.isascii() else _key(key, where, walk): _converted(
+                item, (where, key), depth, walk
+            )
             for key, item in _within(value.items(), where, walk)
         }
     return [_converted(item, (where, i), depth, walk) for i, item in enumerate(_within(value, where, walk))]

@@ -407,10 +407,9 @@ class Limits:
     """Seconds of `close` and of the entered resources. Afterwards open resources are abandoned."""
 
     def __post_init__(self) -> None:
-        for bound in fields(self):
-            object.__setattr__(
-                self, bound.name, _bound(f"limits.{bound.name}", getattr(self, bound.name), str(bound.type))
-            )
+        for bound, default in _BOUNDS:
+            if (value := getattr(self, bound.name)) is not default:
+                object.__setattr__(self, bound.name, _bound(f"limits.{bound.name}", value, str(bound.type)))
 
     def turns_or(self, usual: int | None) -> int:
         """The bound on turns. The default if the user set no bound: `usual`, unless None."""
@@ -423,6 +422,9 @@ class Limits:
             if key not in cls.__slots__:
                 raise ConfigError(unknown_key(f"limits.{key}", cls.__slots__))
         return cls(**given)
+
+
+_BOUNDS = tuple((bound, bound.default) for bound in fields(Limits))
 
 
 def _bound(name: str, value: Any, kind: str) -> int | float | None:

@@ -83,8 +83,10 @@ def run_agentrl(tokenizer: Any, turns: Sequence[Turn], renderer: Renderer) -> Ou
             trajectory.append_model(Generation(tokens[:half], [-1.0] * half, "abort"))
         matched = tokens[-1] if turn.finish == "stop" else None
         rest = Generation(tokens[half:], [-1.0] * (len(tokens) - half), turn.finish, matched)
-        trajectory.append_model(rest, prompt_tokens=trajectory.length)
-        action = renderer.parse(trajectory.turn_tokens, turn.finish, matched, thinking=trajectory.thinking)
+        trajectory.append_model(rest, prompt_tokens=trajectory.segment.length)
+        action = renderer.parse(
+            trajectory.segment.turn_tokens, turn.finish, matched, thinking=trajectory.segment.thinking
+        )
         trajectory.append_action(action)
         new = turn.messages([c.id for c in action.calls])
         if turn.role == "tool" and len(action.calls) != len(turn.answers):
@@ -95,7 +97,7 @@ def run_agentrl(tokenizer: Any, turns: Sequence[Turn], renderer: Renderer) -> Ou
             trajectory.append_observation(renderer.bridge(trajectory.messages, action, new), new)
     trajectory.verify()
     ledger = trajectory.ledger
-    return Outcome(ledger.sampled, ledger.trained, 1, trajectory.length)
+    return Outcome(ledger.sampled, ledger.trained, 1, trajectory.segment.length)
 
 
 def contenders(tokenizer: Any, *, known: bool) -> Mapping[str, Run | str]:

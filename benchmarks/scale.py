@@ -368,7 +368,7 @@ def _weight(trajectories: Sequence[Trajectory]) -> tuple[int, int, int, int]:
     text = sum(_size(found) for found in _within(trajectories) if isinstance(found, str))
     told = [trajectory.messages for trajectory in trajectories]
     messages = sum(_size(found) for found in _within(told) if isinstance(found, dict | list))
-    return taken, text, messages, sum(trajectory.length for trajectory in trajectories)
+    return taken, text, messages, sum(trajectory.segment.length for trajectory in trajectories)
 
 
 def _within(roots: Sequence[Any]) -> Iterable[Any]:

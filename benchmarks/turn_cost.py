@@ -57,9 +57,11 @@ class Episode:
     def turn(self) -> tuple[Action, list[Message], Rendered]:
         """One turn in agentrl, whole: record, parse, bridge, record."""
         trajectory, generation = self.trajectory, self.generation
-        trajectory.append_model(generation, prompt_tokens=trajectory.length)
+        trajectory.append_model(generation, prompt_tokens=trajectory.segment.length)
         matched = generation.matched
-        action = self.renderer.parse(trajectory.turn_tokens, "stop", matched, thinking=trajectory.thinking)
+        action = self.renderer.parse(
+            trajectory.segment.turn_tokens, "stop", matched, thinking=trajectory.segment.thinking
+        )
         trajectory.append_action(action)
         new = self.answers(action)
         bridge = self.renderer.bridge(trajectory.messages, action, new)
@@ -77,7 +79,7 @@ class Episode:
 
     def grow(self, tokens: int) -> Step:
         """Play until a next turn begins with this many tokens, and play that one."""
-        while self.trajectory.length < tokens:
+        while self.trajectory.segment.length < tokens:
             self.step()
         return self.step()
 

@@ -66,7 +66,7 @@ def long_episode(tokens: int, name: str, seed: int = 0) -> Trajectory:
     chooser, written = random.Random(seed), ids * (tokens // len(ids) + 9)
     trajectory, at = Trajectory(Task(id=f"long-{tokens}"), session_id=name), 300
     trajectory.append_prompt(Rendered(written[: min(at, tokens - 1)], ()), [{"role": "user", "content": "Where?"}])
-    while (at := trajectory.length) < tokens:
+    while (at := trajectory.segment.length) < tokens:
         said = written[at : min(at + 200, tokens)]
         trajectory.append_model(Generation(said, [-chooser.random() for _ in said], "stop"), seconds=0.5)
         trajectory.append_action(Action(text="", content=""))

@@ -203,7 +203,7 @@ async def _episode(
 
 
 def any_open(episode: PlayedEpisode) -> bool:
-    return any(trajectory.open for trajectory in (episode.trajectory, *episode.others))
+    return any(trajectory.segment.open for trajectory in (episode.trajectory, *episode.others))
 
 
 def _seated(

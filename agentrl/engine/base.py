@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypedDict, runtime_checkable
 
@@ -95,12 +95,12 @@ class RequestFields(TypedDict, total=False):
     images: Sequence[Image]
 
 
-async def ask(
+def ask(
     engine: Any, input_ids: Sequence[int], sampling_params: SamplingParams, request: RequestFields
-) -> Generation:
+) -> Awaitable[Generation]:
     """The engine's answer to a request; see `Engine.generate`."""
-    generation: Generation = await engine.generate(input_ids, sampling_params, **request)
-    return generation
+    answer: Awaitable[Generation] = engine.generate(input_ids, sampling_params, **request)
+    return answer
 
 
 @runtime_checkable

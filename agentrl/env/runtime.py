@@ -20,6 +20,7 @@ from agentrl.types import JSON, Limits, MaybeAwait
 __all__ = ["Runtime", "uncounted"]
 
 T = TypeVar("T")
+_DEFAULT_LIMITS = Limits()
 
 
 class Runtime:
@@ -32,7 +33,7 @@ class Runtime:
 
     def __init__(self, name: str, inline: frozenset[Callable[..., Any]] = frozenset()) -> None:
         self.name = name
-        self.limits = Limits()
+        self.limits = _DEFAULT_LIMITS
         self.rng = Random()
         self.offered: tuple[str, ...] = ()
         """Names of the offered tools."""
@@ -115,8 +116,8 @@ class Runtime:
             return [exc]
         return []
 
-    async def _in_task(self, coroutine: Awaitable[T]) -> T:
-        return await self._task.run(coroutine, patience=self.limits.close_s)
+    def _in_task(self, coroutine: Awaitable[T]) -> Awaitable[T]:
+        return self._task.run(coroutine, patience=self.limits.close_s)
 
     async def _in_time(self, hook: Callable[..., Any], timeout: float | None, running: Coroutine[Any, Any, T]) -> T:
         if timeout is None:

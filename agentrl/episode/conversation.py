@@ -32,7 +32,7 @@ from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.errors import ContextFullError, EngineError, LedgerError, TemplateError
 from agentrl.plain import text, to_json
 from agentrl.render.base import Renderer
-from agentrl.render.long_text import aside, size_of, texts_of, too_long
+from agentrl.render.long_text import aside, texts_of, too_long
 from agentrl.render.markers import warn
 from agentrl.trajectory.segment import checked
 from agentrl.trajectory.trajectory import Trajectory
@@ -113,7 +113,7 @@ class Conversation:
         """As `begin`. A long observation is rendered in a thread, so that other episodes continue."""
         await admission()
         with at_boundary("render", data=True):
-            rendered = await aside(size_of(observed), lambda: self.renderer.prompt(observed))
+            rendered = await aside(sum(map(len, texts_of(observed))), lambda: self.renderer.prompt(observed))
             self._append_first(observed, rendered)
 
     def _append_first(self, observed: Observed, rendered: Rendered) -> None:
@@ -130,7 +130,7 @@ class Conversation:
         """Sample a turn, or the rest of an aborted turn, and parse it."""
         trajectory = self.trajectory
         stop = await self._generate(turn_options)
-        if stop is StopReason.ABORTED or not trajectory.open:
+        if stop is StopReason.ABORTED or not trajectory.segment.open:
             return Sampled(None, stop)
         return Sampled(self._read_turn(), stop)
 
@@ -143,20 +143,23 @@ class Conversation:
 
     def _read_turn(self) -> Action:
         """Parse the open turn and close it."""
-        trajectory = self.trajectory
-        turn = trajectory.segment.turns[-1]
+        trajectory, segment = self.trajectory, self.trajectory.segment
+        turn = segment.turns[-1]
         with at_boundary("render"):
             action = self.renderer.parse(
-                trajectory.turn_tokens,
+                segment.turn_tokens,
                 turn.finish_reason,
                 turn.matched,
-                thinking=trajectory.thinking,
+                thinking=segment.thinking,
                 turn=self.turns_before + trajectory.turn_count - 1,
             )
-            action = _executable(self.spoken.read(action, trajectory))
+            if self.speaker is not None:
+                action = self.spoken.read(action, trajectory)
+            action = _executable(action)
         trajectory.append_action(action)
         self._unanswered = action
-        self.spoken.keep(trajectory)
+        if self.speaker is not None:
+            self.spoken.keep(trajectory)
         return action
 
     def observe(self, observed: Observed) -> StopReason | None:
@@ -172,12 +175,13 @@ class Conversation:
         An observation that certainly does not fit is not rendered.
         """
         await admission()
+        texts = texts_of(observed)
         with at_boundary("render", data=True):
             if self.options.limits.observation_tokens is None:
-                room = self.context - (0 if self.thoughts else self.trajectory.length)
-                if await too_long(self.renderer, texts_of(observed), room) is not None:
+                room = self.context - (0 if self.thoughts else self.trajectory.segment.length)
+                if await too_long(self.renderer, texts, room) is not None:
                     return StopReason.CONTEXT_FULL
-            rendered, anew = await aside(size_of(observed), lambda: self._next(observed))
+            rendered, anew = await aside(sum(map(len, texts)), lambda: self._next(observed))
         return self._append_next(observed, rendered, anew)
 
     def _next(self, observed: Observed) -> tuple[Rendered, bool]:
@@ -187,7 +191,8 @@ class Conversation:
 
     def _append_next(self, observed: Observed, rendered: Rendered, anew: bool) -> StopReason | None:
         trajectory, limits, length = self.trajectory, self.options.limits, len(rendered.tokens)
-        if too_many_images(trajectory, rendered, limits):
+        segment = trajectory.segment
+        if rendered.media and too_many_images(trajectory, rendered, limits):
             return StopReason.MAX_IMAGES
         if anew:
             if length >= self.context:
@@ -195,14 +200,14 @@ class Conversation:
             trajectory.begin_segment(rendered, messages_of(observed))
             self._warn(rendered)
             return None
-        if trajectory.length + length >= self.context:
+        if segment.length + length >= self.context:
             return StopReason.CONTEXT_FULL
-        if limits.tokens is not None and trajectory.response_length + length >= limits.tokens:
+        if limits.tokens is not None and segment.response_length + length >= limits.tokens:
             return StopReason.MAX_TOKENS
         trajectory.append_observation(rendered, messages_of(observed))
         self._warn(rendered)
         if isinstance(observed, Raw):
-            trajectory.segment.turns[-1].raw = self._read(rendered) if rendered.cut else text(observed.text)
+            segment.turns[-1].raw = self._read(rendered) if rendered.cut else text(observed.text)
         return None
 
     def _warn(self, rendered: Rendered) -> None:
@@ -244,7 +249,7 @@ class Conversation:
 
     async def _ask_engine(self, turn_options: TurnOptions, budget: int) -> Generation:
         trajectory, started = self.trajectory, time.monotonic()
-        params, sent = self._sampling_params(turn_options, budget), trajectory.length
+        params, sent = self._sampling_params(turn_options, budget), trajectory.segment.length
         self.rid = f"{trajectory.session_id}-{sent}-{token_hex(4)}"
         with at_boundary("engine"):
             generation = await self._in_time(self._asked(params))
@@ -293,7 +298,7 @@ class Conversation:
     ) -> tuple[Generation, bool] | None:
         """A turn, and whether the turn was cut to `budget`. None if the conversation is too long for the speaker."""
         trajectory, started = self.trajectory, time.monotonic()
-        sent, cap = trajectory.length, min(self._caps(turn_options), default=None)
+        sent, cap = trajectory.segment.length, min(self._caps(turn_options), default=None)
         params = self._sampling_params(turn_options, cap or 0)
         if cap is None:
             del params["max_new_tokens"]
@@ -336,7 +341,7 @@ class Conversation:
             return generation
         count, _, matched = min(ends, key=lambda end: end[:2])
         complete = generation.finish_reason == "stop" or (
-            generation.finish_reason == "length" and not self.trajectory.open
+            generation.finish_reason == "length" and not self.trajectory.segment.open
         )
         if count == len(generation.tokens) and complete:
             return generation
@@ -359,7 +364,8 @@ class Conversation:
     def _end_of_stop_string(self, generation: Generation, stop: str) -> int | None:
         """The number of tokens up to the end of the first stop string."""
         tokens, longest = generation.tokens, len(stop.encode())  # a token is at least a byte
-        before = self.trajectory.turn_tokens[-longest:] if self.trajectory.open else []
+        segment = self.trajectory.segment
+        before = segment.turn_tokens[-longest:] if segment.open else []
 
         def has_stop(count: int) -> bool:
             return stop in self.renderer.decode([*before, *tokens[:count]])
@@ -393,11 +399,11 @@ class Conversation:
 
     def _budget(self, turn_options: TurnOptions) -> tuple[int, StopReason]:
         """Tokens that may be sampled now, and the reason to stop at the end of the budget."""
-        trajectory, limits = self.trajectory, self.options.limits
-        spent = len(trajectory.turn_tokens) if trajectory.open else 0
-        budgets = [(self.context - trajectory.length, StopReason.CONTEXT_FULL)]
+        segment, limits = self.trajectory.segment, self.options.limits
+        spent = len(segment.turn_tokens) if segment.open else 0
+        budgets = [(self.context - segment.length, StopReason.CONTEXT_FULL)]
         if limits.tokens is not None:
-            budgets.append((limits.tokens - trajectory.response_length, StopReason.MAX_TOKENS))
+            budgets.append((limits.tokens - segment.response_length, StopReason.MAX_TOKENS))
         if self.speaker is None:  # a speaker's turn is bounded in its own tokens
             budgets.extend((cap - spent, StopReason.TURN_MAX_TOKENS) for cap in self._caps(turn_options))
         return min(budgets, key=lambda budget: budget[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -12,7 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import Limits, MaybeAwait, Reward, SamplingParams
 
 if TYPE_CHECKING:
-    from agentrl.episode.phases import PhaseSlots
+    from agentrl.episode.phases import Phase, PhaseSlots
     from agentrl.episode.state import Parked
     from agentrl.render.base import Renderer
     from agentrl.trajectory.trajectory import Trajectory
@@ -75,3 +76,7 @@ class EpisodeHooks:
     """Takes the state of a running episode: after each turn, and at the end before scoring. The next turn waits for the
     call. The Env stays open. Not called for agents, nor for an Env that can only be kept open. After a ResumeError the
     episode fails. After any other error the episode goes on, and info["not_saved"] has the reason."""
+
+    def slot(self, phase: Phase) -> AbstractAsyncContextManager[None]:
+        """A slot of a phase, if there is a bound."""
+        return nullcontext() if self.slots is None else self.slots.of(phase)

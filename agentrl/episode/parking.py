@@ -61,7 +61,7 @@ async def hand_over(
     park: ParkFn | None, env: Env, state: EpisodeState, returning: Parked | None, *, timeout: float
 ) -> bool:
     """Give an aborted episode to `park`. Return whether the Env stays open. An error here does not fail the episode."""
-    has_begun = state.trajectory.length or runtime(env).before_close is not None
+    has_begun = state.trajectory.segment.length or runtime(env).before_close is not None
     if park is None or not has_begun:
         return False
     state.trajectory.info.update(runtime(env).info())

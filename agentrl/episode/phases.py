@@ -22,8 +22,3 @@ class PhaseSlots:
 
     def of(self, phase: Phase) -> AbstractAsyncContextManager[None]:
         return self._slots.get(phase) or nullcontext()
-
-
-def slot(slots: PhaseSlots | None, phase: Phase) -> AbstractAsyncContextManager[None]:
-    """A slot of a phase, if there is a bound."""
-    return nullcontext() if slots is None else slots.of(phase)

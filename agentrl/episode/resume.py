@@ -121,7 +121,7 @@ async def _replay(episode: Episode, parked: Parked) -> bool:
         if stop not in (None, parked.episode.stop) or not begins(recorded, again):
             raise ResumeError(f"the environment diverged: it answered turn {state.steps} differently than before")
     unanswered = sum(turn.sampled_tokens for turn in recorded.turns[steps:])
-    if not begins(recorded, again) or again.length + unanswered != recorded.length:
+    if not begins(recorded, again) or again.segment.length + unanswered != recorded.segment.length:
         raise ResumeError("the environment diverged: its observation differs from before")
     recorded.task = again.task
     return True

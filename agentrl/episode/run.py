@@ -17,7 +17,6 @@ from agentrl.episode.bad_calls import joined, observed, replies, with_calls
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, ParkFn, RewardFn
 from agentrl.episode.parking import hand_over, save_state
-from agentrl.episode.phases import slot
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.scoring import nothing_earned, score
 from agentrl.episode.state import EpisodeState, Parked
@@ -162,7 +161,7 @@ class Episode:
             nothing_earned(self.state.trajectory, None)
             return
         timeout = self.talk.options.limits.score_s
-        async with slot(self.hooks.slots, "score"):
+        async with self.hooks.slot("score"):
             await score(self.env, self.state.trajectory, self.reward, self.policy, timeout=timeout)
 
     async def _play(self) -> StopReason:
@@ -193,7 +192,7 @@ class Episode:
         deadline = Deadline(seconds)
         try:
             async with deadline:
-                if not self.whole.trajectory.length:
+                if not self.whole.trajectory.segment.length:
                     await self.reset()
                 while True:
                     stop = await self._turn()
@@ -213,7 +212,7 @@ class Episode:
     def _note_deadline(self) -> None:
         """Name the phase of the episode at its deadline."""
         trajectory = self.state.trajectory
-        phase = trajectory.info["deadline_in"] = self.state.next if trajectory.length else "reset"
+        phase = trajectory.info["deadline_in"] = self.state.next if trajectory.segment.length else "reset"
         turns, limit = len(trajectory.turns), self.talk.options.limits.episode_s
         log.warning("episode %s ended after %s s in %s, after %d turns", trajectory.session_id, limit, phase, turns)
 
@@ -222,7 +221,7 @@ class Episode:
         env, trajectory = self.env, self.state.trajectory
         await self.talk.open()
         with at_boundary("reset", hook=env.reset):
-            async with slot(self.hooks.slots, "reset"):
+            async with self.hooks.slot("reset"):
                 first: Observation = await runtime(env).hook(
                     env.reset, trajectory.task, timeout=self.talk.options.limits.reset_s
                 )
@@ -258,7 +257,7 @@ class Episode:
         env, state, trajectory, policy = self.env, self.state, self.state.trajectory, self.policy
         turn, started = trajectory.segment.turns[-1], time.monotonic()
         with at_boundary("step", hook=env.step):
-            async with slot(self.hooks.slots, "step"):
+            async with self.hooks.slot("step"):
                 result, corrections = await self._answer(action)
             read, reward = self._plain(result, corrections, action)
             trajectory.info.update(to_json_lossy(dict(result.info)) if result.info else {})

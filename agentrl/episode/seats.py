@@ -19,7 +19,6 @@ from agentrl.env.env import Env, offered_tools, runtime
 from agentrl.episode.bad_calls import joined, observed
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
-from agentrl.episode.phases import slot
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.run import Episode
 from agentrl.episode.scoring import nothing_earned, score
@@ -146,7 +145,7 @@ class SeatedEpisode(Episode):
     async def reopen(self) -> None:
         for seat, talk in self.talks.items():
             await talk.open()
-            if (trajectory := self.table.seats[seat].trajectory).length:
+            if (trajectory := self.table.seats[seat].trajectory).segment.length:
                 talk.use_tools(trajectory.tools)
         self._sit(self.table.seat)
 
@@ -156,7 +155,7 @@ class SeatedEpisode(Episode):
         for talk in self.talks.values():
             await talk.open()
         with at_boundary("reset", hook=env.reset):
-            async with slot(self.hooks.slots, "reset"):
+            async with self.hooks.slot("reset"):
                 opening: Observation = await runtime(env).hook(
                     env.reset, self.whole.trajectory.task, timeout=self.talk.options.limits.reset_s
                 )
@@ -179,7 +178,7 @@ class SeatedEpisode(Episode):
             )
             observation = observed(seen, f"{type(self.env).__name__}.observe")
             capabilities = self.talk.renderer.certificate.capabilities
-            first = not self.state.trajectory.length
+            first = not self.state.trajectory.segment.length
             pending = table.opening if first else table.answers.get(table.seat, ())
             read = _together(pending, observation, capabilities)
         stop = await (self._begin_talk(read) if first else self._go_on(read))
@@ -266,7 +265,7 @@ class SeatedEpisode(Episode):
             if nobody_played:
                 nothing_earned(state.trajectory, None)
                 continue
-            async with slot(self.hooks.slots, "score"):
+            async with self.hooks.slot("score"):
                 await score(self.env, state.trajectory, self.reward, self.policy, timeout=timeout)
             if not state.trajectory.turns and seat in table.early and self._sums():
                 nothing_earned(state.trajectory, None)
@@ -313,7 +312,9 @@ async def replay_seats(episode: SeatedEpisode) -> bool:
     for seat, state in recorded.seats.items():
         same, trajectory = again.seats[seat].trajectory, state.trajectory
         unanswered = sum(turn.sampled_tokens for turn in trajectory.turns[state.steps :])
-        if trajectory.length and not (begins(trajectory, same) and same.length + unanswered == trajectory.length):
+        if trajectory.segment.length and not (
+            begins(trajectory, same) and same.segment.length + unanswered == trajectory.segment.length
+        ):
             raise ResumeError("the environment diverged: its observation differs from before")
         trajectory.task = same.task
     return True
@@ -335,7 +336,7 @@ def begins(recorded: Trajectory, again: Trajectory) -> bool:
     """Whether the last segment of `again` is the beginning of the same segment of `recorded`. Earlier segments were
     compared during their growth."""
     segments = recorded.segments[len(again.segments) - 1 :]
-    return bool(segments) and again.segment.ids == segments[0].ids[: again.length]
+    return bool(segments) and again.segment.ids == segments[0].ids[: again.segment.length]
 
 
 def _options_of(seat: str, options: EpisodeOptions) -> EpisodeOptions:

@@ -254,7 +254,7 @@ def _masked_by_host(trajectory: Trajectory) -> Sequence[MaskReason]:
 
     Raises ResumeError if the host has masked only a part.
     """
-    reasons = {span.masked for span in trajectory.spans if span.kind == "sampled"}
+    reasons = {span.masked for span in trajectory.segment.spans if span.kind == "sampled"}
     masked: list[MaskReason] = [reason for reason in ("off_policy", "host") if reason in reasons]
     if masked and None in reasons:
         raise ResumeError("the host has masked a part of what was sampled, and an agent's episode is masked as a whole")

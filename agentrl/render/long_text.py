@@ -61,11 +61,6 @@ async def too_long(renderer: Renderer, texts: Sequence[str], bound: int) -> int 
     return await aside(size, lambda: _counted(renderer, texts, bound))
 
 
-def size_of(observed: Observed) -> int:
-    """The number of characters of an observation."""
-    return sum(map(len, texts_of(observed)))
-
-
 def texts_of(observed: Observed) -> list[str]:
     """The content of an observation, if it is text."""
     if isinstance(observed, Raw):

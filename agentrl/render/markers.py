@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from agentrl.errors import TemplateError
@@ -54,22 +55,28 @@ class Markers:
         return re.compile(_any_of(self.ids) or r"(?!)")
 
     @cached_property
+    def _forging(self) -> frozenset[str]:
+        """The markers that can forge a turn."""
+        return frozenset(self.ids) - self.turn_markers
+
+    @cached_property
     def _first(self) -> frozenset[str]:
         """The first characters of the markers."""
         return frozenset(text[0] for text in self.ids)
 
     def count(self, value: Any) -> int:
         """The number of special tokens in the strings of a value, apart from the model's own markers."""
-        if isinstance(value, str):
-            for char in self._first:
-                if char in value:
-                    break
-            else:
-                return 0
-            return sum(marker not in self.turn_markers for marker in self.pattern.findall(value))
-        if isinstance(value, (dict, Mapping)):  # checked faster than the abstract class alone
-            return sum(self.count(key) + self.count(item) for key, item in value.items())
-        return sum(map(self.count, value)) if isinstance(value, list | tuple) else 0
+        count, first, parts = 0, self._first, [value]
+        while parts:
+            part = parts.pop()
+            if isinstance(part, str):
+                if any(map(part.__contains__, first)):
+                    count += sum(map(self._forging.__contains__, self.pattern.findall(part)))
+            elif isinstance(part, (dict, Mapping)):  # checked faster than the abstract class alone
+                parts += chain(part, part.values())
+            elif isinstance(part, list | tuple):
+                parts += part
+        return count
 
     def guarded(self, value: Any, but: Iterable[str] = ()) -> Any:
         """The value with all markers in its strings guarded, except `but`."""

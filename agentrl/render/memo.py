@@ -16,7 +16,6 @@ import os
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Literal, NamedTuple
 
 from agentrl.errors import TemplateError
@@ -59,6 +58,36 @@ class MemoState:
     served: int = 0
 
 
+@dataclass(slots=True)
+class Watch:
+    """The check in every run: 1 bridge in 64 is compared with a render of the whole conversation.
+
+    Certification learns which earlier messages a template reads. A template may read more than its probes show. All
+    uses of a template share a watch.
+    """
+
+    every: int = CHECKED_EVERY
+    """1 bridge in `every` is compared."""
+    differed: bool = False
+    """Whether a bridge differed. From then on every bridge is made from the whole conversation."""
+
+    def is_due(self, history: Sequence[Message], new: Sequence[Message]) -> bool:
+        """Whether this bridge is compared. The messages decide, so a run repeats exactly."""
+        texts = [str(len(history)), *(str(message.get("content")) for message in new)]
+        return zlib.crc32("\0".join(texts).encode(errors="replace")) % self.every == 0
+
+    def differs(self, template: Template, bridged: str, expected: str) -> None:
+        """Record a difference between a bridge and a render of the whole conversation, and log a warning."""
+        self.differed = True
+        _log.warning(
+            "a bridge of %s differs from the render of the whole conversation: it is %r, not %r; "
+            "every bridge is rendered from the whole conversation from now on, which takes longer. Report this",
+            template.name,
+            bridged[-80:],
+            expected[-80:],
+        )
+
+
 class _TailRequest(NamedTuple):
     """The request for a tail: the arguments of `tail`."""
 
@@ -98,8 +127,8 @@ class _Scaffold:
         filled = list[str]()
         for parts in self.fields:
             texts = [part if isinstance(part, str) else part.value(values) for part in parts]
-            changed = (text for part, text in zip(parts, texts, strict=True) if isinstance(part, Hole) and part.changes)
-            if any(_SEED in text for text in changed):
+            changed = [text for part, text in zip(parts, texts, strict=True) if isinstance(part, Hole) and part.changes]
+            if changed and any(_SEED in text for text in changed):
                 return None
             filled.append("".join(texts))
         before_stop, stop, after_stop, observation, prompt = filled
@@ -194,10 +223,13 @@ def _shape(template: Template, request: _TailRequest) -> _Shape | None:
         return None
     ids = _ids_of(request)
     places = {call_id: len(request.new) + i for i, call_id in enumerate(ids)}
-    values = [*(message["content"] for message in request.new), *ids, *([first["content"]] if system else ())]
-    calls = tuple((call.name, places[call.id]) for call in request.calls)
-    new = tuple(_outline(message, places) for message in request.new)
-    names = [*(name for name, _ in calls), *chain.from_iterable(outline[1:3] for outline in new)]
+    values = [message["content"] for message in request.new]
+    values += [*ids, first["content"]] if system else ids
+    calls = tuple([(call.name, places[call.id]) for call in request.calls])
+    new = tuple([_outline(message, places) for message in request.new])
+    names = [name for name, _ in calls]
+    for _, role_of_message, name, _ in new:
+        names += role_of_message, name
     if not _can_be_traced(template, values, names) or any("lookup" in call_id for call_id in ids):
         return None
     return _Shape((role, len(request.before), calls, new, request.content), values, places, system)
@@ -209,10 +241,9 @@ def _has_usual_keys(message: Message) -> bool:
 
 def _ids_of(request: _TailRequest) -> Sequence[str]:
     """The different ids of the calls and of the new messages, in order."""
-    results = (message.get("tool_call_id") for message in request.new)
-    return list(
-        dict.fromkeys([*(call.id for call in request.calls), *(result for result in results if result is not None)])
-    )
+    ids = [call.id for call in request.calls]
+    ids += [call_id for message in request.new if (call_id := message.get("tool_call_id")) is not None]
+    return list(dict.fromkeys(ids))
 
 
 def _outline(message: Message, places: Mapping[str, int]) -> tuple[tuple[str, ...], str | None, str | None, int | None]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
+from jinja2 import TemplateError as JinjaError
+from jinja2 import meta
+
+from agentrl._util.texts import texts_in
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate, ImageCounter, Renderer
 from agentrl.render.beginnings import remembering
@@ -21,11 +25,19 @@ from agentrl.render.prove.proof import Proof, hint_of, proof_of
 from agentrl.render.prove.spelled_out import spelling_out
 from agentrl.render.read.parse import Parser, ended_thinking
 from agentrl.render.results import all_in_call_order, in_call_order
-from agentrl.render.roles import check_written, marked, unusual
 from agentrl.render.template import Template
 from agentrl.render.turns import spans
-from agentrl.render.variables import arguments_of
 from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, Rendered, ToolSpec
+
+_BOUND_KEPT = 256
+_NOT_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+_REMEDIES = {
+    "developer": 'send it as "system" at the start, or as "user"',
+    "system": 'send it as "user"',
+    "tool": 'send it as "user"',
+    "user": "join it to the message before it",
+}
+_OTHER = 'a tool\'s result has the role "tool", and any other text the role "user"'
 
 
 def load_renderer(
@@ -78,7 +90,7 @@ class TemplateRenderer:
         self._turns = replace(proof.turns, template=template, memo=memo, watch=proof.watch)
         beginning = remembering(template.encoder, tokenizer, template.source, fingerprint(tokenizer))
         self._begin = replace(self._turns, template=replace(template, encoder=beginning))
-        self.arguments = arguments_of(template.source)
+        self.arguments = _arguments_of(template.source)
         self.stop_token_ids = proof.turns.profile.stop_token_ids
         special = {token: template.decode([token]) for token in template.special_ids}
         self.marks: Mapping[int, str] = {**special, **proof.parser.atoms}
@@ -155,8 +167,8 @@ class TemplateRenderer:
         self, messages: Sequence[Message], write: Callable[[Sequence[Message]], str], before: str = ""
     ) -> None:
         """Raises TemplateError for a message that the template drops because of its role or its place."""
-        if unusual(messages, self.certificate.capabilities, before):
-            check_written(messages, write(marked(messages)), self._turns.template.name)
+        if _is_unusual(messages, self.certificate.capabilities, before):
+            _check_written(messages, write(_marked(messages)), self._turns.template.name)
 
     def _pictured(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
         if self.vision is None:
@@ -206,9 +218,6 @@ class TemplateRenderer:
         return self._turns.template.decode(tokens)
 
 
-_BOUND_KEPT = 256
-
-
 def _with_images(certificate: Certificate, roles: frozenset[str]) -> Certificate:
     carried = {"images": "user" in roles, "tool_images": "tool" in roles}
     return replace(certificate, capabilities={**certificate.capabilities, **carried})
@@ -241,3 +250,68 @@ def _check_tools(template: Template, proof: Proof) -> None:
         raise TemplateError(
             f"the chat template of {template.name} cannot write the tools {names}{hint_of(template)} ({reason})"
         ) from exc
+
+
+def _is_unusual(messages: Sequence[Message], capabilities: Mapping[str, bool], before: str = "") -> bool:
+    """Whether a message has a role or a place outside the certified capabilities. A template may drop such a message.
+
+    `before` is the role of the message before the messages.
+    """
+    roles = [str(message.get("role")) for message in messages]
+    return any(
+        not _usual(role, last, capabilities, first=not before and i == 0)
+        for i, (last, role) in enumerate(zip([before, *roles], roles, strict=False))
+    )
+
+
+def _usual(role: str, last: str, capabilities: Mapping[str, bool], *, first: bool) -> bool:
+    needs = {
+        "assistant": "",
+        "user": {"user": "users_in_a_row", "tool": "user_after_tool"}.get(last, ""),
+        "tool": "tool_results",
+        "system": "system" if first else "later_system",
+        "developer": "developer" if first else "later_system",
+    }.get(role, "other")
+    return not needs or (capabilities.get(needs, False) and not (role == "developer" and not first))
+
+
+def _marked(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a unique word in place of each text outside the model's turns."""
+    return [{**message, "content": _word(i)} if _says(message) else message for i, message in enumerate(messages)]
+
+
+def _check_written(messages: Sequence[Message], text: str, template: str) -> None:
+    """Raises TemplateError for the first of the `_marked` messages whose word is not in `text`."""
+    for i, message in enumerate(messages):
+        if _says(message) and _word(i) not in text:
+            role = str(message.get("role"))
+            raise TemplateError(
+                f"the chat template of {template} leaves out message {i + 1} of {len(messages)}, "
+                f"which has the role {role!r}: {_REMEDIES.get(role, _OTHER)}"
+            )
+
+
+def _word(number: int) -> str:
+    return f"zqrole{number}x"
+
+
+def _says(message: Message) -> bool:
+    texts = "".join(texts_in(message.get("content")))
+    return message.get("role") != "assistant" and bool(texts.strip())
+
+
+@lru_cache(maxsize=64)
+def _arguments_of(source: str) -> frozenset[str]:
+    """The names of the variables that a template reads and does not set: `enable_thinking`, `date_string`.
+
+    The conversation, the tools and the functions of transformers are not among the names. A template with a syntax
+    error reads none.
+    """
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        environment = _compile_jinja_template(source).environment
+        names = meta.find_undeclared_variables(environment.parse(source))
+    except JinjaError:
+        return frozenset()
+    return frozenset(name for name in names - set(environment.globals) if not name.endswith("_token")) - _NOT_ARGUMENTS

@@ -67,6 +67,8 @@ def _in_call_order(messages: Sequence[Message], calls: Sequence[CallKey], by_id:
     places = [i for i, message in enumerate(messages) if message.get("role") == "tool"]
     if not places or not calls:
         return list(messages)
+    if len(places) == len(calls) == 1:
+        return [_with_id(message, calls, 0) if i == places[0] else message for i, message in enumerate(messages)]
     matched = answered(calls, [_key_of_result(messages[i]) for i in places])
     numbers = dict(zip(places, matched, strict=True))
     answers = [_with_id(message, calls, numbers.get(i)) for i, message in enumerate(messages)]

@@ -113,7 +113,9 @@ class Template:
             if self.tells_time:
                 set_clock(self.source)
             text: str = self.tokenizer.apply_chat_template(
-                [self._guarded(self.plain(message)) for message in messages],
+                [self.plain(message) for message in messages]
+                if self.spelling is None
+                else [self._guarded(self.plain(message)) for message in messages],
                 tools=self._guarded(list(self.tools)) or ([] if self.wants_list else None),
                 chat_template=self.source,
                 add_generation_prompt=generation_prompt,
@@ -264,6 +266,8 @@ class Template:
     def _content(self, message: Message) -> str | list[Mapping[str, str]]:
         """Content as text, or as parts for templates with images."""
         content: Any = message.get("content")
+        if isinstance(content, str):
+            return content
         role = message.get("role")
         if not has_image(content):
             return text_of(content)

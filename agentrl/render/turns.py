@@ -15,13 +15,12 @@ from agentrl.render.formats.conventions import convention_of
 from agentrl.render.learn.close import Close
 from agentrl.render.learn.probe import QUESTION, SAID
 from agentrl.render.learn.profile import Profile
-from agentrl.render.memo import Check, Memo
+from agentrl.render.memo import Check, Memo, Watch
 from agentrl.render.places import TurnPlace
 from agentrl.render.read.lexer import is_tag, loose, pieces
 from agentrl.render.read.thinking import shared
 from agentrl.render.tail import Tail, tail, text_behind
 from agentrl.render.template import REASONING_FIELDS, Template
-from agentrl.render.watch import Watch
 from agentrl.types import Action, CheckCounts, Message, Raw, Rendered, RenderedSpan, SpanKind, ToolCall
 
 T = TypeVar("T")

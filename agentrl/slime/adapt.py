@@ -21,7 +21,7 @@ from agentrl.slime.ship import ship_evaluation, ship_training
 from agentrl.slime.task import from_sample, metadata_of, template_kwargs
 
 
-async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
+async def adapt(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """Play an episode for slime and write the result into `sample`, for every end of the episode.
 
     An aborted sample continues where it stopped if its parked state still exists. A broken environment gives a masked,
@@ -40,7 +40,7 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
         state = rollout_state(args, sample)
         call = _AdaptCall(
             flags,
-            SlimeConfig.from_args(args),
+            SlimeConfig.from_args(flags),
             sample,
             sampling_params,
             evaluation,
@@ -56,6 +56,11 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
         if not evaluation:
             end_run(args, exc)
         raise
+
+
+adapt.abort_mode = "server"  # type: ignore[attr-defined]
+"""slime 0.4 (rollout/sglang_rollout.py) then aborts the engine's requests and awaits `adapt`, which parks the episode.
+Under "request" slime cancels the call, and the episode restarts."""
 
 
 def _for_group_model(flags: HostArgs, samples: Any) -> Any:

@@ -24,7 +24,7 @@ from agentrl.rollout.loop.buffer import GroupBuffer, PendingGroup, pop_first
 from agentrl.rollout.loop.journal import Journal
 from agentrl.slime.host import PART, HostArgs, sample_class
 from agentrl.slime.rollouts import flat_samples
-from agentrl.slime.row_ids import set_row_id
+from agentrl.slime.task import set_row_id
 from agentrl.types import Task
 
 log = logging.getLogger("agentrl")

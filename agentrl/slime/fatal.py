@@ -61,9 +61,10 @@ async def ended_sample(args: Any, sample: Any) -> Any:
     Raises the error if two rollouts' samples were returned, and no reward of them was read. Where the rollout swallows
     the error, too, raises EndedRun.
     """
-    run, flags = _ended_run(args), HostArgs.of(args)
+    run = _ended_run(args)
     if run is None:
         return None
+    flags = HostArgs.of(args)
     run.samples += 1
     unread = 2 * flags.n_samples_per_prompt * max(flags.rollout_batch_size, flags.over_sampling_batch_size)
     if run.samples > unread:
@@ -75,8 +76,8 @@ async def ended_sample(args: Any, sample: Any) -> Any:
 
 
 def _ended_run(args: Any) -> _EndedRun | None:
-    config = repr(HostArgs.of(args).agentrl)
-    return next((run for run in _ended if run.args is args and run.config == config), None)
+    runs = [run for run in _ended if run.args is args]
+    return next((run for run in runs if run.config == repr(HostArgs.of(args).agentrl)), None)
 
 
 class NoReward(dict[str, str]):

@@ -124,7 +124,8 @@ def _shown(args: Any, sample: Any, grade: float | Reward) -> JSON:
 def _failed(args: Any, sample: Any, exc: Exception) -> JSON:
     failure = Failure.of(exc, "score")
     log.warning("sample %s is masked, its reward failed: %s", sample.index, failure.error)
-    about = {"stop": "failed", "failure": {"kind": failure.kind, "boundary": "score", "error": failure.error}}
+    cause = {"kind": failure.kind, "boundary": "score", "error": to_json_lossy(failure.error)}
+    about = {"stop": "failed", "failure": cause}
     write_account(sample, {**episode_metadata(sample), **about, **_masked(sample)})
     sample.status = type(sample).Status.FAILED
     sample.remove_sample = True

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Unpack
 from uuid import uuid4
 
+from agentrl._util.boundary import watcher
 from agentrl._util.concurrency import is_cancelled
 from agentrl.engine.base import Engine, EngineWrapper, RequestFields, ask
 from agentrl.env.env import Env, is_agent, tools_of
@@ -24,14 +25,15 @@ from agentrl.render.base import ImageCounter, Renderer
 from agentrl.slime import distill, seats
 from agentrl.slime.config import SlimeConfig
 from agentrl.slime.fatal import failed_episode
-from agentrl.slime.host import HostArgs, session_of, takes_lists
+from agentrl.slime.host import HostArgs, session_of, takes_lists, tracing
 from agentrl.slime.images import check_media, check_replay
 from agentrl.slime.replay import IncrementalExperts, forget_old_experts, request_fields
 from agentrl.slime.resumption import Resumption, sample_name
-from agentrl.slime.trace import traced
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Generation, Raw, SamplingParams, StopReason, Task
 
+_HOOKS: Mapping[Boundary, str] = {"reset": "env_reset", "step": "env_step", "score": "env_score"}
+"""The names of an Env's hooks in slime's traces."""
 _FLAG_S = 0.5
 """Seconds that a worker's episode waits for slime's abort flag, after the engine has aborted its request."""
 _LOOK_S = 0.01
@@ -94,15 +96,15 @@ class _EpisodeSetup:
     hooks: EpisodeHooks
 
 
-async def play_sample(
+def play_sample(
     request: SampleRequest, aborted: Callable[[], bool] | None, stopped: Callable[[], bool] | None = None
-) -> PlayedSample:
+) -> Coroutine[Any, Any, PlayedSample]:
     """Play the episode, or resume it. `aborted` is slime's flag; None outside of slime.
 
     `stopped` is the flag for the engine, which all episodes share, if `aborted` belongs to a single rollout. Raises
     ConfigError.
     """
-    return await _SamplePlayer(request, aborted, stopped or aborted).play()
+    return _SamplePlayer(request, aborted, stopped or aborted).play()
 
 
 async def play_seats(request: SampleRequest, aborted: Callable[[], bool] | None) -> dict[str, PlayedSample]:
@@ -213,7 +215,7 @@ class _SamplePlayer:
         if self.stopped is not self.aborted and self.aborted is not None:
             engine = _LateFlagEngine(engine, self.aborted)
         options = config.slime_options(flags, request.sampling_params, evaluation=request.evaluation)
-        with traced(request.sample, engine) as engine:
+        with _traced(request.sample, engine) as engine:
             yield _EpisodeSetup(engine, renderer, options, config.reward_function(), hooks)
 
     async def _played(
@@ -297,3 +299,36 @@ def _check_prompt(task: Task, env: type[Env]) -> None:
             f"remove --apply-chat-template: it renders prompts before the tools of {env.__name__} are known, "
             "so the model would never see them; agentrl renders prompts itself"
         )
+
+
+@contextmanager
+def _traced(sample: Any, engine: Engine) -> Iterator[Engine]:
+    """Record the hooks of the task's Env and the requests of the yielded engine as spans of the sample."""
+    span, attributes = tracing(sample)
+    if span is None:
+        yield engine
+        return
+    token = watcher.set(lambda name: span(sample, _HOOKS[name]) if name in _HOOKS else nullcontext())
+    try:
+        yield _TracedEngine(engine, sample, span, attributes)
+    finally:
+        watcher.reset(token)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TracedEngine(EngineWrapper):
+    """An engine whose requests are spans."""
+
+    sample: Any
+    span: Callable[..., Any]
+    attributes: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
+
+    async def generate(
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
+    ) -> Generation:
+        span_attributes = {"max_new_tokens": sampling_params.get("max_new_tokens"), "prompt_tokens": len(input_ids)}
+        with self.span(self.sample, "sglang_generate", attrs=span_attributes) as span:
+            generation = await ask(self.engine, input_ids, sampling_params, request)
+            if self.attributes is not None and hasattr(span, "update"):
+                span.update(self.attributes(generation.meta))
+        return generation

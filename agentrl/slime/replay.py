@@ -94,6 +94,8 @@ def write_replay_data(args: Any, sample: Any, segment: Segment) -> None:
     Raises ConfigError where the engine did not return the data of a flag.
     """
     flags = HostArgs.of(args)
+    if not (flags.replays_top_p or flags.use_rollout_routing_replay or flags.use_score_centering):
+        return
     # A sample that is not shipped is not replayed, and an aborted request may lack the data.
     shipped = not sample.remove_sample and sample.status is not type(sample).Status.ABORTED
     generations = _generations(segment) if shipped else []

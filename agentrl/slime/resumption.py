@@ -194,8 +194,8 @@ def _apply_mask_of(flags: HostArgs, sample: Any, trajectory: Trajectory, *, late
     `later`: the state must continue the sample's tokens, which may be older, because a dead process played on.
     Otherwise the sample must be unplayed: the dead process had the first turn.
     """
-    length, mask = trajectory.response_length, sample.loss_mask
-    if sample.tokens[: trajectory.length] != trajectory.tokens:
+    length, mask = trajectory.segment.response_length, sample.loss_mask
+    if sample.tokens[: trajectory.segment.length] != trajectory.tokens:
         if not (_begins(sample, trajectory) if later else _is_unplayed(sample)):
             return False
         mask = None

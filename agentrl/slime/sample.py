@@ -64,10 +64,10 @@ def is_played(sample: Any) -> bool:
 
 
 def write_account(sample: Any, account: Mapping[str, JSON]) -> None:
-    """Write into a new mapping, since samples may share theirs. Only JSON types: slime pickles the mapping."""
+    """Write a plain `account` into a new mapping, since samples may share theirs. slime pickles the mapping."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     row = {_ROW_KEY: own_metadata(metadata)[METADATA_KEY]} if METADATA_KEY in own_metadata(metadata) else {}
-    _write(sample, metadata={**metadata, METADATA_KEY: {**to_json_lossy(account), **row}})
+    _write(sample, metadata={**metadata, METADATA_KEY: {**account, **row}})
 
 
 def set_reward_aside(sample: Any) -> None:
@@ -254,17 +254,17 @@ def _outcome(trajectory: Trajectory) -> dict[str, JSON]:
     if failure := trajectory.failure:
         cause = {"kind": failure.kind, "boundary": failure.boundary, "error": failure.error, "at": failed_at(failure)}
         outcome["failure"] = cause
-    return outcome
+    return {name: to_json_lossy(value) for name, value in outcome.items()}
 
 
 def _metadata(trajectory: Trajectory) -> dict[str, JSON]:
     """The data of the episode without a field in slime."""
     metadata: dict[str, JSON] = {
         **_outcome(trajectory),
-        "turns": len(trajectory.turns),
+        "turns": trajectory.turn_count,
         "tools": len(trajectory.tools),
         "tool_calls": trajectory.tool_call_count,
-        "bad_calls": sum(turn.bad_call is not None for turn in trajectory.turns),
+        "bad_calls": sum(turn.bad_call is not None for segment in trajectory.segments for turn in segment.turns),
         "ledger": asdict(trajectory.ledger),
         "reward_parts": dict(trajectory.reward_parts),
         **asdict(trajectory.checks),

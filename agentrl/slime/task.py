@@ -5,31 +5,42 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from agentrl.errors import ConfigError
-from agentrl.slime.host import HostArgs, Rendering, eval_renderings
+from agentrl.rollout.data.data_files import plain_name, read_rows
+from agentrl.slime.host import PART, DataFile, HostArgs, Rendering, eval_files, eval_renderings
 from agentrl.slime.images import with_images
-from agentrl.slime.row_ids import row_id
 from agentrl.slime.sample import own_metadata
 from agentrl.types import JSON, Observation, Raw, Task, ToolSpec
+
+_ATTRIBUTE = "agentrl_row_id"
+_ROWS = 1_000_000
+"""Of longer files, later rows are not looked up: the table is in memory."""
+_FILES = 64
+_Table: TypeAlias = Mapping[int, list[tuple[str, str]]]
+"""By a row's content, the ids of the rows with this content, each with the row's metadata as JSON text."""
 
 
 def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
     """Build a Task from a copy of the sample's content. Raises ConfigError for unreadable content.
 
-    The id is the row's, as in `agentrl train`; see `row_ids`. A prompt that slime's --apply-chat-template has rendered
+    The id is the row's, as in `agentrl train`; see `row_id`. A prompt that slime's --apply-chat-template has rendered
     becomes Raw. All samples of a group have the same seed, so they play in the same world. In evaluation slime numbers
     no groups: there each sample has its own seed, the same in every run.
     """
-    metadata = copy.deepcopy(without_arrays(own_metadata(metadata_of(sample))))
+    flags, metadata = HostArgs.of(args), copy.deepcopy(without_arrays(own_metadata(metadata_of(sample))))
     group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
     return Task(
-        prompt=_prompt(args, sample, evaluation=evaluation),
+        prompt=_prompt(flags, sample, evaluation=evaluation),
         label=copy.deepcopy(without_arrays(sample.label)),
         metadata=metadata,
         tools=_tools(metadata.get("tools")),
-        id=row_id(HostArgs.of(args), sample, metadata, evaluation=evaluation),
+        id=row_id(flags, sample, metadata, evaluation=evaluation),
         seed=group if group is not None else index or 0,
         split="eval" if evaluation else "train",
     )
@@ -57,14 +68,14 @@ def template_kwargs(args: Any, sample: Any, *, evaluation: bool) -> Mapping[str,
     """The template arguments that slime would use: the sample's, else its evaluation data set's, else the flag's."""
     if kwargs := getattr(sample, "apply_chat_template_kwargs", None):
         return dict(kwargs)
-    chosen = [rendering.template_kwargs for rendering in _renderings(args, sample, evaluation)]
+    chosen = [rendering.template_kwargs for rendering in _renderings(HostArgs.of(args), sample, evaluation)]
     return dict(_same(chosen, "apply_chat_template_kwargs", "set `chat_template_kwargs` under `agentrl`"))
 
 
-def _prompt(args: Any, sample: Any, *, evaluation: bool) -> Observation:
+def _prompt(flags: HostArgs, sample: Any, *, evaluation: bool) -> Observation:
     prompt = without_arrays(sample.prompt)
     if isinstance(prompt, str):
-        chosen = [rendering.rendered for rendering in _renderings(args, sample, evaluation)]
+        chosen = [rendering.rendered for rendering in _renderings(flags, sample, evaluation)]
         remedy = "set it to false for all of them (agentrl renders prompts itself)"
         return Raw(prompt) if _same(chosen, "apply_chat_template", remedy) else prompt
     if isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt):
@@ -72,9 +83,8 @@ def _prompt(args: Any, sample: Any, *, evaluation: bool) -> Observation:
     raise ConfigError(f"sample.prompt is neither text nor messages: {prompt!r:.200}; check --input-key")
 
 
-def _renderings(args: Any, sample: Any, evaluation: bool) -> Sequence[Rendering]:
+def _renderings(flags: HostArgs, sample: Any, evaluation: bool) -> Sequence[Rendering]:
     """The rendering of the prompt. Several answers if the sample may be from one of several data sets."""
-    flags = HostArgs.of(args)
     default = Rendering(flags.apply_chat_template, flags.apply_chat_template_kwargs or {})
     return (eval_renderings(flags, sample, default) if evaluation else ()) or [default]
 
@@ -106,3 +116,71 @@ def _parsed(value: Any) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         return value
+
+
+def set_row_id(sample: Any, row_id: str) -> None:
+    """Keep a row's id on its sample. Copies of the sample have it, too."""
+    setattr(sample, _ATTRIBUTE, row_id)
+
+
+def row_id(flags: HostArgs, sample: Any, metadata: Mapping[str, Any], *, evaluation: bool) -> str:
+    """The row's `id`, or else its file and line, as in `agentrl train`.
+
+    The row is looked up by its content in slime's file. Without a match, as with a data source of the user's, the id is
+    the number of the sample's group, or in evaluation the sample's own.
+    """
+    if (stored := getattr(sample, _ATTRIBUTE, None)) is not None:
+        return str(stored)
+    for file in eval_files(flags, sample) if evaluation else [DataFile.of_training(flags)]:
+        if candidates := _table(file).get(_content(sample.prompt, sample.label)):
+            return min(candidates, key=lambda candidate: not _holds(metadata, candidate[1]))[0]
+    group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
+    number = index if group is None else group
+    return "" if number is None else str(number)
+
+
+@lru_cache(maxsize=_FILES)
+def _table(file: DataFile) -> _Table:
+    path = Path(match["path"] if (match := PART.fullmatch(file.path)) else file.path)
+    if not file.path or not path.is_file():
+        return {}
+    input_key, label_key, metadata_key = file.input_key, file.label_key, file.metadata_key
+    table: dict[int, list[tuple[str, str]]] = {}
+    columns = [column for column in (input_key, label_key, metadata_key, "id") if column]
+    with suppress(ConfigError):  # slime reads the file differently, and reports unreadable rows
+        for number, row in islice(read_rows(path, "give a JSONL or Parquet file", columns), _ROWS):
+            if isinstance(row, dict) and row.get(input_key) is not None:
+                label = None if label_key is None else row.get(label_key)
+                identity = str(f"{plain_name(path)}-{number}" if row.get("id") is None else row["id"])
+                entry = identity, _text(row.get(metadata_key or ""))
+                table.setdefault(_content(row[input_key], label), []).append(entry)
+    return {key: [(rows[0][0], "")] if len(rows) == 1 else rows for key, rows in table.items()}
+
+
+def _content(prompt: Any, label: Any) -> int:
+    return hash(_text([prompt, label]))
+
+
+def _holds(metadata: Mapping[str, Any], row: str) -> bool:
+    """Whether a sample with this metadata may come from a row with the row's metadata. A data set may add keys."""
+    try:
+        columns = json.loads(row)
+        columns = json.loads(columns) if isinstance(columns, str) and columns else columns or {}
+    except ValueError:
+        return False
+    return isinstance(columns, dict) and all(_text(metadata.get(key)) == _text(value) for key, value in columns.items())
+
+
+def _text(value: Any) -> str:
+    """The same text for the same JSON, however a reader of Parquet shows arrays and missing values."""
+    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

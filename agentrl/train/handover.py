@@ -52,7 +52,7 @@ class HandOver:
         if self._compared or not trained:
             return
         self._compared = True
-        shortest, update = min(trained, key=lambda trajectory: trajectory.length), Update(0.0)
+        shortest, update = min(trained, key=lambda trajectory: trajectory.segment.length), Update(0.0)
         self._learner.apply_tis(episode_rows(shortest, [1.0] * len(shortest.turns)), 1.0, update)
         numerics = update.numerics
         for warning in watch.watch(f"step {step}, before it is trained", numerics.mean, numerics.max):

@@ -338,11 +338,10 @@ class Segment:
     ) -> None:
         if not tokens:
             return
-        start = self.response_length
         new = array("i", tokens)
         self.ids.extend(new)
         self._digest = crc32(new, self._digest)
-        self.spans.add(start + len(new), len(self.turns) - 1, kind, version, masked)
+        self.spans.add(len(self.ids) - self.prompt_length, len(self.turns) - 1, kind, version, masked)
 
     # Checking
 

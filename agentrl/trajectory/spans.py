@@ -100,9 +100,10 @@ class Spans(Sequence[Span]):
         self, stop: int, turn: int, kind: SpanType, version: str | None = None, masked: MaskReason | None = None
     ) -> None:
         """Append a span that ends at `stop`."""
-        if stop <= self.stop:
+        rows = self._rows
+        if stop <= (rows[-3] if rows else 0):
             raise LedgerError(f"a span that begins at {self.stop} cannot end at {stop}")
-        self._rows.extend((stop, turn, self._mark_index((kind, version, masked))))
+        rows.extend((stop, turn, self._mark_index((kind, version, masked))))
 
     def __len__(self) -> int:
         return len(self._rows) // 3
@@ -124,10 +125,11 @@ class Spans(Sequence[Span]):
         return [self._span(place) for place in places] if isinstance(places, range) else self._span(places)
 
     def __iter__(self) -> Iterator[Span]:
-        start, rows = 0, iter(self._rows)
+        start, rows, spans = 0, iter(self._rows), list[Span]()
         for stop, turn, mark in zip(rows, rows, rows, strict=True):
-            yield Span(start, stop, turn, *self._marks[mark])
+            spans.append(Span(start, stop, turn, *self._marks[mark]))
             start = stop
+        return iter(spans)
 
     def sampled_in(self, turn: int) -> list[tuple[int, int]]:
         """Where each sampled span of a turn starts and stops."""
@@ -155,7 +157,7 @@ class Spans(Sequence[Span]):
     def _rows_of(self, turn: int) -> Iterator[tuple[int, int]]:
         """The place in `_rows` and the start of each span of a turn. The turns of spans never decrease."""
         rows = self._rows
-        first = bisect_left(range(len(self)), turn, key=lambda place: rows[3 * place + 1])
+        first = bisect_left(rows[1::3], turn)
         for row in range(3 * first, len(rows), 3):
             if rows[row + 1] != turn:
                 break

@@ -117,22 +117,13 @@ class Trajectory:
         return self.segment.tokens
 
     @property
-    def length(self) -> int:
-        """Tokens of prompt and response."""
-        return self.segment.length
-
-    @property
     def prompt_length(self) -> int:
         return self.segment.prompt_length
 
     @property
     def response(self) -> list[int]:
-        """Response token ids, shape [response_length]; a copy."""
+        """Response token ids, shape [len(loss_mask)]; a copy."""
         return self.segment.response
-
-    @property
-    def response_length(self) -> int:
-        return self.segment.response_length
 
     @property
     def loss_mask(self) -> list[int]:
@@ -148,32 +139,8 @@ class Trajectory:
         return self.segment.log_probs
 
     @property
-    def spans(self) -> list[Span]:
-        return list(self.segment.spans)
-
-    @property
-    def sources(self) -> list[Source]:
-        """Origin of each response token, shape [response_length]."""
-        return self.segment.sources
-
-    @property
     def ledger(self) -> Ledger:
         return self.segment.ledger
-
-    @property
-    def thinking(self) -> bool:
-        """Whether the last generation prompt left a thinking block open."""
-        return self.segment.thinking
-
-    @property
-    def open(self) -> bool:
-        """Whether the last turn has been sampled but not closed by an action."""
-        return self.segment.open
-
-    @property
-    def turn_tokens(self) -> list[int]:
-        """Sampled tokens of the last turn, resumptions joined."""
-        return self.segment.turn_tokens
 
     # The whole episode
 
@@ -184,7 +151,7 @@ class Trajectory:
     @property
     def turn_count(self) -> int:
         """Number of turns. Unlike `len(turns)`, the count does not read all turns."""
-        return sum(len(segment.turns) for segment in self.segments)
+        return sum([len(segment.turns) for segment in self.segments])
 
     @property
     def actions(self) -> list[Action]:
@@ -258,7 +225,7 @@ class Trajectory:
     def tool_call_count(self) -> int:
         """How many calls named an existing tool."""
         names = {spec.get("function", spec).get("name") for spec in self.tools}
-        return sum(name in names for turn in self.turns for name in turn.calls)
+        return sum(name in names for segment in self.segments for turn in segment.turns for name in turn.calls)
 
     @property
     def bad_calls_in_a_row(self) -> int:

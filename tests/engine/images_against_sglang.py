@@ -106,9 +106,9 @@ def worst(model, t: Trajectory) -> float:
     logits = model(input_ids=ids, mm_token_type_ids=(ids == VISION.pad).int(), **images).logits[0]
     logits[:, list(VISION.forbidden)] -= 1e4
     scores = logits.log_softmax(-1)
-    pairs = zip(range(t.prompt_length, len(t.tokens)), t.log_probs, t.sources, strict=True)
+    pairs = zip(range(t.prompt_length, len(t.tokens)), t.log_probs, t.segment.sources, strict=True)
     found = [abs(float(scores[at - 1, t.tokens[at]]) - x) for at, x, source in pairs if source == "sampled"]
-    return max(found[sum(span.stop - span.start for span in t.spans[:1]) if SCRIPTED in t.info else 0 :])
+    return max(found[sum(span.stop - span.start for span in t.segment.spans[:1]) if SCRIPTED in t.info else 0 :])
 
 
 SCRIPTED = "scripted"
@@ -144,7 +144,7 @@ async def resumed() -> Trajectory:
         flag[0] = True
         await engine.abort()
         t = await playing
-        cut = len(t.turn_tokens)
+        cut = len(t.segment.turn_tokens)
         flag[0] = False
         if parked:
             t = await resume_episode(

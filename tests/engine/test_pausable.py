@@ -88,7 +88,7 @@ async def test_a_turn_goes_on_over_an_update(renderer):
     for trajectory in found:
         assert trajectory.tokens == straight.tokens
         assert len(trajectory.turns) == 1
-        versions = [span.weight_version for span in trajectory.spans if span.kind == "sampled"]
+        versions = [span.weight_version for span in trajectory.segment.spans if span.kind == "sampled"]
         assert versions == ["0", "1"]
     assert engine.requests == 0
 

@@ -236,7 +236,7 @@ async def test_a_turn_that_the_server_cut_ends_as_any_cut_turn(renderer):
 
 async def test_the_bound_of_the_whole_response_counts_the_renderers_tokens(renderer):
     trajectory, _ = await played(Capitals(), by_turn("one two three four five six"), renderer, tokens=4)
-    assert (trajectory.stop, trajectory.response_length) == (StopReason.MAX_TOKENS, 4)
+    assert (trajectory.stop, trajectory.segment.response_length) == (StopReason.MAX_TOKENS, 4)
 
 
 async def test_a_filtered_answer_and_an_empty_one_play_as_said_and_are_counted(renderer):

@@ -175,7 +175,7 @@ async def test_a_tool_that_refuses_is_no_bad_call_but_a_call_error_is(renderer):
 async def test_errors_in_a_row_end_the_episode_and_are_trained(renderer):
     t = await play(renderer, [BROKEN, call("find"), UNCLOSED, GOOD])
     assert (t.stop, kinds(t), t.reward) == (StopReason.BAD_CALLS, ["structural", "content", "structural"], 0.0)
-    assert t.spans[-1].kind == "sampled", "no reply that no turn would read"
+    assert t.segment.spans[-1].kind == "sampled", "no reply that no turn would read"
     assert (t.ledger.trained, t.truncated) == (t.ledger.sampled, False)
 
 
@@ -189,7 +189,7 @@ async def test_a_good_turn_starts_the_count_anew(renderer):
 async def test_masking_takes_the_unreadable_turns_and_no_others(renderer):
     t = await play(renderer, [BROKEN, call("find"), "Paris"], policy=BadCallPolicy(mask=True))
     assert t.ledger.masked == {"malformed": t.turns[0].sampled_tokens}
-    assert [span.masked for span in t.spans if span.kind == "sampled"] == ["malformed", None, None]
+    assert [span.masked for span in t.segment.spans if span.kind == "sampled"] == ["malformed", None, None]
 
 
 async def test_the_penalty_is_a_part_of_the_reward(renderer):

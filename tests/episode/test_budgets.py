@@ -42,7 +42,7 @@ async def play(renderer, turns=SCRIPT, **limits) -> Trajectory:
 def observed(t: Trajectory) -> list[int]:
     """Tokens of each observation."""
     lengths: dict[int, int] = {}
-    for span in t.spans:
+    for span in t.segment.spans:
         if span.kind == "observation":
             lengths[span.turn] = lengths.get(span.turn, 0) + span.stop - span.start
     return list(lengths.values())
@@ -92,18 +92,18 @@ async def test_a_budget_smaller_than_the_scaffolding_leaves_that_whole(renderer)
 async def test_every_budget_ends_within_bounds_and_at_a_boundary(renderer, limit):
     whole = await play(renderer, observation_tokens=40)
     base = whole.prompt_length if limit == "context" else 0
-    ends = {span.stop for span in whole.spans if span.kind == "sampled"}
+    ends = {span.stop for span in whole.segment.spans if span.kind == "sampled"}
     stops = set()
-    for length in range(1, whole.response_length + 2):
+    for length in range(1, whole.segment.response_length + 2):
         t = await play(renderer, observation_tokens=40, **{limit: base + length})
         stops.add(t.stop)
-        assert t.response_length <= length
+        assert t.segment.response_length <= length
         assert t.tokens == whole.tokens[: len(t.tokens)], "an episode that is cut is the beginning of the whole one"
-        assert t.spans[-1].kind == "sampled", "no observation that no turn would read"
+        assert t.segment.spans[-1].kind == "sampled", "no observation that no turn would read"
         if t.stop is not StopReason.DONE:
             assert t.truncated
             # either the turn was cut by the bound itself, or it is complete
-            assert t.response_length == length or t.response_length in ends
+            assert t.segment.response_length == length or t.segment.response_length in ends
     assert stops == {StopReason.DONE, StopReason.MAX_TOKENS if limit == "tokens" else StopReason.CONTEXT_FULL}
 
 

@@ -111,7 +111,7 @@ async def test_the_task_may_be_messages_or_raw_text(renderer):
 async def test_turn_limit_stops_after_the_last_step(renderer):
     t = await play(renderer, [call("search", query="x")] * 5, limits=Limits(turns=2))
     assert (t.stop, len(t.turns), t.reward) == (StopReason.MAX_TURNS, 2, 0.0)
-    assert t.spans[-1].kind == "sampled"  # no observation that no turn would read
+    assert t.segment.spans[-1].kind == "sampled"  # no observation that no turn would read
 
 
 async def test_a_cut_turn_is_neither_parsed_nor_executed(renderer):
@@ -128,10 +128,14 @@ async def test_response_budget_ends_at_a_turn_boundary_or_inside_a_turn(renderer
     Capitals.closed = 0
     first = len(whole.actions[0].tokens)
     t = await play(renderer, SEARCH_THEN_ANSWER, limits=Limits(tokens=first + extra))
-    assert (t.stop, t.response_length) == (StopReason.MAX_TOKENS, first)
+    assert (t.stop, t.segment.response_length) == (StopReason.MAX_TOKENS, first)
     Capitals.closed = 0
-    t = await play(renderer, SEARCH_THEN_ANSWER, limits=Limits(tokens=whole.response_length - 1))
-    assert (t.stop, t.response_length, len(t.turns)) == (StopReason.MAX_TOKENS, whole.response_length - 1, 2)
+    t = await play(renderer, SEARCH_THEN_ANSWER, limits=Limits(tokens=whole.segment.response_length - 1))
+    assert (t.stop, t.segment.response_length, len(t.turns)) == (
+        StopReason.MAX_TOKENS,
+        whole.segment.response_length - 1,
+        2,
+    )
 
 
 async def test_context_is_asked_of_the_engine_and_never_exceeded(renderer):
@@ -183,7 +187,7 @@ async def test_raw_text_continues_the_same_turn(renderer):
     t = await play(renderer, ["<search>France</search> and more", "Paris"], Tags())
     text = renderer.decode(t.response)
     assert text.startswith("<search>France</search><information>Paris</information>Paris")
-    assert [s.kind for s in t.spans] == ["sampled", "observation", "sampled"]
+    assert [s.kind for s in t.segment.spans] == ["sampled", "observation", "sampled"]
     assert t.actions[0].matched == "</search>"
 
 

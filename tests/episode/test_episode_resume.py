@@ -390,20 +390,20 @@ async def test_an_abort_that_comes_with_the_end_of_a_stop_string(renderer):
 async def test_a_mask_by_positions_splits_spans_and_keeps_the_ledger(renderer):
     t = await run_episode(Sum(), TASK, engine=Engine(SCRIPT, renderer), renderer=renderer)
     t.mask("malformed", turn=2)
-    before = [(span.start, span.stop, span.kind, span.turn) for span in t.spans]
-    kept = [i % 3 > 0 for i in range(t.response_length)]
+    before = [(span.start, span.stop, span.kind, span.turn) for span in t.segment.spans]
+    kept = [i % 3 > 0 for i in range(t.segment.response_length)]
     t.mask_where(kept, "off_policy")
     t.verify()
     assert t.prefix_breaks == 0
     joined: list[tuple[int, int, str, int]] = []
-    for span in t.spans:
+    for span in t.segment.spans:
         if joined and joined[-1][2:] == (span.kind, span.turn):
             joined[-1] = (joined[-1][0], span.stop, span.kind, span.turn)
         else:
             joined.append((span.start, span.stop, span.kind, span.turn))
     assert joined == before
-    reasons = [span.masked for span in t.spans for _ in range(span.start, span.stop)]
-    for i, (source, mask) in enumerate(zip(t.sources, t.loss_mask, strict=True)):
+    reasons = [span.masked for span in t.segment.spans for _ in range(span.start, span.stop)]
+    for i, (source, mask) in enumerate(zip(t.segment.sources, t.loss_mask, strict=True)):
         if source != "sampled":
             assert (mask, reasons[i]) == (0, None)
         elif i in range(*next(span[:2] for span in before if span[3] == 2)):
@@ -412,7 +412,7 @@ async def test_a_mask_by_positions_splits_spans_and_keeps_the_ledger(renderer):
             assert (mask, reasons[i]) == ((1, None) if kept[i] else (0, "off_policy"))
     assert t.ledger.masked["off_policy"] == reasons.count("off_policy") > 0
     again = type(t).from_json(t.to_json())
-    assert (again.ledger, again.spans, again.prefix_breaks) == (t.ledger, t.spans, 0)
+    assert (again.ledger, again.segment.spans, again.prefix_breaks) == (t.ledger, t.segment.spans, 0)
     assert [again.turns[i].sampled_tokens for i in range(5)] == [len(a.tokens) for a in t.actions]
     with pytest.raises(LedgerError, match="3 of"):
         t.mask_where([1, 1, 1], "host")

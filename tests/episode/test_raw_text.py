@@ -81,7 +81,7 @@ async def test_search_then_answer_is_one_text(renderer):
     t = await play(renderer, [f"{SEARCH} and more", f"{ANSWER} and more"], env)
     assert (t.stop, t.reward) == (StopReason.DONE, 1.0)
     assert text_of(renderer, t) == SEARCH + DOCS + ANSWER
-    assert [span.kind for span in t.spans] == ["sampled", "observation", "sampled"]
+    assert [span.kind for span in t.segment.spans] == ["sampled", "observation", "sampled"]
     assert [action.matched for action in env.read] == ["</search>", "</answer>"]
     assert trained(t) == encode(renderer, SEARCH) + encode(renderer, ANSWER)
 
@@ -123,7 +123,7 @@ async def test_an_end_before_the_tag_reopens_the_turn(renderer):
     assert t.loss_mask[len(t.actions[0].tokens) - 1] == 1, "the stop token was sampled, so it is trained"
     text = text_of(renderer, t)
     assert text.index("My previous action is invalid") > text.index(renderer.decode([eos]))
-    kinds = [span.kind for span in t.spans]
+    kinds = [span.kind for span in t.segment.spans]
     assert kinds[0] == kinds[-1] == "sampled"
     assert set(kinds[1:-2]) <= {"close", "prompt"}, kinds
     assert kinds[-2] == "observation"
@@ -141,7 +141,7 @@ async def test_a_turn_cut_by_length_is_not_read(renderer):
 async def test_an_observation_is_cut_to_its_budget_with_a_mark(renderer):
     env = SearchR1()
     t = await play(renderer, [SEARCH, ANSWER], env, limits=Limits(observation_tokens=6))
-    (observation,) = [span for span in t.spans if span.kind == "observation"]
+    (observation,) = [span for span in t.segment.spans if span.kind == "observation"]
     cut = t.info["observation_tokens_cut"]
     assert cut == len(encode(renderer, DOCS)) - 6
     assert f"[{cut} tokens cut]" in text_of(renderer, t)
@@ -240,7 +240,7 @@ class TestLastTurn:
             3,
             [StopReason.MAX_TURNS],
         )
-        assert t.spans[-1].kind == "sampled"
+        assert t.segment.spans[-1].kind == "sampled"
 
     async def test_none_ends_the_episode_as_before(self, renderer):
         t = await play(renderer, [SEARCH] * 9, limits=Limits(turns=2))
@@ -253,7 +253,7 @@ class TestLastTurn:
 
     async def test_it_must_fit_like_any_observation(self, renderer):
         whole = await play(renderer, [SEARCH, ANSWER], Forced(), limits=Limits(turns=1))
-        room = whole.response_length - len(whole.actions[-1].tokens)
+        room = whole.segment.response_length - len(whole.actions[-1].tokens)
         t = await play(renderer, [SEARCH, ANSWER], Forced(), limits=Limits(turns=1, tokens=room))
         assert (t.stop, len(t.turns)) == (StopReason.MAX_TOKENS, 1)
 
@@ -339,7 +339,7 @@ class TestLocalEngine:
             limits=Limits(turns=2, max_tokens_per_turn=30),
         )
         assert (t.actions[0].tokens, t.actions[0].matched) == (tuple(tokens[:first]), stop)
-        assert t.spans[1].kind == "observation"
+        assert t.segment.spans[1].kind == "observation"
         assert t.response[first : first + 2] == encode(renderer, DOCS)[:2]
 
     async def test_a_tag_split_by_an_abort(self, engine, renderer):

@@ -275,7 +275,7 @@ async def test_a_segment_ends_with_a_turn_that_was_closed(thinker):
     t, _ = await play(thinker)
     prompt = replace(thinker.prompt("x"), thinking=True)
     t.begin_segment(prompt)
-    assert t.thinking
+    assert t.segment.thinking
     with pytest.raises(LedgerError, match="a segment ends with a turn"):
         t.begin_segment(prompt)
 

@@ -65,10 +65,10 @@ async def test_aborted_again_and_again_an_episode_has_each_token_once(renderer):
     async with closing(Adder()) as env:
         while (played := await host.play(env, (0.06, 0.14)[aborts % 2])).stop is StopReason.ABORTED:
             aborts += 1
-            in_a_turn += played.open
+            in_a_turn += played.segment.open
             assert (played.reward, host.parked.how) == (None, "alive")
             before = played.tokens
-            assert played.tokens == plain.tokens[: played.length]
+            assert played.tokens == plain.tokens[: played.segment.length]
             await asyncio.sleep(0.12)
             assert played.tokens == before, "what waits samples nothing"
     assert aborts >= 4

@@ -118,7 +118,7 @@ async def test_an_assistants_message_that_nobody_sampled_is_prompt(renderer):
     t = talk.end()
     assert lengths(t) == [2]
     assert "Madrid." in renderer.decode(t.tokens[: t.prompt_length])
-    observed = [renderer.decode(t.response[s.start : s.stop]) for s in t.spans if s.kind == "observation"]
+    observed = [renderer.decode(t.response[s.start : s.stop]) for s in t.segment.spans if s.kind == "observation"]
     assert "Got it." in "".join(observed)
 
 
@@ -460,7 +460,7 @@ async def test_a_past_that_the_client_changed_begins_a_branch_with_known_replies
     assert lengths(t) == [1, 2]
     assert "[cleared]" in renderer.decode(t.tokens)
     sampled = talk.engine.answers[1][1]
-    assert any(t.tokens[i : i + len(sampled)] == sampled for i in range(t.length)), "as it was sampled"
+    assert any(t.tokens[i : i + len(sampled)] == sampled for i in range(t.segment.length)), "as it was sampled"
     assert t.ledger.sampled == one.usage.sampled + len(talk.engine.answers[2][1]), "but not trained here"
 
 

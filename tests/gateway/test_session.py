@@ -92,7 +92,7 @@ async def test_a_pause_leaves_turns_open_and_plays_them_on(renderer):
     await talk.session.quiet()
     paused = Trajectory()
     talk.session.write(paused)
-    assert (paused.open, paused.ledger.sampled) == (True, 3)
+    assert (paused.segment.open, paused.ledger.sampled) == (True, 3)
     late = talk.ask(SYSTEM, Entry("user", "Another."), tools=())
     await asyncio.sleep(0)
     assert len(talk.engine.answers) == 1

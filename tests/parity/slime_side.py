@@ -145,7 +145,7 @@ def rollout_data(
     data: dict[str, list[Any]] = {
         "unconcat_tokens": [torch.tensor(t.tokens) for t in episodes],
         "total_lengths": [len(t.tokens) for t in episodes],
-        "response_lengths": [t.response_length for t in episodes],
+        "response_lengths": [t.segment.response_length for t in episodes],
         "loss_masks": [torch.tensor(t.loss_mask) for t in episodes],
         "rollout_mask_sums": [torch.tensor(sum(t.loss_mask)) for t in episodes],
         "rollout_log_probs": [torch.tensor(t.log_probs) for t in episodes],

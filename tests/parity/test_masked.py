@@ -83,7 +83,7 @@ def test_recorded_log_probs_of_masked_tokens_are_not_read(groups):
     trainer = Trainer(config())
     changed = copy.deepcopy(groups)
     for t in [t for group in changed for t in group]:
-        sampled = [mask for mask, source in zip(t.loss_mask, t.sources, strict=True) if source == "sampled"]
+        sampled = [mask for mask, source in zip(t.loss_mask, t.segment.sources, strict=True) if source == "sampled"]
         held = t.segment._log_probs
         t.segment._log_probs = array("f", [x if mask else -7.0 for x, mask in zip(held, sampled, strict=True)])
 

@@ -14,9 +14,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.render import Renderer, load_renderer
-from agentrl.render.memo import Memo
+from agentrl.render.memo import Memo, Watch
 from agentrl.render.template import Template
-from agentrl.render.watch import Watch
 from tests.render.markers import GIVEN, data_folder
 from tests.render.memo import primed_tail
 

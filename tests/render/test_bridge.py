@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.render import Rendered, Renderer, load_renderer
-from agentrl.render.watch import Watch
+from agentrl.render.memo import Watch
 from agentrl.types import Action, Raw
 from tests.render.conftest import CHATML_TOOLS, LOOKUP, chatml_tokenizer
 

@@ -125,8 +125,8 @@ class Play:
 
     def read(self) -> Action:
         trajectory, turn = self.trajectory, self.trajectory.turns[-1]
-        tokens = trajectory.turn_tokens
-        action = self.renderer.parse(tokens, turn.finish_reason, turn.matched, thinking=trajectory.thinking)
+        tokens = trajectory.segment.turn_tokens
+        action = self.renderer.parse(tokens, turn.finish_reason, turn.matched, thinking=trajectory.segment.thinking)
         assert list(action.tokens) == tokens
         assert turn.finish_reason == "stop" or not action.calls
         trajectory.append_action(action)

@@ -15,9 +15,8 @@ from jinja2 import nodes
 from agentrl.errors import TemplateError
 from agentrl.render import Rendered, Renderer, load_renderer, memo, symbols, trace
 from agentrl.render.context import Context
-from agentrl.render.memo import VARIABLE, Memo, MemoState
+from agentrl.render.memo import VARIABLE, Memo, MemoState, Watch
 from agentrl.render.renderer import TemplateRenderer
-from agentrl.render.watch import Watch
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, CheckCounts, Generation, Message, ToolCall
 from tests.render.checker import Judge

@@ -11,9 +11,9 @@ import pytest
 
 from agentrl.errors import TemplateError
 from agentrl.render import Renderer, load_renderer
+from agentrl.render.memo import Watch
 from agentrl.render.prove import certify
 from agentrl.render.prove.dependence import Dependence
-from agentrl.render.watch import Watch
 from agentrl.types import Raw
 from tests.render.markers import made_files, small_tokenizer, template_files, tokenizer_of
 from tests.render.mutants import CHATML

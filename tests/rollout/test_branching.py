@@ -160,7 +160,7 @@ async def test_limits_count_what_came_before(renderer):
     assert (len(leaf.turns), leaf.stop) == (1, StopReason.MAX_TURNS)
     grown = await tree(renderer, engine=Wild(renderer), tokens=100)
     (leaf, _) = await grown.branch(1, 2)
-    assert leaf.length - grown.root.prompt_length <= 100
+    assert leaf.segment.length - grown.root.prompt_length <= 100
 
 
 async def test_another_world_is_not_continued(renderer):

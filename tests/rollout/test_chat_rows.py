@@ -122,7 +122,7 @@ def test_the_trained_tokens_are_those_that_one_render_of_all_messages_has_at_the
         at = whole.index(turn, at)
         places.append(range(at, at := at + len(turn)))
     theirs = [int(any(begin in place for place in places)) for begin, _ in encoded["offset_mapping"]]
-    count = trajectory.length
+    count = trajectory.segment.length
     assert encoded["input_ids"][:count] == trajectory.tokens
     assert theirs[:count] == [0] * trajectory.prompt_length + trajectory.loss_mask
     assert not any(theirs[count:]), "nothing that the assistant says is missing"
@@ -234,7 +234,7 @@ def test_a_greeting_before_the_user_is_part_of_the_prompt(renderer: Any) -> None
 def test_turns_behind_the_context_are_left_out_whole(renderer: Any) -> None:
     messages = [user("A?"), said("one two three"), user("B?"), said("four five six"), user("C?"), said("seven")]
     whole = read(renderer, messages).trajectory
-    end = whole.prompt_length + [span.stop for span in whole.spans if span.trained][1]
+    end = whole.prompt_length + [span.stop for span in whole.segment.spans if span.trained][1]
 
     fits, short = read(renderer, messages, end), read(renderer, messages, end - 1)
     assert (fits.left_out, len(trained(fits, renderer))) == (1, 2)

@@ -63,7 +63,7 @@ async def test_tokens_and_tools_of_real_episodes(renderer):
         return await run_episode(Asking(), Task(prompt="x"), engine=ScriptedEngine(turns, renderer), renderer=renderer)
 
     asked, silent = await play(call("look"), "found"), await play("no")
-    lengths = [trajectory.response_length for trajectory in (asked, silent)]
+    lengths = [trajectory.segment.response_length for trajectory in (asked, silent)]
     assert lengths[0] > lengths[1]
     assert ToolUse(1)([asked, silent]) is None
     assert ToolUse(2)([asked, silent]) == ToolUse(1)([silent]) == "no_tool_use"

@@ -306,7 +306,7 @@ async def test_new_weights_in_the_middle_of_a_turn(http, play, samples, finished
         assert trajectory.tokens == sample.tokens
         for version, model in models.items():
             own = [0] * sample.response_length
-            for span in trajectory.spans:
+            for span in trajectory.segment.spans:
                 if span.weight_version == version:
                     own[span.start : span.stop] = [1] * (span.stop - span.start)
             assert sum(own) > 1

@@ -132,7 +132,7 @@ class Conversation:
 
 def filled(args: Any, trajectory: Trajectory) -> Any:
     sample = to_sample(trajectory, Sample(), decode=decode)
-    write_replay_data(args, sample, trajectory)
+    write_replay_data(args, sample, trajectory.segment)
     return sample
 
 
@@ -205,7 +205,7 @@ def test_masks_change_nothing():
     """They split spans: a generation is not to be found by them."""
     play = Conversation()
     whole = filled(BOTH, play.three_turns())
-    play.trajectory.mask_where([i % 2 for i in range(play.trajectory.response_length)], "host")
+    play.trajectory.mask_where([i % 2 for i in range(play.trajectory.segment.response_length)], "host")
     play.trajectory.mask("malformed", turn=2)
     masked = filled(BOTH, play.trajectory)
     assert masked.loss_mask != whole.loss_mask
@@ -300,7 +300,7 @@ def test_relatives_of_slime_have_arrays_or_nothing():
 
     play = Conversation()
     sample = to_sample(play.three_turns(), Relative(), decode=decode)
-    write_replay_data(BOTH, sample, play.trajectory)
+    write_replay_data(BOTH, sample, play.trajectory.segment)
     assert isinstance(sample.rollout_routed_experts, np.ndarray)
     assert not hasattr(sample, "rollout_top_p_token_ids")
 
@@ -408,7 +408,7 @@ def test_equal_to_slimes_own_bookkeeping(slime, monkeypatch, encode, partial):
             BOTH, tokens=tokens, log_probs=log_probs, trainable=meta is not None, meta_info=meta
         )
     ours = to_sample(trajectory, slime.Sample(), decode=decode)
-    write_replay_data(BOTH, ours, trajectory)
+    write_replay_data(BOTH, ours, trajectory.segment)
     assert (ours.tokens, ours.loss_mask) == (theirs.tokens, theirs.loss_mask)
     assert ours.rollout_log_probs == theirs.rollout_log_probs
     if slime.turns:  # since 0.4, pieces that are joined later
@@ -438,7 +438,7 @@ def test_heads_are_equal_to_slimes_own_bookkeeping(slime, monkeypatch):
             and {key: value for key, value in meta.items() if key not in ("routed_experts", *TOP_P_KEYS)},
         )
     ours = to_sample(trajectory, slime.Sample(), decode=decode)
-    write_replay_data(CENTRING, ours, trajectory)
+    write_replay_data(CENTRING, ours, trajectory.segment)
     assert np.array_equal(ours.rollout_topk_token_ids, theirs.rollout_topk_token_ids)
     assert np.array_equal(ours.rollout_topk_log_probs, theirs.rollout_topk_log_probs)
     assert ours.rollout_topk_log_probs.dtype == theirs.rollout_topk_log_probs.dtype

@@ -57,11 +57,13 @@ def two_turns() -> Trajectory:
 def test_masks_sources_and_lengths_of_two_turns():
     t = two_turns()
     assert t.prompt_length == 5
-    assert t.response_length == 16 == len(t.response)
+    assert t.segment.response_length == 16 == len(t.response)
     assert t.loss_mask == [1] * 4 + [0] * 9 + [1] * 3
-    assert t.sources == ["sampled"] * 4 + ["scaffold"] + ["observation"] * 6 + ["scaffold"] * 2 + ["sampled"] * 3
+    assert (
+        t.segment.sources == ["sampled"] * 4 + ["scaffold"] + ["observation"] * 6 + ["scaffold"] * 2 + ["sampled"] * 3
+    )
     assert t.log_probs == [-0.5] * 4 + [0.0] * 9 + [-0.5] * 3
-    assert [(s.turn, s.author) for s in t.spans] == [
+    assert [(s.turn, s.author) for s in t.segment.spans] == [
         (0, "model"),
         (0, "template"),
         (0, "env"),
@@ -81,25 +83,25 @@ def test_masks_sources_and_lengths_of_two_turns():
 def test_an_aborted_generation_goes_on_in_the_same_turn():
     t = started()
     t.append_model(generation(2, finish_reason="abort", weight_version="0"))
-    assert t.open
+    assert t.segment.open
     t.append_model(Generation([7, 8, 9], [-1.0] * 3, "stop", weight_version="1"), prompt_tokens=7)
-    assert t.turn_tokens == [0, 1, 7, 8, 9]
+    assert t.segment.turn_tokens == [0, 1, 7, 8, 9]
     assert len(t.turns) == 1
     assert t.turns[0].weight_versions == ["0", "1"]
-    assert [s.weight_version for s in t.spans] == ["0", "1"]
+    assert [s.weight_version for s in t.segment.spans] == ["0", "1"]
     t.append_action(action(content="done"))
-    assert not t.open
+    assert not t.segment.open
 
 
 def test_weights_that_change_in_the_middle_of_a_generation_have_spans_of_their_own():
     t = started()
     t.append_model(Generation(list(range(5)), [-0.5] * 5, "stop", weight_version="2", earlier_versions=[("1", 3)]))
-    assert [(s.start, s.stop, s.weight_version) for s in t.spans] == [(0, 3, "1"), (3, 5, "2")]
-    assert (t.turn_tokens, t.turns[0].weight_versions) == ([0, 1, 2, 3, 4], ["1", "2"])
+    assert [(s.start, s.stop, s.weight_version) for s in t.segment.spans] == [(0, 3, "1"), (3, 5, "2")]
+    assert (t.segment.turn_tokens, t.turns[0].weight_versions) == ([0, 1, 2, 3, 4], ["1", "2"])
     t.append_action(action(content="done"))
     assert t.prefix_breaks == 0
     t.verify()
-    assert Trajectory.from_json(t.to_json()).spans == t.spans
+    assert Trajectory.from_json(t.to_json()).segment.spans == t.segment.spans
 
 
 @pytest.mark.parametrize(("kept", "versions"), [(2, ["1"]), (3, ["1"]), (4, ["1", "2"]), (0, ["2"])])
@@ -108,7 +110,7 @@ def test_versions_of_tokens_that_were_cut_off_do_not_count(kept, versions):
     t = started()
     t.append_model(replace(whole, tokens=whole.tokens[:kept], log_probs=whole.log_probs[:kept]))
     assert t.turns[0].weight_versions == versions
-    assert sum(s.stop - s.start for s in t.spans) == kept
+    assert sum(s.stop - s.start for s in t.segment.spans) == kept
 
 
 def test_masking_keeps_log_probs_and_balances_the_ledger():
@@ -137,7 +139,7 @@ def test_an_engine_that_lies_is_refused_and_nothing_changes(broken, message):
     t = started()
     with pytest.raises(LedgerError, match=message):
         t.append_model(broken)
-    assert (t.response_length, t.turns) == (0, [])
+    assert (t.segment.response_length, t.turns) == (0, [])
 
 
 def test_wrong_order_is_refused():
@@ -184,7 +186,7 @@ def test_json_round_trip_keeps_everything_but_engine_metadata():
     t.mask("env_failure")
     again = Trajectory.from_json(json.loads(json.dumps(t.to_json())))
     assert again.to_json() == t.to_json()
-    assert (again.task, again.ledger, again.spans, again.stop) == (task, t.ledger, t.spans, t.stop)
+    assert (again.task, again.ledger, again.segment.spans, again.stop) == (task, t.ledger, t.segment.spans, t.stop)
     assert again.actions == t.actions
     assert again.failure == t.failure
     assert again.info == {"observation_tokens_cut": 7}
@@ -236,7 +238,7 @@ def test_every_sequence_of_appends_balances(turns, mask_all):
         for j, n in enumerate(pieces):
             t.append_model(generation(n, finish_reason="stop" if j == len(pieces) - 1 else "abort"))
             sampled += n
-        assert len(t.turn_tokens) == sum(pieces)
+        assert len(t.segment.turn_tokens) == sum(pieces)
         t.append_action(action())
         t.append_observation(rendered(close, observation, prompt))
         if reason:
@@ -245,10 +247,10 @@ def test_every_sequence_of_appends_balances(turns, mask_all):
         t.mask("host")
     t.verify()
     ledger = t.ledger
-    assert ledger.sampled == sampled == t.sources.count("sampled")
+    assert ledger.sampled == sampled == t.segment.sources.count("sampled")
     assert ledger.trained == sum(t.loss_mask) == sampled - sum(ledger.masked.values())
-    assert len(t.loss_mask) == len(t.log_probs) == t.response_length == len(t.tokens) - t.prompt_length
-    assert all(source == "sampled" for source, mask in zip(t.sources, t.loss_mask, strict=True) if mask)
+    assert len(t.loss_mask) == len(t.log_probs) == t.segment.response_length == len(t.tokens) - t.prompt_length
+    assert all(source == "sampled" for source, mask in zip(t.segment.sources, t.loss_mask, strict=True) if mask)
     assert Trajectory.from_json(t.to_json()).to_json() == t.to_json()
 
 
@@ -282,9 +284,9 @@ def test_spans_are_the_same_read_one_by_one_or_all_together():
     t.mask("off_policy", turn=1)
     spans = t.segment.spans
     assert list(spans) == [spans[i] for i in range(len(spans))]
-    assert list(spans)[-1].stop == t.response_length
+    assert list(spans)[-1].stop == t.segment.response_length
     assert [t.segment.tokens_of(turn) for turn in range(3)] == [[10, 20, 30], [11, 21, 31], [12, 22, 32]]
-    assert t.turn_tokens == [12, 22, 32]
+    assert t.segment.turn_tokens == [12, 22, 32]
     assert t.segment.tokens_of(3) == []
 
 
@@ -368,7 +370,7 @@ def test_reading_and_masking_a_turn_looks_at_no_other_turn(monkeypatch):
         looks.clear()
         made = a_long_one(turns)
         assert [action.tokens for action in made.actions] == [(n, n) for n in range(turns)]
-        assert looks["marks"] == len(made.spans) == 2 * turns - 1
+        assert looks["marks"] == len(made.segment.spans) == 2 * turns - 1
         made.mask("malformed", turn=turns // 2)
         assert made.segment.tokens_of(3) == [3, 3]
         assert looks["marks"] <= 2 * turns - 1 + 4
@@ -377,4 +379,4 @@ def test_reading_and_masking_a_turn_looks_at_no_other_turn(monkeypatch):
         made.mask("malformed", turn=turns)
         made.verify()
         assert made.ledger.masked == {"malformed": 2}
-        assert [span.turn for span in made.spans if span.masked] == [turns // 2]
+        assert [span.turn for span in made.segment.spans if span.masked] == [turns // 2]

@@ -98,7 +98,7 @@ def _fail(trajectory: Trajectory, group: int, member: int) -> None:
             trajectory.stop, trajectory.reward = StopReason.ABORTED, None
             trajectory.mask("host")
         case 2, 3:
-            trajectory.mask_where([i % 2 for i in range(trajectory.response_length)], "off_policy")
+            trajectory.mask_where([i % 2 for i in range(trajectory.segment.response_length)], "off_policy")
 
 
 def record(

@@ -207,7 +207,7 @@ def _stops(value: str | list[Any]) -> list[str]:
 
 
 def _stop_token_ids(ids: Sequence[Any]) -> list[int]:
-    if not all(type(token) is int and 0 <= token < _TOKEN_IDS for token in ids):
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= _TOKEN_IDS):
         raise RequestError("sampling_params.stop_token_ids must be a list of int, each the id of a token")
     return list(ids)
 

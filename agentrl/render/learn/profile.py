@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from agentrl.errors import TemplateError
+from agentrl.errors import ConfigError, TemplateError
 from agentrl.render.learn.close import Close, behind, close_of
 from agentrl.render.learn.probe import ASKED, QUESTION, REPLY, RESULT, SAID, assistant
-from agentrl.render.learn.stops import named_stops
 from agentrl.render.learn.thoughts import learn_thinking
 from agentrl.render.read.thinking import Thinking
 from agentrl.render.template import Template
@@ -87,3 +88,15 @@ def _stop_ids(template: Template, answer: Close, called: Close | None) -> Iterab
         if special is not None:
             yield special[1]
     yield from named_stops(getattr(tokenizer, "name_or_path", ""))
+
+
+def named_stops(folder: str) -> list[int]:
+    """`eos_token_id` of the folder's generation_config.json, if there is one. Raises ConfigError if it is broken."""
+    path = Path(folder or ".") / "generation_config.json"
+    if not folder or not path.is_file():
+        return []
+    try:
+        stops = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (ValueError, AttributeError) as exc:
+        raise ConfigError(f"{path}: not a generation config ({exc}); repair it or remove it") from exc
+    return [stop for stop in (stops if isinstance(stops, list) else [stops]) if isinstance(stop, int)]

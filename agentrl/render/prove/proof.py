@@ -18,7 +18,7 @@ from agentrl.render.learn.forms import detect_message_form, with_reasoning
 from agentrl.render.learn.frames import learn_frames
 from agentrl.render.learn.probe import ASKED, QUESTION, SAID, TOOL, assistant
 from agentrl.render.learn.profile import Profile
-from agentrl.render.memo import MemoState
+from agentrl.render.memo import MemoState, Watch
 from agentrl.render.moment import PROBED, at_moment
 from agentrl.render.prove.certify import certify
 from agentrl.render.prove.dependence import ROLES as DEPENDS
@@ -29,7 +29,6 @@ from agentrl.render.read.lexer import Lexer
 from agentrl.render.read.parse import Parser
 from agentrl.render.template import Template
 from agentrl.render.turns import Turns
-from agentrl.render.watch import Watch
 from agentrl.types import Message
 
 _KEPT = 64

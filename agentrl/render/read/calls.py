@@ -99,8 +99,12 @@ class Block:
 
     def find(self, lexed: Lexed, offset: int) -> int | None:
         """The next block's opening, in any spelling."""
-        starts = (self._find(lexed, offset), *(block.find(lexed, offset) for block in self.others))
-        return min((start for start in starts if start is not None), default=None)
+        first = self._find(lexed, offset)
+        for block in self.others:
+            start = block.find(lexed, offset)
+            if start is not None and (first is None or start < first):
+                first = start
+        return first
 
     def _find(self, lexed: Lexed, offset: int) -> int | None:
         """The next block's opening. A call outside any block also counts if calls have their own markers."""

@@ -53,4 +53,7 @@ def shared(first: str, second: str) -> str:
 
 
 def _last(pattern: str, text: str) -> int:
-    return max((m.start() for m in re.finditer(pattern, text)), default=-1)
+    start = -1
+    for match in re.finditer(pattern, text):
+        start = match.start()
+    return start

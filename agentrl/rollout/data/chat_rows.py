@@ -168,7 +168,7 @@ class _Replay:
             raise SkippedError("the arguments of a call are not a JSON object", entry.calls[0].name)
         tokens = talk.renderer.encode(to_assistant_message(entry, {}), talk.trajectory.segment.ids)
         _check_end(tokens, talk.renderer)
-        if talk.trajectory.length + len(tokens) > talk.context:
+        if talk.trajectory.segment.length + len(tokens) > talk.context:
             return None
         action = talk.say(Generation(tokens, list(map(scripted_log_prob, tokens)), "stop", tokens[-1]))
         _check_letter(entry, action)
@@ -180,7 +180,7 @@ class _Replay:
 
     def _observe(self, entries: Sequence[Entry], action: Action) -> bool:
         """Add the messages after the assistant's turn. Returns whether they fit."""
-        messages, before = self._told(entries, action), self.talk.trajectory.length
+        messages, before = self._told(entries, action), self.talk.trajectory.segment.length
         if self.talk.observe(messages) is not None:
             return False
         segment = self.talk.trajectory.segment

@@ -111,7 +111,7 @@ class EpisodeTree:
                 return
             saved = copy.deepcopy(parked.saved)
             forks[len(trajectory.turns)] = _Fork(
-                saved, parked.rng, state.turn_options, trajectory.thinking, parked.machines
+                saved, parked.rng, state.turn_options, trajectory.segment.thinking, parked.machines
             )
 
         forked_by_snapshot = resume_method(rollout.envs.cls) == "snapshot"
@@ -217,7 +217,7 @@ class EpisodeTree:
             raise ResumeError(f"the environment diverged before turn {turn}: it answered differently than before")
         leaf.task, episode.state.given = again.trajectory.task, self.task
         episode.state.turn_options = again.turn_options
-        return again.trajectory.thinking
+        return again.trajectory.segment.thinking
 
 
 async def _drop(forks: Mapping[int, _Fork]) -> None:
@@ -259,7 +259,7 @@ def _left(options: EpisodeOptions, root: Trajectory, turn: int) -> EpisodeOption
 
 
 def _tokens_before(root: Trajectory, turn: int) -> list[int]:
-    start = next(span.start for span in root.spans if span.turn == turn and span.kind == "sampled")
+    start = next(span.start for span in root.segment.spans if span.turn == turn and span.kind == "sampled")
     return root.tokens[: root.prompt_length + start]
 
 

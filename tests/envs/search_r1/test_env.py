@@ -197,7 +197,7 @@ class TestObservation:
     async def test_a_cut_one_keeps_its_closing_tag(self):
         long = Library(Document("0", '"France"\n' + "France is a country in Europe. " * 200))
         t = await play(long, [SEARCH, ANSWER])
-        (observation,) = [span for span in t.spans if span.kind == "observation"]
+        (observation,) = [span for span in t.segment.spans if span.kind == "observation"]
         text = tiny_renderer().decode(t.response[observation.start : observation.stop])
         assert t.info["observation_tokens_cut"] > 0
         assert text.startswith("\n\n<information>Doc 1(")
