@@ -11,13 +11,11 @@ import typer
 
 from agentrl._util.loading import load_object
 from agentrl.cli._errors import USAGE_ERROR, one_line_errors
-from agentrl.cli.sandbox_pull import pull
 from agentrl.errors import SandboxError
 
 sandbox = typer.Typer(
-    help="Show which sandboxes work here and which exist; remove leftover ones; pull images.", no_args_is_help=True
+    help="Show which sandboxes work here and which exist; remove leftover ones.", no_args_is_help=True
 )
-sandbox.command()(pull)
 
 _SURVEY = "agentrl_sandbox.survey"  # by dotted path, as agentrl imports no back end
 _Backend = Annotated[

@@ -107,11 +107,3 @@ def test_a_back_end_that_does_not_work_is_one_line_and_exit_code_2(sandbox, comm
     assert result.exit_code == 2
     assert "no engine here; start one" in result.output
     assert result.output.count("\n") == 1
-
-
-def test_a_pull_for_a_back_end_without_engines_is_refused(tmp_path):
-    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "prompt": "x", "metadata": {"format": "function"}}\n')
-    result = CliRunner().invoke(app, ["sandbox", "pull", f"{tmp_path}/tasks.jsonl", "--backend", "bubblewrap"])
-    assert result.exit_code == 2
-    assert "back end 'bubblewrap' has no engine that pulls images; name docker" in result.output
-    assert result.output.count("\n") == 1

@@ -9,13 +9,12 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
 from agentrl._util.concurrency import gather
 from agentrl.errors import ConfigError, SandboxError, one_line
-from agentrl.sandbox import SandboxKilledError
 from agentrl_sandbox.backend import FoundSandbox, Leftover
 from agentrl_sandbox.docker.backend import DockerBackend
 from agentrl_sandbox.docker.sandbox import DockerSandbox
@@ -122,6 +121,7 @@ class PlacedSandbox(DockerSandbox):
             host = self._hosts.choose(self.spec, tried, failure)
             self._host = host
             self._place(*host.backend.parts)
+            self._container_state.on_failure = host.doubted.set  # the host is checked at once
             host.boxes.add(self)
             try:
                 await self._open_here()
@@ -154,19 +154,7 @@ class PlacedSandbox(DockerSandbox):
     @property
     def doubtful(self) -> bool:
         """Whether a check is needed, although the sandbox worked a moment ago."""
-        return bool(self._host.lost) or self._host.doubted.is_set() or self._dead is not None
-
-    @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """See `DockerSandbox.telling`. After a failure, the host is checked at once."""
-        try:
-            with super().telling():
-                yield
-        except SandboxKilledError:
-            raise
-        except SandboxError:
-            self._host.doubted.set()
-            raise
+        return bool(self._host.lost) or self._host.doubted.is_set() or self._container_state.ended is not None
 
     async def _close(self) -> None:
         try:
