@@ -42,7 +42,7 @@ def check(backend: _Backend = "") -> None:
 
 @sandbox.command("ls")
 def list_(backend: _Backend = "") -> None:
-    """List the sandboxes of all runs, abandoned ones too, and what else is left: images, cgroups, processes."""
+    """List the sandboxes of all runs, abandoned ones too, and what else is left: images and cgroups."""
     with one_line_errors():
         boxes = _asked("found", backend)
         if boxes:
@@ -63,12 +63,11 @@ def list_(backend: _Backend = "") -> None:
 @sandbox.command()
 def gc(backend: _Backend = "") -> None:
     """Remove the sandboxes whose run has ended or whose time is over, as each new run does; also other leftovers:
-    images that agentrl made, unless a run has sandboxes on the engine, empty cgroups, processes of an engine
-    that is gone."""
+    images that agentrl made, unless a run has sandboxes on the engine, and empty cgroups."""
     with one_line_errors():
         removed = [f"{_asked('collect', backend)} sandboxes"]
         cleared = _asked("tidy", backend)
-        for kind, many in (("image", "images"), ("cgroup", "cgroups"), ("process", "orphaned containers")):
+        for kind, many in (("image", "images"), ("cgroup", "cgroups")):
             if count := sum(leftover.kind == kind for leftover in cleared):
                 removed.append(f"{count} {many}")
         typer.echo(f"removed {', '.join(removed)}")

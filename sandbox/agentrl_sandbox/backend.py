@@ -66,7 +66,7 @@ class Backend(Protocol):
 class Leftover:
     """An object of agentrl on this machine or engine (no sandbox) without any user left."""
 
-    kind: Literal["image", "cgroup", "process"]
+    kind: Literal["image", "cgroup"]
     name: str
     note: str
     size: int = 0

@@ -64,7 +64,7 @@ def sandbox(tmp_path):
         f"box-1 {time.time() + 100} lives\nbox-2 {time.time() + 100} gone\nbox-3 1.0 gone\n"
     )
 
-    (tmp_path / "left").write_text("image-1 image-2 cgroup-1 process-1")
+    (tmp_path / "left").write_text("image-1 image-2 cgroup-1")
 
     def run(command, name="Remembering"):
         return CliRunner().invoke(app, ["sandbox", command, "--backend", f"{tmp_path}/backends.py:{name}"])
@@ -89,7 +89,7 @@ def test_gc_counts_what_it_removes(sandbox):
 def test_what_else_is_left_is_shown_and_removed(sandbox):
     shown = sandbox("ls", "Untidy").stdout
     assert "left over; `agentrl sandbox gc` removes them:\nimage    image-1  (10 MB)\n" in shown
-    assert sandbox("gc", "Untidy").stdout == "removed 2 sandboxes, 1 images, 1 cgroups, 1 orphaned containers\n"
+    assert sandbox("gc", "Untidy").stdout == "removed 2 sandboxes, 1 images, 1 cgroups\n"
     assert sandbox("ls", "Untidy").stdout.splitlines()[-1] == "image    image-2  (10 MB)"
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from aiodocker import DockerError
 
 from agentrl.errors import ConfigError
-from agentrl_sandbox.docker.container import DISK, FIRST, KEEPER, SANDBOX_VARIABLE, Image, file_size, labels
+from agentrl_sandbox.docker.container import DISK, FIRST, KEEPER, Image, file_size, labels
 from agentrl_sandbox.docker.engine import DockerClient
 from agentrl_sandbox.docker.images import Images
 from agentrl_sandbox.services import CAPABILITIES, MAIN, HealthCheck, Mount, Placed, Service, ServiceGroup
@@ -199,9 +199,8 @@ class SiblingContainers:
         body = {
             "Image": image.name,
             "User": f"{KEEPER}:{KEEPER}",
-            "Entrypoint": ["/bin/sh", "-c", FIRST, self.sandbox_id],
+            "Entrypoint": ["/bin/sh", "-c", FIRST],
             "Cmd": [],
-            "Env": [f"{SANDBOX_VARIABLE}={self.sandbox_id}"],
             "Labels": self._labels,
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": {
@@ -288,7 +287,7 @@ class SiblingContainers:
         return {
             **{key: value for key, value in optional.items() if value is not None},
             "Image": image.name,
-            "Env": [*(f"{key}={value}" for key, value in service.env.items()), f"{SANDBOX_VARIABLE}={self.sandbox_id}"],
+            "Env": [f"{key}={value}" for key, value in service.env.items()],
             "Labels": self._labels | {DISK: str(service.disk_mb)},
             "Tty": service.tty,
             "OpenStdin": service.tty,
