@@ -139,7 +139,7 @@ def open_backend(name: str) -> Backend:
     """
     kind, _, service = name.partition(":")
     if kind == "docker" and service:
-        return cast(Backend, load_object("agentrl_sandbox.docker.hosts:DockerHosts").at(service))
+        return cast(Backend, load_object("agentrl_sandbox.docker.hosts:DockerHosts")(service))
     if kind == "hosted":
         return cast(Backend, load_object("agentrl_sandbox.hosted.backend:HostedBackend").at(service))
     if name not in BACKENDS and not (":" in name or "." in name):
