@@ -113,7 +113,6 @@ CONFIGS = {
         "agentrl_envs.search_r1.env:SearchR1Config",
         "agentrl_envs.coding.env:CodingConfig",
         "agentrl_envs.agents.coding:CodingAgentConfig",
-        "agentrl_envs.tau2.env:Tau2Config",
         "agentrl_envs.adapters.mcp:McpServerConfig",
         "agentrl_envs.adapters.mcp:MCPConfig",
         "agentrl_envs.adapters.reasoning_gym:ReasoningGymConfig",

@@ -25,11 +25,10 @@ from agentrl.errors import ConfigError
 from agentrl.testing import rollout, tiny_renderer
 from agentrl.types import Limits
 from agentrl_envs.coding import CodingEnv, gold, noop
-from agentrl_envs.coding.attacks import ATTACKS
 from agentrl_envs.coding.formats.functions import human_eval
-from agentrl_envs.coding.players import attack
 from agentrl_sandbox import owners
 from agentrl_sandbox.backend import open_backend
+from tests.envs.coding.attacks import ATTACKS, attack
 
 ROOT = Path(__file__).resolve().parent.parent
 SHORT = 12

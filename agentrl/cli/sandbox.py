@@ -10,11 +10,9 @@ import typer
 
 from agentrl._util.loading import load_object
 from agentrl.cli._errors import USAGE_ERROR, one_line_errors
-from agentrl.cli.sandbox_pull import pull
 from agentrl.errors import SandboxError
 
-sandbox = typer.Typer(help="Show which sandboxes exist; remove leftover ones; pull images.", no_args_is_help=True)
-sandbox.command()(pull)
+sandbox = typer.Typer(help="Show which sandboxes exist; remove leftover ones.", no_args_is_help=True)
 
 _SURVEY = "agentrl_sandbox.survey"  # by dotted path, as agentrl imports no back end
 _Backend = Annotated[
@@ -24,7 +22,7 @@ _Backend = Annotated[
 
 @sandbox.command("ls")
 def list_(backend: _Backend = "") -> None:
-    """List the sandboxes of all runs, abandoned ones too, and what else is left: images, cgroups, processes."""
+    """List the sandboxes of all runs, abandoned ones too, and what else is left: images and cgroups."""
     with one_line_errors():
         boxes = _asked("found", backend)
         if boxes:
@@ -45,12 +43,11 @@ def list_(backend: _Backend = "") -> None:
 @sandbox.command()
 def gc(backend: _Backend = "") -> None:
     """Remove the sandboxes whose run has ended or whose time is over, as each new run does; also other leftovers:
-    images that agentrl made, unless a run has sandboxes on the engine, empty cgroups, processes of an engine
-    that is gone."""
+    images that agentrl made, unless a run has sandboxes on the engine, and empty cgroups."""
     with one_line_errors():
         removed = [f"{_asked('collect', backend)} sandboxes"]
         cleared = _asked("tidy", backend)
-        for kind, many in (("image", "images"), ("cgroup", "cgroups"), ("process", "orphaned containers")):
+        for kind, many in (("image", "images"), ("cgroup", "cgroups")):
             if count := sum(leftover.kind == kind for leftover in cleared):
                 removed.append(f"{count} {many}")
         typer.echo(f"removed {', '.join(removed)}")

@@ -66,7 +66,7 @@ class Backend(Protocol):
 class Leftover:
     """An object of agentrl on this machine or engine (no sandbox) without any user left."""
 
-    kind: Literal["image", "cgroup", "process"]
+    kind: Literal["image", "cgroup"]
     name: str
     note: str
     size: int = 0
@@ -139,7 +139,7 @@ def open_backend(name: str) -> Backend:
     """
     kind, _, service = name.partition(":")
     if kind == "docker" and service:
-        return cast(Backend, load_object("agentrl_sandbox.docker.hosts:DockerHosts").at(service))
+        return cast(Backend, load_object("agentrl_sandbox.docker.hosts:DockerHosts")(service))
     if kind == "hosted":
         return cast(Backend, load_object("agentrl_sandbox.hosted.backend:HostedBackend").at(service))
     if name not in BACKENDS and not (":" in name or "." in name):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import Sandbox
 from agentrl_sandbox.backend import FoundSandbox, HasLeftovers, Leftover, open_backend
@@ -87,7 +85,7 @@ async def collect(name: str = "") -> int:
 
 
 async def left(name: str = "") -> Sequence[Leftover]:
-    """Other leftovers: images, cgroups, and processes of a dead engine. Removes no leftover."""
+    """Other leftovers: images and cgroups. Removes no leftover."""
     with paused():
         return [leftover async for tidied in _tidied(name) for leftover in await tidied.leftovers()]
 
@@ -103,9 +101,6 @@ async def _tidied(name: str) -> AsyncIterator[HasLeftovers]:
         async with open_backend(backend_name) as backend:
             if isinstance(backend, HasLeftovers):
                 yield backend
-    if name in ("", "docker"):
-        with contextlib.suppress(ConfigError):  # without docker's client, no docker sandbox was made here
-            yield load_object("agentrl_sandbox.docker.orphans:Orphans")()
 
 
 async def _listed(name: str) -> Sequence[FoundSandbox]:

@@ -64,7 +64,7 @@ def sandbox(tmp_path):
         f"box-1 {time.time() + 100} lives\nbox-2 {time.time() + 100} gone\nbox-3 1.0 gone\n"
     )
 
-    (tmp_path / "left").write_text("image-1 image-2 cgroup-1 process-1")
+    (tmp_path / "left").write_text("image-1 image-2 cgroup-1")
 
     def run(command, name="Remembering"):
         backend = f"{tmp_path}/backends.py:{name}"
@@ -91,7 +91,7 @@ def test_gc_counts_what_it_removes(sandbox):
 def test_what_else_is_left_is_shown_and_removed(sandbox):
     shown = sandbox("ls", "Untidy").stdout
     assert "left over; `agentrl sandbox gc` removes them:\nimage    image-1  (10 MB)\n" in shown
-    assert sandbox("gc", "Untidy").stdout == "removed 2 sandboxes, 1 images, 1 cgroups, 1 orphaned containers\n"
+    assert sandbox("gc", "Untidy").stdout == "removed 2 sandboxes, 1 images, 1 cgroups\n"
     assert sandbox("ls", "Untidy").stdout.splitlines()[-1] == "image    image-2  (10 MB)"
 
 
@@ -111,12 +111,4 @@ def test_a_back_end_that_does_not_work_is_one_line_and_exit_code_2(sandbox, comm
     result = sandbox(command, "Broken")
     assert result.exit_code == 2
     assert "no engine here; start one" in result.output
-    assert result.output.count("\n") == 1
-
-
-def test_a_pull_for_a_back_end_without_engines_is_refused(tmp_path):
-    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "prompt": "x", "metadata": {"format": "function"}}\n')
-    result = CliRunner().invoke(app, ["sandbox", "pull", f"{tmp_path}/tasks.jsonl", "--backend", "bubblewrap"])
-    assert result.exit_code == 2
-    assert "back end 'bubblewrap' has no engine that pulls images; name docker" in result.output
     assert result.output.count("\n") == 1

@@ -13,12 +13,12 @@ import pytest
 from agentrl import ConfigError, InfraError, Reward, SandboxError
 from agentrl.rewards import ModelOutput, UnitTests
 from agentrl.sandbox import ExecResult, SandboxKilledError
-from agentrl_envs.coding.attacks import ON_THE_VERDICT
 from agentrl_envs.coding.formats import functions
 from agentrl_envs.coding.formats.functions import human_eval
 from agentrl_envs.coding.formats.inside.check import says_the_same
 from agentrl_envs.coding.suites import code_block, suite
 from agentrl_sandbox.fake.backend import FakeBackend
+from tests.envs.coding.attacks import ON_THE_VERDICT
 from tests.sandbox.engine import REQUIRED, entered
 
 ADD = "def add(a, b):\n    return a + b\n"

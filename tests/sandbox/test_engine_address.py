@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("aiodocker", reason="the extra `docker` is not installed")
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox import open_backend
 from agentrl_sandbox.docker.addresses import engine_address
 from agentrl_sandbox.docker.engine import DockerClient
@@ -36,7 +36,7 @@ def test_the_order_is_that_of_docker_s_client(docker_folder, monkeypatch):
     (docker_folder / "config.json").write_text('{"currentContext": "one"}')
     assert engine_address().address == "ssh://me@one"
     monkeypatch.setenv("DOCKER_CONTEXT", "two")
-    assert (engine_address().address, engine_address().tls) == ("tcp://two:2375", None)
+    assert (engine_address().address, engine_address().tls) == ("tcp://two:2375", ())
     monkeypatch.setenv("DOCKER_HOST", "unix:///here.sock")
     assert engine_address().address == "unix:///here.sock"
     assert engine_address("one").address == "ssh://me@one"
@@ -57,16 +57,23 @@ def test_what_cannot_be_used_is_refused_with_the_remedy(name, said):
         engine_address(name)
 
 
-def test_certificates(docker_folder, monkeypatch):
+def test_docker_s_client_reaches_an_engine_with_tls(docker_folder, monkeypatch):
     monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
-    assert engine_address("tcp://box:2376").tls.check_hostname
-    assert engine_address("ssh://box").tls is None
-    (docker_folder / "ca.pem").write_text("no certificate")
-    with pytest.raises(ConfigError, match=r"certificates in .* cannot be used"):
-        engine_address("tcp://box:2376")
+    assert engine_address("tcp://box:2376").tls == ("--host", "tcp://box:2376")
+    assert engine_address("ssh://box").tls == ()
     monkeypatch.delenv("DOCKER_TLS_VERIFY")
+    assert engine_address("tcp://box:2376").tls == ()
     context(docker_folder, "trusting", "tcp://box:2376", SkipTLSVerify=True)
-    assert not engine_address("trusting").tls.check_hostname
+    assert engine_address("trusting").tls == ("--context", "trusting")
+
+
+async def test_an_engine_with_tls_needs_docker_s_client(monkeypatch):
+    monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+    monkeypatch.setenv("PATH", "/nowhere")
+    client = DockerClient("tcp://127.0.0.1:2376")
+    with pytest.raises(SandboxError, match="there is no program docker; install its package"):
+        await client.connect()
+    await client.close()
 
 
 async def test_an_address_without_tls_is_warned_of(caplog):

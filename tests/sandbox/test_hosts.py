@@ -70,7 +70,7 @@ def made(monkeypatch):
     monkeypatch.setattr(DockerSandbox, "_open", opens)
 
     def make(**cores):
-        backend = DockerHosts(list(cores))
+        backend = DockerHosts(",".join(cores))
         backend._hosts = [EngineHost(name) for name in cores]
         for host in backend._hosts:
             host.backend, host.lost = Back(cores[host.name]), ""

@@ -12,21 +12,18 @@ DIGEST = f"sha256:{'0' * 64}"
 
 
 @pytest.mark.parametrize(
-    ("name", "whole", "mirrored"),
+    ("name", "whole"),
     [
-        ("python", "docker.io/library/python:latest", "box:5000/library/python:latest"),
-        ("python:3.13-slim", "docker.io/library/python:3.13-slim", "box:5000/library/python:3.13-slim"),
-        ("me/mine", "docker.io/me/mine:latest", "box:5000/me/mine:latest"),
-        ("ghcr.io/a/b/c:1", "ghcr.io/a/b/c:1", "box:5000/a/b/c:1"),
-        ("localhost:5000/x", "localhost:5000/x:latest", "box:5000/x:latest"),
-        (f"quay.io/a/b:1@{DIGEST}", f"quay.io/a/b@{DIGEST}", f"box:5000/a/b@{DIGEST}"),
+        ("python", "docker.io/library/python:latest"),
+        ("python:3.13-slim", "docker.io/library/python:3.13-slim"),
+        ("me/mine", "docker.io/me/mine:latest"),
+        ("ghcr.io/a/b/c:1", "ghcr.io/a/b/c:1"),
+        ("localhost:5000/x", "localhost:5000/x:latest"),
+        (f"quay.io/a/b:1@{DIGEST}", f"quay.io/a/b@{DIGEST}"),
     ],
 )
-def test_names_are_read_as_docker_does(name, whole, mirrored):
-    parsed = ImageName.parse(name)
-    assert (str(parsed), str(parsed.at("box:5000"))) == (whole, mirrored)
-    assert str(parsed.at("box/cache/")).startswith("box/cache/")
-    assert parsed.has_digest == ("@" in name)
+def test_names_are_read_as_docker_does(name, whole):
+    assert str(ImageName.parse(name)) == whole
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ agentrl play agentrl_envs.coding:CodingEnv --player agentrl_envs.coding:gold --d
 from __future__ import annotations
 
 from agentrl_envs.coding.env import CodingConfig, CodingEnv
-from agentrl_envs.coding.players import gold, hostile, noop
+from agentrl_envs.coding.players import gold, noop
 from agentrl_envs.coding.problem import ApartGrader, Files, Grade, Problem, Solution, Step, TaskGrader, load_problem
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "Step",
     "TaskGrader",
     "gold",
-    "hostile",
     "load_problem",
     "noop",
 ]

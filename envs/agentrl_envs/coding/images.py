@@ -33,13 +33,13 @@ async def missing_lines(backend: str, images: Sequence[str]) -> list[str]:
     if backend.partition(":")[0] not in ("docker", "auto") or not images:
         return []
     try:
-        missing = await load_object("agentrl_sandbox.docker.pulling:missing_images")(backend, images)
+        missing = await load_object("agentrl_sandbox.docker.backend:missing_images")(backend, images)
     except ConfigError:  # no client of Docker's is installed
         return []
     return [
         f"{len(lacking)} of {len(images)} images are missing on host {host} ({', '.join(lacking[:_SHOWN])}"
-        f"{', ...' if len(lacking) > _SHOWN else ''}), and are fetched while episodes wait; "
-        "agentrl sandbox pull fetches them before"
+        f"{', ...' if len(lacking) > _SHOWN else ''}), and are fetched while episodes wait; to fetch them before, see "
+        "docs/sandboxes.md, Images before they are needed"
         for host, lacking in missing.items()
         if lacking
     ]

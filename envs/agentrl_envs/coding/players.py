@@ -1,18 +1,16 @@
-"""Scripted players that validate a coding environment: gold scores 1, noop 0, and hostile 0."""
+"""Scripted players that validate a coding environment: gold scores 1, noop 0."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from random import Random
 from shlex import quote
 
 from agentrl import ConfigError, Task
 from agentrl.engine.scripted import Turn
 from agentrl.sandbox import FileContent
 from agentrl.testing import call
-from agentrl_envs.coding.attacks import ATTACKS
 from agentrl_envs.coding.problem import Solution, load_problem
 
 _PIECE = 60_000
@@ -33,18 +31,6 @@ def noop(task: Task) -> Generator[Turn, str, None]:
     """Submits without any work."""
     for _ in load_problem(task).steps:
         yield call("submit")
-
-
-def hostile(task: Task) -> Generator[Turn, str, None]:
-    """Tries an attack from `ATTACKS` on a function task, chosen by the task's id."""
-    yield from attack(Random(f"hostile-{task.id}").choice(sorted(ATTACKS)))
-
-
-def attack(name: str) -> Generator[Turn, str, None]:
-    """Runs the commands of an attack, then submits."""
-    for command in ATTACKS[name]:
-        yield call("bash", command=command)
-    yield call("submit")
 
 
 def commands(gold: Solution) -> Iterator[str]:

@@ -1,11 +1,10 @@
-"""The address of an engine by the rules of Docker's own client: DOCKER_HOST, contexts, and certificates for TLS."""
+"""The address of an engine by the rules of Docker's own client: DOCKER_HOST and contexts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 
 from agentrl.errors import ConfigError
 
-_SCHEMES = ("unix", "tcp", "http", "https", "ssh")
+_SCHEMES = ("unix", "tcp", "http", "ssh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,8 @@ class EngineAddress:
     """The user's spelling, for messages."""
     address: str
     """`unix://PATH`, `tcp://HOST:PORT` or `ssh://USER@HOST:PORT/PATH`."""
-    tls: ssl.SSLContext | None = None
+    tls: tuple[str, ...] = ()
+    """The options with which Docker's client reaches an engine with TLS; empty without TLS."""
 
     @property
     def is_local(self) -> bool:
@@ -97,28 +97,11 @@ def _of_context(name: str) -> EngineAddress:
             "or see `docker context ls`"
         ) from exc
     files = folder() / "contexts" / "tls" / digest / "docker"
-    trusting = bool(endpoint.get("SkipTLSVerify"))
-    uses_tls = address.startswith("tcp://") and (files.is_dir() or trusting)
-    return EngineAddress(name, address, _tls(files, verify=not trusting) if uses_tls else None)
+    uses_tls = address.startswith("tcp://") and (files.is_dir() or endpoint.get("SkipTLSVerify"))
+    return EngineAddress(name, address, ("--context", name) if uses_tls else ())
 
 
-def _tls_of_variables(address: str) -> ssl.SSLContext | None:
-    """TLS according to DOCKER_TLS_VERIFY and DOCKER_TLS."""
-    flags = {name: bool(os.environ.get(name)) for name in ("DOCKER_TLS_VERIFY", "DOCKER_TLS")}
-    verify = flags["DOCKER_TLS_VERIFY"] or not flags["DOCKER_TLS"]
-    encrypted = address.startswith("https://") or (address.startswith("tcp://") and any(flags.values()))
-    return _tls(Path(os.environ.get("DOCKER_CERT_PATH") or folder()), verify=verify) if encrypted else None
-
-
-def _tls(files: Path, *, verify: bool) -> ssl.SSLContext:
-    """A context with the certificates in a folder, under Docker's file names."""
-    authority, cert, key = (files / name for name in ("ca.pem", "cert.pem", "key.pem"))
-    try:
-        context = ssl.create_default_context(cafile=str(authority) if authority.is_file() else None)
-        if not verify:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        if cert.is_file():
-            context.load_cert_chain(cert, key)
-    except OSError as exc:  # ssl.SSLError is one
-        raise ConfigError(f"the certificates in {files} cannot be used: {exc}; see DOCKER_CERT_PATH") from exc
-    return context
+def _tls_of_variables(address: str) -> tuple[str, ...]:
+    """TLS according to DOCKER_TLS_VERIFY and DOCKER_TLS. Docker's client reads the certificates."""
+    uses_tls = address.startswith("tcp://") and (os.environ.get("DOCKER_TLS_VERIFY") or os.environ.get("DOCKER_TLS"))
+    return ("--host", address) if uses_tls else ()

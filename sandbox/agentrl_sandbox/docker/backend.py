@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -20,7 +20,7 @@ from agentrl_sandbox.docker.images import NAMES, Images
 from agentrl_sandbox.docker.labelled import labelled, remove_groups
 from agentrl_sandbox.docker.sandbox import DockerSandbox
 from agentrl_sandbox.machine import Machine
-from agentrl_sandbox.reaper import reaping
+from agentrl_sandbox.reaper import paused, reaping
 from agentrl_sandbox.spec import SandboxSpec
 
 _OWN_IMAGES = json.dumps({"reference": list(NAMES)})
@@ -140,6 +140,17 @@ class DockerBackend:
         if self._engine is None or self._images is None:
             raise SandboxError("the docker back end is not open; use it within `async with`")
         return self._engine, self._images
+
+
+async def missing_images(backend: str, images: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """Host -> the missing images, for a back end `docker`, `auto` or `docker:HOST,HOST`. A silent host is left out."""
+    missing = {}
+    for host in backend.partition(":")[2].split(","):
+        with contextlib.suppress(SandboxError), paused():
+            async with DockerBackend(host.strip()) as opened:
+                engine, stored, _ = opened.parts
+                missing[engine.name] = [image for image in images if not await stored.has(image)]
+    return missing
 
 
 def _found(labels: dict[str, str]) -> FoundSandbox:

@@ -20,8 +20,6 @@ DEADLINE = "agentrl.deadline"
 IMAGE = "agentrl.image"
 DISK = "agentrl.disk"
 """A label for sandboxes with write access to the engine's disk. The value is `disk_mb`."""
-SANDBOX_VARIABLE = "AGENTRL_SANDBOX"
-"""A variable of services, used to identify the processes of a service after the end of the engine."""
 FIRST = "exec sleep 2147483647"
 """The command of the first process: an endless sleep."""
 
@@ -72,7 +70,7 @@ def configuration(spec: SandboxSpec, sandbox_id: str, image: Image, host: Host) 
         "Image": image.name,
         # A user without commands: so no command can end or trace the process. root has no capabilities here.
         "User": f"{KEEPER}:{KEEPER}",
-        "Entrypoint": ["/bin/sh", "-c", FIRST, sandbox_id],  # `leftovers` recognises the process by the id
+        "Entrypoint": ["/bin/sh", "-c", FIRST],
         "Cmd": [],
         "WorkingDir": "/",
         "Hostname": "sandbox",

@@ -19,8 +19,7 @@ from aiodocker.stream import Stream
 
 from agentrl.errors import SandboxError, one_line
 from agentrl_sandbox.docker.addresses import EngineAddress, engine_address
-from agentrl_sandbox.docker.tls import TlsTunnel
-from agentrl_sandbox.docker.tunnel import SshTunnel
+from agentrl_sandbox.docker.tunnel import DialTunnel, SshTunnel
 
 log = logging.getLogger("agentrl")
 
@@ -134,11 +133,11 @@ class DockerClient:
         return " ".join(exc.message.split())
 
 
-def _tunnel(engine: EngineAddress) -> SshTunnel | TlsTunnel | None:
+def _tunnel(engine: EngineAddress) -> DialTunnel | None:
     if engine.address.startswith("ssh://"):
         return SshTunnel(engine.address)
-    if engine.tls is not None:
-        return TlsTunnel(engine.address, engine.tls)
+    if engine.tls:
+        return DialTunnel(engine.address, ["docker", *engine.tls, "system", "dial-stdio"])
     if not engine.is_local and urlsplit(engine.address).hostname not in ("localhost", "127.0.0.1", "::1"):
         log.warning(
             "%s has no TLS: whoever reaches it owns that machine; use ssh://, or set DOCKER_TLS_VERIFY", engine.address

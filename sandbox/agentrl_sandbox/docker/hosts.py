@@ -9,13 +9,12 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
 from agentrl._util.concurrency import gather
 from agentrl.errors import ConfigError, SandboxError, one_line
-from agentrl.sandbox import SandboxKilledError
 from agentrl_sandbox.backend import FoundSandbox, Leftover
 from agentrl_sandbox.docker.backend import DockerBackend
 from agentrl_sandbox.docker.sandbox import DockerSandbox
@@ -31,10 +30,10 @@ _ANSWER_S = 30.0
 """Seconds to wait for an answer: an engine with a hundred sandboxes on a busy machine is slow."""
 _SURE_S = 2.0
 """Seconds between an unanswered request and the confirming request: a restart takes a second."""
-_AGAIN_S, _LONGEST_AGAIN_S = 15.0, 300.0
-"""Seconds before a lost host is tried again, doubled each time."""
-_ASIDE_S, _LONGEST_ASIDE_S = 5.0, 300.0
-"""Seconds for which a host that failed to make a sandbox comes last, doubled each time."""
+_AGAIN_S = 30.0
+"""Seconds before a lost host is tried again."""
+_ASIDE_S = 60.0
+"""Seconds for which a host that failed to make a sandbox comes last."""
 
 
 class EngineHost:
@@ -52,7 +51,7 @@ class EngineHost:
         self.doubted = asyncio.Event()
         """A request failed there. Until the engine has answered again, other hosts are better."""
         self._entered = False
-        self._aside_s, self._aside_until = _ASIDE_S, 0.0
+        self._aside_until = 0.0
 
     async def connect(self, stack: AsyncExitStack) -> None:
         """Raises SandboxError or ConfigError if no engine answers there."""
@@ -92,12 +91,8 @@ class EngineHost:
 
     def set_aside(self) -> None:
         """Prefer the other hosts for a while, after a failure to make a sandbox."""
-        self._aside_until = time.monotonic() + self._aside_s
-        self._aside_s = min(2 * self._aside_s, _LONGEST_ASIDE_S)
+        self._aside_until = time.monotonic() + _ASIDE_S
         self.doubted.set()
-
-    def trust(self) -> None:
-        self._aside_s, self._aside_until = _ASIDE_S, 0.0
 
     def rank(self, spec: SandboxSpec) -> tuple[bool, float]:
         """The smallest is the best place for the next sandbox."""
@@ -122,17 +117,16 @@ class PlacedSandbox(DockerSandbox):
             host = self._hosts.choose(self.spec, tried, failure)
             self._host = host
             self._place(*host.backend.parts)
+            self._container_state.on_failure = host.doubted.set  # the host is checked at once
             host.boxes.add(self)
             try:
                 await self._open_here()
+                return
             except SandboxError as exc:
                 await self._close()
                 host.set_aside()
                 tried.append(host)
                 failure = exc
-            else:
-                host.trust()
-                return
 
     async def _open_here(self) -> None:
         """Open the sandbox on the chosen host. Raises SandboxError, also if the host is lost meanwhile."""
@@ -154,19 +148,7 @@ class PlacedSandbox(DockerSandbox):
     @property
     def doubtful(self) -> bool:
         """Whether a check is needed, although the sandbox worked a moment ago."""
-        return bool(self._host.lost) or self._host.doubted.is_set() or self._dead is not None
-
-    @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """See `DockerSandbox.telling`. After a failure, the host is checked at once."""
-        try:
-            with super().telling():
-                yield
-        except SandboxKilledError:
-            raise
-        except SandboxError:
-            self._host.doubted.set()
-            raise
+        return bool(self._host.lost) or self._host.doubted.is_set() or self._container_state.ended is not None
 
     async def _close(self) -> None:
         try:
@@ -191,18 +173,13 @@ class DockerHosts:
 
     name = "docker"
 
-    def __init__(self, names: Sequence[str]) -> None:
-        if len(set(names)) < len(names) or not all(names):
-            raise ConfigError(f"docker:{','.join(names)}: write each host once, with commas between them")
-        self._names = names
+    def __init__(self, hosts: str) -> None:
+        self._names = [name.strip() for name in hosts.split(",")]
+        if len(set(self._names)) < len(self._names) or not all(self._names):
+            raise ConfigError(f"docker:{hosts}: write each host once, with commas between them")
         self._hosts: list[EngineHost] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
-
-    @classmethod
-    def at(cls, names: str) -> Self:
-        """The hosts of a comma-separated text."""
-        return cls([name.strip() for name in names.split(",")])
 
     async def __aenter__(self) -> Self:
         self._hosts = [EngineHost(name) for name in self._names]
@@ -313,18 +290,15 @@ class DockerHosts:
 
     async def _watch(self, host: EngineHost) -> None:
         """Notice the loss and the return of a host."""
-        pause = _AGAIN_S
         while True:
             if host.lost:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_AGAIN_S)
+                await asyncio.sleep(_AGAIN_S)
                 await self._try(host, self._stack)
                 if not host.lost:
                     log.warning("host %s answers, and is used again", host.name)
                     await host.clear_abandoned()
                     await sweep(host.backend)
             else:
-                pause = _AGAIN_S
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(host.doubted.wait(), _EVERY_S)
                 if why := await host.check():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
+import json
 import os
 import secrets
 import tempfile
@@ -24,11 +24,8 @@ from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox.docker import builds, context
 from agentrl_sandbox.docker.container import Image, identity, labels
 from agentrl_sandbox.docker.engine import DockerClient
-from agentrl_sandbox.docker.fetching import Progress, fetch
 from agentrl_sandbox.docker.registries import ImageName, credentials
 from agentrl_sandbox.spec import SandboxSpec
-
-log = logging.getLogger("agentrl")
 
 NAMES = READY, BUILT, IMPORTED = "agentrl-ready", "agentrl-build", "agentrl-import"
 """The repositories of our images. The tag is the hash of the content."""
@@ -103,23 +100,6 @@ class Images:
         """Whether the engine has the image already."""
         with self._engine.telling(f"image {image or 'of the spec'!r}"):
             return await self._is_here(await self._known_as(image))
-
-    async def pull(self, image: str, mirror: str = "", heard: Progress = lambda done, size: None) -> None:
-        """Pull an image by name, from a mirror if the mirror has the image. Raises SandboxError."""
-        try:
-            with self._engine.telling(f"image {image!r}"):
-                await self._pull(image, mirror, heard)
-        finally:
-            self.forget()
-
-    async def remove(self, image: str) -> None:
-        """Remove an image's name, with all layers no other name needs. Images in use stay."""
-        with self._engine.telling(f"image {image!r}"):
-            try:
-                await self._docker.images.delete(image)
-            except DockerError as exc:
-                if exc.status not in (404, 409):
-                    raise
 
     def forget(self) -> None:
         """Look for each image again the next time, because an image has vanished."""
@@ -265,46 +245,32 @@ class Images:
     async def _import(self, tar: Path) -> str:
         name = f"{IMPORTED}:{(await asyncio.to_thread(_digest, tar))[:32]}"
         if not await self._is_here(name):
-            with tar.open("rb") as file:
-                repo, _, tag = name.partition(":")
-                parameters = {"fromSrc": "-", "repo": repo, "tag": tag}
-                await self._post("images/create", parameters, _pieces(file), f"{tar} cannot be imported")
+            repo, _, tag = name.partition(":")
+            try:
+                with tar.open("rb") as file:
+                    await self._create({"fromSrc": "-", "repo": repo, "tag": tag}, data=_pieces(file))
+            except DockerError as exc:
+                raise SandboxError(f"{tar} cannot be imported: {_line(exc)}") from exc
         return name
 
-    async def _post(self, path: str, parameters: dict[str, Any], data: AsyncIterator[bytes], subject: str) -> None:
-        """A long request without a method in aiodocker."""
-        try:
-            query = self._docker._query
-            async with query(path, "POST", params=parameters, data=data, timeout=None) as response:
-                output = (await response.read()).decode(errors="replace")
-        except DockerError as exc:
-            raise SandboxError(f"{subject}: {_line(exc)}") from exc
-        if '"error"' in output:
-            raise SandboxError(f"{subject}: {output[-400:].strip()}")
-
-    async def _pull(self, image: str, mirror: str = "", heard: Progress = lambda done, size: None) -> None:
+    async def _pull(self, image: str) -> None:
         name = ImageName.parse(image)
+        header = await credentials(name.registry)
         try:
-            if mirror and not name.has_digest and await self._mirrored(image, name.at(mirror), heard):
-                return
-            await fetch(self._docker, name, heard)
+            await self._create({"fromImage": str(name)}, headers={"X-Registry-Auth": header} if header else {})
         except DockerError as exc:
             raise SandboxError(
                 f"image {image!r} is not on the engine at {self._engine.address} and cannot be pulled: {_line(exc)}; "
                 "pull it by hand, or give a folder with a Dockerfile or a tar file"
             ) from exc
 
-    async def _mirrored(self, image: str, at_mirror: ImageName, heard: Progress) -> bool:
-        """Pull an image from a mirror. False: the mirror does not have the image."""
-        try:
-            await fetch(self._docker, at_mirror, heard)
-        except DockerError as exc:
-            log.info("image %s is not at the mirror: %s", image, _line(exc))
-            return False
-        name = ImageName.parse(image)
-        await self._docker.images.tag(str(at_mirror), f"{name.registry}/{name.repository}", tag=name.version[1:])
-        await self._docker.images.delete(str(at_mirror))  # this name only
-        return True
+    async def _create(self, parameters: dict[str, str], **request: Any) -> None:
+        """Let the engine pull or import an image, without a time limit. Raises DockerError."""
+        query = self._docker._query("images/create", "POST", params=parameters, timeout=None, **request)
+        async with query as response:
+            async for line in response.content:
+                if error := json.loads(line).get("error"):
+                    raise DockerError(500, str(error))
 
     async def _is_here(self, name: str) -> bool:
         try:

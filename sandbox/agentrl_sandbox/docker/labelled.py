@@ -34,7 +34,7 @@ async def remove_groups(engine: DockerClient, sandbox_ids: Sequence[str]) -> Non
             except DockerError as exc:
                 failures.append(exc)
 
-    await gather(one(_remove_container(engine, name)) for name, owner in resources.containers if owner in ids)
+    await gather(one(remove_container(engine, name)) for name, owner in resources.containers if owner in ids)
     things = [(f"networks/{name}", owner) for name, owner in resources.networks]
     things += [(f"volumes/{name}", owner) for name, owner in resources.volumes]
     await gather(one(_remove_thing(engine, path)) for path, owner in things if owner in ids)
@@ -68,11 +68,14 @@ async def labelled(engine: DockerClient, sandbox_id: str = "") -> Labelled:
     return Labelled(containers, networks, volumes["Volumes"] or [])
 
 
-async def _remove_container(engine: DockerClient, name: str) -> None:
+async def remove_container(engine: DockerClient, name: str) -> None:
+    """Remove a container with the container's volumes. A missing container is not an error."""
     try:
         await engine.docker.containers.container(name).delete(force=True, v=True)
     except DockerError as exc:
-        if exc.status not in (404, 409):  # 409: a parallel removal runs at this moment
+        if exc.status == 409:  # a parallel removal runs at this moment
+            await asyncio.sleep(0.2)
+        elif exc.status != 404:
             raise
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import aiohttp
 from aiodocker import DockerError
@@ -15,11 +14,9 @@ from aiodocker.stream import Stream
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import OnOutput, SandboxKilledError
 from agentrl_sandbox.docker.engine import close_stdin, exit_code, hang_up
+from agentrl_sandbox.docker.state import ContainerState
 from agentrl_sandbox.docker.wrapper import BEGUN, NO_FOLDER, NO_MEMORY, Marks
 from agentrl_sandbox.output import Stream as StreamName
-
-if TYPE_CHECKING:
-    from agentrl_sandbox.docker.sandbox import DockerSandbox
 
 _ENDING_S = 5.0
 """Seconds for the end of a killed container's commands, and for a killed command with an uncertain end."""
@@ -35,9 +32,9 @@ class DockerProcess:
     """An `agentrl_sandbox.command.Running`: reads the command's streams up to the marks, or to the end."""
 
     def __init__(
-        self, box: DockerSandbox, command: Exec, stream: Stream, token: str, user: str, sink: OnOutput
+        self, state: ContainerState, command: Exec, stream: Stream, token: str, user: str, sink: OnOutput
     ) -> None:
-        self._box, self._command, self._stream, self._user, self._sink = box, command, stream, user, sink
+        self._state, self._command, self._stream, self._user, self._sink = state, command, stream, user, sink
         self._out, self._err = Marks(token, 2), Marks(token, 1)
         self._marks: dict[StreamName, Marks] = {"stdout": self._out, "stderr": self._err}
         self._started = asyncio.Event()
@@ -66,8 +63,8 @@ class DockerProcess:
             raise FileNotFoundError("no such folder")
         if self._first is None:
             if self._code.cancelled():  # the sandbox ended meanwhile
-                self._box.check_alive()
-                raise SandboxError(f"sandbox {self._box.sandbox_id} was closed while a command began")
+                self._state.check_alive()
+                raise SandboxError(f"sandbox {self._state.sandbox_id} was closed while a command began")
             raise await self._refused(await self._code)
 
     @property
@@ -104,11 +101,11 @@ class DockerProcess:
         """See `Running.kill`."""
         if self._code.done() or self._first is None:
             return None
-        if await self._box.kill_tree(self._first[0], self._user):
-            # The engine closes the streams now, or seconds later (see `_small`). A wait is needed only where
-            # the sandbox could have replaced the reporting shell.
-            await asyncio.wait([self._code], timeout=_TRAILING_S if self._box.spec.read_only else _ENDING_S)
-            if self._box.spec.read_only:
+        if await self._state.kill_tree(self._first[0], self._user):
+            # The engine closes the streams now, or seconds later (see `ContainerState.output_of`). A wait is needed
+            # only where the sandbox could have replaced the reporting shell.
+            await asyncio.wait([self._code], timeout=_TRAILING_S if self._state.spec.read_only else _ENDING_S)
+            if self._state.spec.read_only:
                 return await self.abandon()
             is_over = self._code.done()
         else:
@@ -116,14 +113,14 @@ class DockerProcess:
             is_over = self._out.complete
         if not is_over:
             try:
-                await self._box.kill_all(
+                await self._state.kill_all(
                     "a command could not be killed at its end: there was no room for what kills it, "
                     "or the command had killed what watches over it"
                 )
                 await asyncio.wait([self._code], timeout=_ENDING_S)
             finally:
                 await self.abandon()
-            self._box.check_alive()
+            self._state.check_alive()
         return None
 
     async def abandon(self) -> None:
@@ -134,12 +131,12 @@ class DockerProcess:
     async def _run(self) -> int:
         """Read the streams to their end; the exit code."""
         try:
-            with self._box.telling():
+            with self._state.telling():
                 await self._read()
                 report = self._out.reports[-1] if self._out.complete else ""
                 code = int(report.removesuffix(NO_MEMORY)) if report else await self._asked()
             if report.endswith(NO_MEMORY) or (not report and await self._ran_out_of_memory(code)):
-                message = f"killed: the sandbox's memory is used up (memory_mb={self._box.spec.memory_mb})\n"
+                message = f"killed: the sandbox's memory is used up (memory_mb={self._state.spec.memory_mb})\n"
                 self._sink("stderr", message.encode())
             return code
         finally:
@@ -169,30 +166,30 @@ class DockerProcess:
         except DockerError:  # the command ends with the container
             code = None
         if code == _KILLED:  # the watcher, too: perhaps with its container
-            await self._box.ensure_alive()
+            await self._state.ensure_alive()
         else:
-            await self._box.look()
-            self._box.check_alive()
+            await self._state.look()
+            self._state.check_alive()
         if code is None:
-            raise SandboxError(f"sandbox {self._box.sandbox_id}: the engine closed the connection to a command")
+            raise SandboxError(f"sandbox {self._state.sandbox_id}: the engine closed the connection to a command")
         return code
 
     async def _ran_out_of_memory(self, code: int) -> bool:
-        return code == _KILLED and self._first is not None and await self._box.out_of_memory(self._first[1])
+        return code == _KILLED and self._first is not None and await self._state.out_of_memory(self._first[1])
 
     async def _refused(self, code: int) -> Exception:
         """Why the command did not begin."""
         output = " ".join(b"".join(part for _, part in self._early).decode(errors="replace").split())
-        name = self._box.sandbox_id
+        name = self._state.sandbox_id
         if _NO_USER.search(output):
             return ConfigError(f"the image has no user {self._user!r}; use agent, root, or one of its /etc/passwd")
         # An engine reports the same words if the engine's machine has no room for a process.
-        lacks = await self._box.used_up(0.5 if _FULL.search(output) else 1.0)
+        lacks = await self._state.used_up(0.5 if _FULL.search(output) else 1.0)
         if lacks == "process":
-            return SandboxKilledError(self._box.no_room())
-        await self._box.ensure_alive()
-        if lacks == "memory" or (code == _KILLED and await self._box.out_of_memory(0)):
-            memory = self._box.spec.memory_mb
+            return SandboxKilledError(self._state.no_room())
+        await self._state.ensure_alive()
+        if lacks == "memory" or (code == _KILLED and await self._state.out_of_memory(0)):
+            memory = self._state.spec.memory_mb
             return SandboxKilledError(f"sandbox {name} has no memory for another process (memory_mb={memory})")
         if code == _KILLED:
             return SandboxKilledError(f"sandbox {name} has processes that kill each command as it starts")

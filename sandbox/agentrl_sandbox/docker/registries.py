@@ -45,15 +45,6 @@ class ImageName:
     def __str__(self) -> str:
         return f"{self.registry}/{self.repository}{self.version}"
 
-    @property
-    def has_digest(self) -> bool:
-        return self.version.startswith("@")
-
-    def at(self, mirror: str) -> ImageName:
-        """The same image at a mirror, `HOST:PORT` or `HOST:PORT/PREFIX`."""
-        registry, _, prefix = mirror.strip("/").partition("/")
-        return ImageName(registry, f"{prefix}/{self.repository}" if prefix else self.repository, self.version)
-
 
 async def credentials(registry: str) -> str | None:
     """The header X-Registry-Auth for a registry, from Docker's config.json and credential helpers. None without

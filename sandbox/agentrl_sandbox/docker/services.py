@@ -7,18 +7,21 @@ an address for the machine itself, and with a name server that forwards no quest
 from __future__ import annotations
 
 import asyncio
+import io
 import math
 import secrets
+import tarfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from aiodocker import DockerError
 
-from agentrl_sandbox.docker.container import DISK, FIRST, KEEPER, SANDBOX_VARIABLE, Image, file_size, labels
+from agentrl.errors import ConfigError
+from agentrl_sandbox.docker.container import DISK, FIRST, KEEPER, Image, file_size, labels
 from agentrl_sandbox.docker.engine import DockerClient
 from agentrl_sandbox.docker.images import Images
-from agentrl_sandbox.docker.packing import packed_files, packed_folder
 from agentrl_sandbox.services import CAPABILITIES, MAIN, HealthCheck, Mount, Placed, Service, ServiceGroup
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -34,6 +37,8 @@ _TRIES = 40
 """Subnets to try: a parallel sandbox may have taken the same subnet."""
 _MB = 1 << 20
 _HELD = "/volumes"
+_LARGEST_ARCHIVE = 256 << 20
+"""Bytes. An archive is held in memory during the transfer."""
 
 
 class SiblingContainers:
@@ -194,9 +199,8 @@ class SiblingContainers:
         body = {
             "Image": image.name,
             "User": f"{KEEPER}:{KEEPER}",
-            "Entrypoint": ["/bin/sh", "-c", FIRST, self.sandbox_id],
+            "Entrypoint": ["/bin/sh", "-c", FIRST],
             "Cmd": [],
-            "Env": [f"{SANDBOX_VARIABLE}={self.sandbox_id}"],
             "Labels": self._labels,
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": {
@@ -283,7 +287,7 @@ class SiblingContainers:
         return {
             **{key: value for key, value in optional.items() if value is not None},
             "Image": image.name,
-            "Env": [*(f"{key}={value}" for key, value in service.env.items()), f"{SANDBOX_VARIABLE}={self.sandbox_id}"],
+            "Env": [f"{key}={value}" for key, value in service.env.items()],
             "Labels": self._labels | {DISK: str(service.disk_mb)},
             "Tty": service.tty,
             "OpenStdin": service.tty,
@@ -338,3 +342,42 @@ def _health(check: HealthCheck) -> dict[str, Any]:
 def _nanoseconds(seconds: float) -> int:
     """An engine refuses durations between 0 and a millisecond."""
     return math.ceil(seconds * 1000) * 1_000_000
+
+
+def packed_files(files: Mapping[str, str]) -> bytes:
+    """A tar file of the files (path in the container -> file here), as root's. Raises ConfigError."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for inside, here in files.items():
+            _add(archive, Path(here), inside.lstrip("/"))
+    return packed.getvalue()
+
+
+def packed_folder(folder: str) -> bytes:
+    """A tar file of a folder's content, as root's: files, folders, and links as links. Raises ConfigError."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_symlink() or path.is_file() or path.is_dir():
+                _add(archive, path, str(path.relative_to(folder)))
+    return packed.getvalue()
+
+
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
+    try:
+        entry = archive.gettarinfo(path, name)
+        if entry.islnk():  # a second name of a file already in the archive
+            entry.type, entry.linkname, entry.size = tarfile.REGTYPE, "", path.stat().st_size
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        if archive.offset + entry.size > _LARGEST_ARCHIVE:
+            raise ConfigError(
+                f"{path} and what is mounted with it are larger than {_LARGEST_ARCHIVE >> 20} MiB; put it into an image"
+            )
+        if entry.isreg():
+            with path.open("rb") as file:
+                archive.addfile(entry, file)
+        else:
+            archive.addfile(entry)
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be copied into a service: {exc.strerror}") from exc

@@ -1,8 +1,9 @@
-"""A local socket leading to an engine on a remote machine, through the system's ssh client.
+"""A local socket leading to an engine elsewhere: through the system's ssh client, or through Docker's client.
 
 One SSH connection forwards the engine's socket, so a run with hundreds of commands needs one login. Where the server
 forwards no sockets, or the engine's socket is elsewhere, each connection is `ssh HOST docker system dial-stdio`, as in
-Docker's own client.
+Docker's own client. With TLS, each connection is `docker system dial-stdio`: the end of a command's stdin ends one
+direction of a connection, and asyncio's TLS can only end both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shutil
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -33,8 +34,10 @@ _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _LOGINS = 4
 """Logins at a time. An SSH server refuses some beyond 10 (MaxStartups)."""
 _FIRST_S = 5.0
-_PIECE = 256 << 10
+_PIECE, _SAID = 256 << 10, 400
 _SOCKET = "/var/run/docker.sock"
+_PING = b"GET /_ping HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n\r\n"
+_OK = b"HTTP/1.1 200"
 _READY = b"agentrl-ready\n"
 _HOLD = f"echo {_READY.decode().strip()}; exec cat"
 """The remote command of the connection. Command and connection end together."""
@@ -49,54 +52,112 @@ _OPTIONS = (
 )
 
 
-class SshTunnel:
-    """The way to the engine of an address `ssh://USER@HOST:PORT/PATH`. The path of the socket is optional."""
+class DialTunnel:
+    """Each connection to the socket is a program whose stdin and stdout lead to the engine."""
 
-    def __init__(self, address: str) -> None:
-        self._address, parts = address, urlsplit(address)
-        self._path = unquote(parts.path) if parts.path.strip("/") else ""
-        user = ["-l", unquote(parts.username)] if parts.username else []
-        port = ["-p", str(parts.port)] if parts.port else []
-        options = [word for option in _OPTIONS for word in ("-o", option)]
-        self._ssh = ["ssh", "-T", *options, *user, *port]
-        self._host = parts.hostname or ""
-        self._folder = tempfile.mkdtemp(prefix="agentrl-ssh-")  # for this user only
+    def __init__(self, address: str, command: Sequence[str], at_a_time: int = 64) -> None:
+        """`at_a_time`: programs that have not connected yet."""
+        self._address, self._command = address, command
+        self._folder = tempfile.mkdtemp(prefix="agentrl-engine-")  # for this user only
         self.socket = f"{self._folder}/engine.sock"
-        self._errors: deque[str] = deque(maxlen=3)
-        self._process: Process | None = None
-        self._opened = False
         self._tasks = set[asyncio.Task[None]]()
         self._server: asyncio.Server | None = None
-        self._logins = asyncio.Semaphore(_LOGINS)
+        self._connecting = asyncio.Semaphore(at_a_time)
 
     async def open(self) -> None:
-        """Raises SandboxError, with ssh's message, if the host cannot be reached. Safe to call again."""
-        if self._opened:
-            return
-        await self._connect()
-        self._opened = True
-        if await self._answers():
-            self._begin(self._keep())
-            return
-        await self._end()
-        _unlink(self.socket)
-        log.info("%s: its socket is not forwarded; each connection is an SSH login of its own", self._address)
-        self._server = await asyncio.start_unix_server(
-            lambda reader, writer: self._begin(self._dial(reader, writer)), self.socket
-        )
+        """Raises SandboxError, with the program's message, if no engine answers. Safe to call again."""
+        if self._server is None:
+            await self._ask()
+            self._server = await asyncio.start_unix_server(
+                lambda reader, writer: self._begin(self._dial(reader, writer)), self.socket
+            )
 
     async def close(self) -> None:
-        """End the connection, and all traffic inside."""
+        """End the connections, and all traffic inside."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._end()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # One connection that forwards the socket
+    async def _ask(self) -> None:
+        process, line = await self._start(PIPE), b""
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(_PING)
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(_OPEN_S):
+                line = await _read_line(process)
+        await children.end(process)
+        if not line.startswith(_OK):
+            why = " ".join((await process.stderr.read()).decode(errors="replace").split())
+            raise SandboxError(f"{self._address} cannot be reached: {why[-_SAID:] or 'no answer in time'}")
+
+    async def _start(self, stderr: int) -> Process:
+        if shutil.which(self._command[0]) is None:
+            raise SandboxError(f"{self._address}: there is no program {self._command[0]}; install its package")
+        return await asyncio.create_subprocess_exec(
+            *self._command, stdin=PIPE, stdout=PIPE, stderr=stderr, start_new_session=True
+        )
+
+    async def _dial(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with self._connecting:
+            process = await self._start(DEVNULL)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            sending = asyncio.create_task(_pump(reader, process.stdin))
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(_FIRST_S):
+                    writer.write(await process.stdout.read(_PIECE))
+        try:
+            await _pump(process.stdout, writer)
+        finally:
+            sending.cancel()
+            writer.close()
+            await children.end(process)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="engine tunnel")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class SshTunnel(DialTunnel):
+    """The way to the engine of an address `ssh://USER@HOST:PORT/PATH`. The path of the socket is optional."""
+
+    def __init__(self, address: str) -> None:
+        parts = urlsplit(address)
+        self._path = unquote(parts.path) if parts.path.strip("/") else ""
+        user = ["-l", unquote(parts.username)] if parts.username else []
+        port = ["-p", str(parts.port)] if parts.port else []
+        options = [word for option in _OPTIONS for word in ("-o", option)]
+        self._ssh, self._host = ["ssh", "-T", *options, *user, *port], parts.hostname or ""
+        socket = f"--host unix://{shlex.quote(self._path)} " if self._path else ""
+        super().__init__(address, [*self._ssh, "--", self._host, f"docker {socket}system dial-stdio"], _LOGINS)
+        self._errors: deque[str] = deque(maxlen=3)
+        self._process: Process | None = None
+        self._opened = False
+
+    async def open(self) -> None:
+        """Raises SandboxError, with ssh's message, if the host cannot be reached. Safe to call again."""
+        if self._opened:
+            return
+        await self._connect()
+        if await self._answers():
+            self._begin(self._keep())
+        else:
+            await self._end()
+            _unlink(self.socket)
+            log.info("%s: its socket is not forwarded; each connection is an SSH login of its own", self._address)
+            await super().open()
+        self._opened = True
+
+    async def close(self) -> None:
+        """See `DialTunnel.close`."""
+        await super().close()
+        await self._end()
 
     async def _connect(self) -> None:
         _unlink(self.socket)
@@ -123,8 +184,8 @@ class SshTunnel:
             async with asyncio.timeout(_PING_S):
                 reader, writer = await asyncio.open_unix_connection(self.socket)
                 try:
-                    writer.write(b"GET /_ping HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n\r\n")
-                    return (await reader.readline()).startswith(b"HTTP/1.1 200")
+                    writer.write(_PING)
+                    return (await reader.readline()).startswith(_OK)
                 finally:
                     writer.close()
         except (OSError, TimeoutError):
@@ -157,33 +218,6 @@ class SshTunnel:
         process, self._process = self._process, None
         if process is not None:
             await children.end(process)
-
-    # A login for each connection
-
-    async def _dial(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host_option = ["--host", f"unix://{shlex.quote(self._path)}"] if self._path else []
-        command = " ".join(["docker", *host_option, "system", "dial-stdio"])
-        async with self._logins:
-            process = await asyncio.create_subprocess_exec(
-                *self._ssh, "--", self._host, command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
-            )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            sending = asyncio.create_task(_pump(reader, process.stdin))
-            with contextlib.suppress(TimeoutError, OSError):
-                async with asyncio.timeout(_FIRST_S):
-                    writer.write(await process.stdout.read(_PIECE))
-        try:
-            await _pump(process.stdout, writer)
-        finally:
-            sending.cancel()
-            writer.close()
-            await children.end(process)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="ssh tunnel")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

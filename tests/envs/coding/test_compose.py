@@ -12,7 +12,7 @@ from agentrl_envs.coding.formats.harbor import CannotRunError, load
 from agentrl_envs.coding.formats.harbor.compose_values import Variables, env_file, mapping, megabytes, seconds
 from agentrl_envs.coding.formats.harbor.environment import made_from
 from agentrl_envs.coding.images import images_of
-from agentrl_sandbox.docker.packing import packed_folder
+from agentrl_sandbox.docker.services import packed_folder
 from agentrl_sandbox.services import HealthCheck, Mount
 from agentrl_sandbox.spec import SandboxSpec
 from tests.envs.coding.harbor_tasks import harbor_task

@@ -10,9 +10,8 @@ from agentrl.sandbox import SandboxKilledError
 from agentrl.testing import call, rollout
 from agentrl.types import Limits
 from agentrl_envs.coding import CodingEnv, Grade, Problem, Solution, Step, gold, noop
-from agentrl_envs.coding.attacks import ON_THE_WORK
-from agentrl_envs.coding.players import attack
 from agentrl_sandbox.local.sandbox import LocalSandbox
+from tests.envs.coding.attacks import ON_THE_WORK, attack
 
 LOCAL = {"backend": "local", "size": 2}
 

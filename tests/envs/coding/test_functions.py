@@ -4,11 +4,11 @@ import pytest
 
 from agentrl import ConfigError, InfraError, Task
 from agentrl.sandbox import ExecResult
-from agentrl_envs.coding.attacks import ON_THE_VERDICT
 from agentrl_envs.coding.formats.functions import human_eval
 from agentrl_envs.coding.problem import load_problem
 from agentrl_envs.coding.work import place, prepare
 from agentrl_sandbox import FakeSandbox, LocalSandbox
+from tests.envs.coding.attacks import ON_THE_VERDICT
 
 TEST = """
 def check(candidate):

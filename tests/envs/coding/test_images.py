@@ -29,7 +29,7 @@ async def test_missing_ones_are_counted_by_host(monkeypatch):
     async def missing(backend, names):
         return {"one": names[:2], "two": names, "three": []}
 
-    monkeypatch.setattr("agentrl_sandbox.docker.pulling.missing_images", missing)
+    monkeypatch.setattr("agentrl_sandbox.docker.backend.missing_images", missing)
     lines = await images.missing_lines("docker:one,two,three", ["a", "b", "c", "d"])
     assert [line.partition(",")[0] for line in lines] == [
         "2 of 4 images are missing on host one (a",
@@ -44,7 +44,7 @@ def test_a_training_run_prints_it_before_it_starts(monkeypatch, tmp_path, caplog
     async def missing(backend, names):
         return {"box-1": names[1:]}
 
-    monkeypatch.setattr("agentrl_sandbox.docker.pulling.missing_images", missing)
+    monkeypatch.setattr("agentrl_sandbox.docker.backend.missing_images", missing)
     data = tmp_path / "tasks.jsonl"
     rows = [{"id": name, "prompt": name, "metadata": dict(task(image=name).metadata)} for name in "abc"]
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -1,6 +1,6 @@
 """More ways to earn a coding reward without solving: each must score 0, or fail the episode, and never pay.
 
-The tricks of `agentrl_envs.coding.attacks` are known. These are others, thought of apart from the graders' code. Each
+The tricks of `attacks.py` are known. These are others, thought of apart from the graders' code. Each
 group begins with honest controls, so that no trick is refused because nothing works. Those on whole repositories are in
 `test_more_tricks_on_repositories.py`.
 

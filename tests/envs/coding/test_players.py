@@ -2,8 +2,8 @@
 
 import pytest
 
-from agentrl_envs.coding.attacks import ATTACKS
 from benchmarks.coding import SHORT, play
+from tests.envs.coding.attacks import ATTACKS
 from tests.sandbox.engine import REQUIRED, entered
 
 pytestmark = pytest.mark.timeout(600)

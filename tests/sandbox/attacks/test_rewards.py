@@ -9,9 +9,8 @@ from agentrl import EnvFactory, StopReason, Task
 from agentrl.rewards import ModelOutput, UnitTests
 from agentrl.testing import rollout
 from agentrl_envs.coding import CodingEnv, gold
-from agentrl_envs.coding.attacks import ON_THE_REPORTER
-from agentrl_envs.coding.players import attack
 from agentrl_sandbox.spec import SandboxSpec
+from tests.envs.coding.attacks import ON_THE_REPORTER, attack
 from tests.sandbox.attacks.arena import SERVED, SMALL
 from tests.sandbox.engine import fitted
 

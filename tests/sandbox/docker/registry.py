@@ -1,4 +1,4 @@
-"""A registry of images on loopback, by Docker's HTTP API version 2. It counts what it is asked for."""
+"""A registry of images on loopback, by Docker's HTTP API version 2."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import io
 import json
 import tarfile
 import threading
-import time
-from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
@@ -19,14 +17,11 @@ _LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
 
 class Registry:
-    """`slow` is how long each layer takes, in seconds. `login` is USER:PASSWORD, if it asks for one."""
+    """`login` is USER:PASSWORD, if the registry asks for one."""
 
-    def __init__(self, slow: float = 0.0, login: str = "") -> None:
-        self.slow, self.login = slow, login
+    def __init__(self, login: str = "") -> None:
+        self.login = login
         self.blobs, self.manifests = dict[str, bytes](), dict[tuple[str, str], bytes]()
-        self.asked, self.layers = Counter[str](), Counter[str]()
-        """Requests for manifests by repository, and whole layers sent by digest."""
-        self.lock = threading.Lock()
 
     def add(self, repository: str, content: dict[str, bytes], tag: str = "latest") -> None:
         """An image of one layer with these files."""
@@ -94,20 +89,10 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             self._reply(404, b'{"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}')
             return
-        if self.command == "GET":
-            with self.registry.lock:
-                self.registry.asked[repository] += 1
         self._reply(200, data, {"Content-Type": _MANIFEST, "Docker-Content-Digest": _digest(data)})
 
     def _blob(self, digest: str) -> None:
-        data = self.registry.blobs[digest]
-        is_layer = data[:2] == b"\x1f\x8b"
-        if is_layer:
-            time.sleep(self.registry.slow)
-        self._reply(200, data, {"Content-Type": "application/octet-stream"})
-        if is_layer:
-            with self.registry.lock:
-                self.registry.layers[digest] += 1
+        self._reply(200, self.registry.blobs[digest], {"Content-Type": "application/octet-stream"})
 
     def _reply(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

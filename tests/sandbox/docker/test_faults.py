@@ -10,7 +10,7 @@ from aiodocker import DockerError
 from agentrl.errors import SandboxError
 from agentrl.sandbox import SandboxKilledError
 from agentrl_sandbox import SandboxPool
-from agentrl_sandbox.docker import sandbox
+from agentrl_sandbox.docker import state
 from agentrl_sandbox.docker.engine import Host
 from agentrl_sandbox.docker.process import DockerProcess
 from tests.sandbox.docker.conftest import SMALL
@@ -18,7 +18,7 @@ from tests.sandbox.docker.conftest import SMALL
 
 async def stopped_from_outside(box) -> None:
     """What a restart of the engine does to a container."""
-    await box._docker.containers.container(box.sandbox_id).kill()
+    await box._container_state.container.kill()
 
 
 @pytest.mark.parametrize("user", ["agent", "root"])
@@ -49,10 +49,10 @@ async def test_an_engine_that_hangs_while_a_command_is_killed_is_named(docker, b
     async def hangs(*args, **kwargs):
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr("agentrl_sandbox.docker.sandbox._KILL_S", 0.3)
+    monkeypatch.setattr(state, "_KILL_S", 0.3)
     process = await box.start("sleep 60")
     for name in ("exec", "kill", "show"):
-        monkeypatch.setattr(box._container, name, hangs)
+        monkeypatch.setattr(box._container_state.container, name, hangs)
     with pytest.raises(SandboxError, match="did not answer in time") as caught:
         await process.wait(timeout=0.2)
     assert not isinstance(caught.value, SandboxKilledError)
@@ -66,17 +66,17 @@ async def test_a_kill_that_hangs_ends_with_the_whole_sandbox(docker, box, monkey
         await asyncio.sleep(3600)
 
     async def kills(why):  # a busy engine takes more than 0.3 s to kill a container
-        monkeypatch.setattr(sandbox, "_KILL_S", patience)
+        monkeypatch.setattr(state, "_KILL_S", patience)
         await kill_all(why)
 
-    patience, kill_all = sandbox._KILL_S, box.kill_all
-    monkeypatch.setattr(sandbox, "_KILL_S", 0.3)
-    monkeypatch.setattr(box, "kill_all", kills)
+    patience, kill_all = state._KILL_S, box._container_state.kill_all
+    monkeypatch.setattr(state, "_KILL_S", 0.3)
+    monkeypatch.setattr(box._container_state, "kill_all", kills)
     process = await box.start("sleep 60")
-    monkeypatch.setattr(box, "_small", hangs)
+    monkeypatch.setattr(box._container_state, "output_of", hangs)
     with pytest.raises(SandboxKilledError, match="could not be killed"):
         await process.wait(timeout=0.2)
-    assert not (await box._container.show())["State"]["Running"]
+    assert not (await box._container_state.container.show())["State"]["Running"]
 
 
 async def test_an_engine_that_stops_a_sandbox_while_a_command_is_killed_is_named(docker, box, monkeypatch):
@@ -86,7 +86,7 @@ async def test_an_engine_that_stops_a_sandbox_while_a_command_is_killed_is_named
         raise SandboxError("went away")
 
     process = await box.start("sleep 60")
-    monkeypatch.setattr(box, "_small", stops)
+    monkeypatch.setattr(box._container_state, "output_of", stops)
     with pytest.raises(SandboxError, match="stopped from outside") as caught:
         await process.wait(timeout=0.2)
     assert not isinstance(caught.value, SandboxKilledError)
@@ -94,7 +94,7 @@ async def test_an_engine_that_stops_a_sandbox_while_a_command_is_killed_is_named
 
 async def test_an_engine_without_room_for_a_process_is_not_the_agent_s_fault(docker, box, monkeypatch):
     process = DockerProcess.__new__(DockerProcess)
-    process._box, process._user = box, "agent"
+    process._state, process._user = box._container_state, "agent"
     process._early = [("stdout", b"runc: fork/exec /proc/self/exe: resource temporarily unavailable")]
     error = await process._refused(126)
     assert not isinstance(error, SandboxKilledError)

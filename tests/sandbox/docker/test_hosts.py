@@ -19,8 +19,10 @@ from agentrl.rollout.play.groups import Rollout, run_groups
 from agentrl.testing import call
 from agentrl_sandbox import SandboxPool, open_backend
 from agentrl_sandbox.docker import hosts
+from agentrl_sandbox.docker.backend import missing_images
 from agentrl_sandbox.services import Mount, Service, ServiceGroup
 from agentrl_sandbox.spec import SandboxSpec
+from tests.sandbox.docker.registry import Registry
 from tests.sandbox.docker.remote import IMAGE, Daemon, SshServer, free_port, needs
 from tests.sandbox.engine import ALONE, SOAK
 
@@ -129,6 +131,19 @@ async def test_a_dockerfile_that_needs_buildkit_is_built_on_each_host(two, ssh, 
     async with open_backend(name_of(ssh(*options), two)) as backend:
         await backend.prepare(str(tmp_path / "context"))
     assert calls.read_text() == "\n\n"
+
+
+async def test_an_image_is_pulled_on_each_host(two, ssh):
+    with Registry() as registry:
+        registry.add("tiny", {"file": b"content"})
+        image = f"{registry.address}/tiny"
+        async with open_backend(name_of(ssh(), two)) as backend:
+            await backend.prepare(image)
+        backend = "docker:" + ",".join(f"unix://{engine.socket}" for engine in two)
+        missing = await missing_images(backend, [image, "no/such"])
+        assert list(missing.values()) == [["no/such"], ["no/such"]]
+    for engine in two:
+        engine.docker("rmi", image)
 
 
 async def test_a_host_that_cannot_be_reached_is_named_with_the_reason(two, ssh, caplog):

@@ -17,11 +17,11 @@ from agentrl import EnvFactory
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.testing import rollout
 from agentrl_envs.coding import CodingEnv, gold
-from agentrl_envs.coding.players import attack
 from agentrl_sandbox import open_backend
 from agentrl_sandbox.e2b import backend as backend_module
 from agentrl_sandbox.e2b import machine as machine_module
 from agentrl_sandbox.survey import found
+from tests.envs.coding.attacks import attack
 from tests.sandbox.attacks.test_rewards import TASK
 from tests.sandbox.e2b.running import SPEC
 

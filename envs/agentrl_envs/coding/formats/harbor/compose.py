@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from agentrl import ConfigError
 from agentrl._util.config_errors import problems
@@ -31,6 +31,8 @@ from agentrl_envs.coding.formats.harbor.compose_rules import (
 )
 from agentrl_envs.coding.formats.harbor.compose_values import Variables, Volume
 from agentrl_sandbox.services import CAPABILITIES, MAIN, HealthCheck, Mount, Placed, Service, ServiceGroup, StartedAs
+
+M = TypeVar("M", bound=BaseModel)
 
 NAMES = ("docker-compose.yaml", "docker-compose.yml")
 MAIN_IMAGE = "main-image"
@@ -133,7 +135,6 @@ class _Reading:
         services = self._sections()
         file = ComposeFile()
         peers: dict[str, Service] = {}
-        waits: dict[str, dict[str, StartedAs]] = {}
         for name, settings in services.items():
             with self._telling(f"{name}: "):
                 if not isinstance(settings, dict):
@@ -143,7 +144,6 @@ class _Reading:
                         raise ConfigError("it has profiles, so compose would not start it; remove them")
                     continue  # compose starts it only when its profile is asked for
                 check_service(settings)
-                waits[name] = self._after(settings.get("depends_on"))
                 if name != MAIN:
                     peers[name] = self._peer(name, settings, file.builds)
         with self._telling("main: "):
@@ -151,7 +151,9 @@ class _Reading:
             placed = self._placed(MAIN, services[MAIN], alone=not peers)
         self._follow_links(services, peers)
         if peers or placed.files or placed.mounts:
-            file.group = self._group(*_ordered(peers, placed, waits))
+            after = {name: started for name, started in placed.after.items() if name in peers}
+            with self._telling(""):
+                file.group = self._group(peers, placed.model_copy(update={"after": after}))
         return file
 
     def _sections(self) -> dict[str, Any]:
@@ -189,16 +191,14 @@ class _Reading:
 
     def _group(self, services: Mapping[str, Service], main: Placed) -> ServiceGroup:
         used = {mount.volume for part in (main, *services.values()) for mount in part.mounts if mount.volume}
-        try:
-            return ServiceGroup(
-                services=services,
-                main=main,
-                volumes={name: source for name, source in self.volumes.items() if name in used},
-                closed=tuple(name for name, closed in self.networks.items() if closed),
-                ready_s=self.ready_s,
-            )
-        except ValidationError as exc:
-            raise ConfigError(f"{self.folder.name}/{self.file.name}: {problems(exc, ServiceGroup)}") from exc
+        fields = {
+            "services": services,
+            "main": main,
+            "volumes": {name: source for name, source in self.volumes.items() if name in used},
+            "closed": tuple(name for name, closed in self.networks.items() if closed),
+            "ready_s": self.ready_s,
+        }
+        return _validated(ServiceGroup, fields)
 
     # The file's own volumes and networks
 
@@ -233,53 +233,52 @@ class _Reading:
         }
         if added - {*CAPABILITIES}:
             raise CannotRunError(f"cap_add {min(added - {*CAPABILITIES})} is refused: {ESCAPES}")
-        mode = values.text(settings.get("network_mode") or "")
-        limits = self._limits(settings)
-        placed = self._placed(name, settings)
-        shared = mode.removeprefix("service:") if mode.startswith("service:") else ""
+        mode = values.word(settings, "network_mode")
+        shared = self._shared(settings)
         fields: dict[str, Any] = {
-            **placed.model_dump(),
+            **self._placed(name, settings).model_dump(),
+            **{key: value for key, value in shared.items() if value is not None},
             "image": image,
             "entrypoint": values.words(settings.get("entrypoint")),
             "command": values.words(settings.get("command")),
-            "env": self._env(settings),
-            "user": values.text(settings.get("user") or ""),
-            "workdir": values.text(settings.get("working_dir") or ""),
-            "hostname": values.text(settings.get("hostname") or ""),
-            "within": shared,
-            "health": self._health(settings.get("healthcheck")),
-            "restart": values.text(settings.get("restart") or "no").replace("false", "no"),
+            "hostname": values.word(settings, "hostname"),
+            "within": mode.removeprefix("service:") if mode.startswith("service:") else "",
+            "restart": (values.word(settings, "restart") or "no").replace("false", "no"),
             "ulimits": _ulimits(settings.get("ulimits") or {}),
             "init": bool(settings.get("init")),
             "tty": bool(settings.get("tty") or settings.get("stdin_open")),
-            **{key: value for key, value in limits.items() if value is not None},
         }
         if settings.get("shm_size"):
             fields["shm_mb"] = values.megabytes(settings["shm_size"])
-        try:
-            return Service.model_validate(fields)
-        except ValidationError as exc:
-            raise ConfigError(problems(exc, Service)) from exc
+        return _validated(Service, fields)
 
     def _main(self, settings: Mapping[str, Any], *, alone: bool) -> MainService:
         if added := values.items(settings.get("cap_add")):
             raise CannotRunError(f"cap_add {added[0]} is refused: the agent has no capabilities, not even as root")
         image = self._image(settings) if settings.get("build") or settings.get("image") else ""
         command = [*(values.words(settings.get("entrypoint")) or ()), *(values.words(settings.get("command")) or ())]
-        limits = self._limits(settings)
         mounts = [values.volume(volume) for volume in values.items(settings.get("volumes"))]
         return MainService(
+            **self._shared(settings),
             image=None if image in ("", MAIN_IMAGE) else image,
             command="" if _is_idle(command) else shlex.join(command),
-            env=self._env(settings),
-            user=values.text(settings.get("user") or ""),
-            workdir=values.text(settings.get("working_dir") or ""),
-            memory_mb=limits["memory_mb"],
-            cpus=limits["cpus"],
-            pids=limits["pids"],
-            health=self._health(settings.get("healthcheck")),
             folders=tuple(volume.target for volume in mounts if volume.kind == "volume") if alone else (),
         )
+
+    def _shared(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that main and the other services have in common. None: not set."""
+        limits = (((settings.get("deploy") or {}).get("resources") or {}).get("limits")) or {}
+        memory = limits.get("memory") or settings.get("mem_limit")
+        cpus, pids = limits.get("cpus") or settings.get("cpus"), limits.get("pids") or settings.get("pids_limit")
+        return {
+            "env": self._env(settings),
+            "user": values.word(settings, "user"),
+            "workdir": values.word(settings, "working_dir"),
+            "health": _health(settings.get("healthcheck")),
+            "memory_mb": values.megabytes(memory) if memory else None,
+            "cpus": values.number(cpus) if cpus else None,
+            "pids": int(values.number(pids)) if pids and values.text(pids) != "-1" else None,
+        }
 
     def _placed(self, name: str, settings: Mapping[str, Any], *, alone: bool = False) -> Placed:
         mounts, files = self._mounts(name, settings, alone=alone)
@@ -289,7 +288,8 @@ class _Reading:
         networks = self._joined(settings)
         if alias := settings.get("container_name"):
             networks = {network: (*names, values.text(alias)) for network, names in networks.items()}
-        return Placed(networks=networks, mounts=tuple(mounts), files=files, hosts=tuple(hosts))
+        after = _after(settings.get("depends_on"))
+        return Placed(networks=networks, mounts=tuple(mounts), files=files, hosts=tuple(hosts), after=after)
 
     def _mounts(self, name: str, settings: Mapping[str, Any], *, alone: bool) -> tuple[list[Mount], dict[str, str]]:
         """The mounts of a service, and the files to copy: path in the container -> path on this machine."""
@@ -302,7 +302,10 @@ class _Reading:
             elif mount is not None:
                 files[volume.target] = mount
         if not alone:
-            mounts += [_in_memory(line) for line in values.items(settings.get("tmpfs"))]
+            mounts += [
+                _validated(Mount, values.in_memory(line), f"tmpfs {line}: ")
+                for line in values.items(settings.get("tmpfs"))
+            ]
         if name == MAIN:
             taken = {mount.path for mount in mounts}
             mounts += [Mount(path=path, volume=path) for path in sorted(self.logs - taken)]
@@ -310,7 +313,7 @@ class _Reading:
 
     def _joined(self, settings: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         """Network -> the service's aliases in the network."""
-        mode = values.text(settings.get("network_mode") or "")
+        mode = values.word(settings, "network_mode")
         if mode == "none" or mode.startswith("service:"):
             return {}
         if mode not in ("", "bridge", "default"):
@@ -387,7 +390,7 @@ class _Reading:
         inline = build.get("dockerfile_inline")
         dockerfile = values.text(inline) if inline else self._dockerfile(build, context, place)
         args = values.mapping(build.get("args") or {}, self.variables.values)
-        return Build(context, dockerfile, args, values.text(build.get("target") or ""))
+        return Build(context, dockerfile, args, values.word(build, "target"))
 
     def _dockerfile(self, build: Mapping[str, Any], context: Path, place: str) -> str:
         name = values.text(build.get("dockerfile") or "Dockerfile")
@@ -408,45 +411,6 @@ class _Reading:
                 variables |= values.env_file(path)
         return variables | values.mapping(settings.get("environment") or {}, self.variables.values)
 
-    def _after(self, depends_on: Any) -> dict[str, StartedAs]:
-        if isinstance(depends_on, dict):
-            conditions: dict[str, StartedAs] = {}
-            for name, settings in depends_on.items():
-                condition = values.text((settings or {}).get("condition", "service_started"))
-                if condition not in _CONDITIONS:
-                    raise ConfigError(f"depends_on {name}: {condition!r} is none of {', '.join(_CONDITIONS)}")
-                conditions[str(name)] = _CONDITIONS[condition]
-            return conditions
-        return dict.fromkeys(map(values.text, values.items(depends_on)), "started")
-
-    def _health(self, healthcheck: Any) -> HealthCheck | None:
-        if not healthcheck:
-            return None
-        test = healthcheck.get("test")
-        if healthcheck.get("disable") or test in ("NONE", ["NONE"]):
-            return HealthCheck(test=("NONE",))
-        listed = ("CMD-SHELL", test) if isinstance(test, str) else tuple(map(values.text, test or ()))
-        times = {
-            f"{key}_s": values.seconds(healthcheck[key])
-            for key in ("interval", "timeout", "start_period")
-            if healthcheck.get(key) is not None
-        }
-        retries = {"retries": int(values.number(healthcheck["retries"]))} if healthcheck.get("retries") else {}
-        try:
-            return HealthCheck.model_validate({"test": listed, **times, **retries})
-        except ValidationError as exc:
-            raise ConfigError(f"healthcheck: {problems(exc, HealthCheck)}") from exc
-
-    def _limits(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        limits = (((settings.get("deploy") or {}).get("resources") or {}).get("limits")) or {}
-        memory = limits.get("memory") or settings.get("mem_limit")
-        cpus, pids = limits.get("cpus") or settings.get("cpus"), limits.get("pids") or settings.get("pids_limit")
-        return {
-            "memory_mb": values.megabytes(memory) if memory else None,
-            "cpus": values.number(cpus) if cpus else None,
-            "pids": int(values.number(pids)) if pids and values.text(pids) != "-1" else None,
-        }
-
     def _follow_links(self, services: Mapping[str, Any], peers: dict[str, Service]) -> None:
         """Add the aliases in `links` to the linked services, for the whole network."""
         for settings in services.values():
@@ -461,11 +425,41 @@ def _pairs(value: Any) -> list[str]:
     return [f"{name}:{item}" for name, item in value.items()] if isinstance(value, dict) else values.items(value)
 
 
-def _in_memory(line: Any) -> Mount:
+def _after(depends_on: Any) -> dict[str, StartedAs]:
+    if not isinstance(depends_on, dict):
+        return dict.fromkeys(map(values.text, values.items(depends_on)), "started")
+    conditions: dict[str, StartedAs] = {}
+    for name, settings in depends_on.items():
+        condition = values.text((settings or {}).get("condition", "service_started"))
+        if condition not in _CONDITIONS:
+            raise ConfigError(f"depends_on {name}: {condition!r} is none of {', '.join(_CONDITIONS)}")
+        conditions[str(name)] = _CONDITIONS[condition]
+    return conditions
+
+
+def _health(healthcheck: Any) -> HealthCheck | None:
+    if not healthcheck:
+        return None
+    test = healthcheck.get("test")
+    if healthcheck.get("disable") or test in ("NONE", ["NONE"]):
+        return HealthCheck(test=("NONE",))
+    fields: dict[str, Any] = {
+        f"{key}_s": values.seconds(healthcheck[key])
+        for key in ("interval", "timeout", "start_period")
+        if healthcheck.get(key) is not None
+    }
+    if healthcheck.get("retries"):
+        fields["retries"] = int(values.number(healthcheck["retries"]))
+    fields["test"] = ("CMD-SHELL", test) if isinstance(test, str) else tuple(map(values.text, test or ()))
+    return _validated(HealthCheck, fields, "healthcheck: ")
+
+
+def _validated(model: type[M], fields: Mapping[str, Any], place: str = "") -> M:
+    """Raises ConfigError with the mistakes in the fields."""
     try:
-        return Mount.model_validate(values.in_memory(line))
+        return model.model_validate(fields)
     except ValidationError as exc:
-        raise ConfigError(f"tmpfs {line}: {problems(exc, Mount)}") from exc
+        raise ConfigError(f"{place}{problems(exc, model)}") from exc
 
 
 def _ulimits(ulimits: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
@@ -486,14 +480,3 @@ def _is_idle(command: list[str]) -> bool:
     return not command or any(
         tuple(command[: len(idle)]) == idle and (idle == ("sleep",) or len(command) == len(idle)) for idle in _IDLE
     )
-
-
-def _ordered(
-    services: Mapping[str, Service], main: Placed, waits: Mapping[str, Mapping[str, StartedAs]]
-) -> tuple[dict[str, Service], Placed]:
-    """The services and main, each with the services to wait for."""
-    after = {name: how for name, how in waits[MAIN].items() if name in services}
-    return {
-        name: service.model_copy(update={"after": {**service.after, **waits[name]}})
-        for name, service in services.items()
-    }, main.model_copy(update={"after": after})

@@ -123,6 +123,11 @@ def text(value: Any) -> str:
     raise ConfigError(f"{value!r:.80} must be a text or a number")
 
 
+def word(settings: Mapping[str, Any], key: str) -> str:
+    """The text of a setting; empty if the setting is missing. Raises ConfigError as `text` does."""
+    return text(settings.get(key) or "")
+
+
 def items(value: Any) -> list[Any]:
     """A list; a single value as a list; an empty list for None."""
     if value is None:

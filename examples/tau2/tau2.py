@@ -1,20 +1,25 @@
-"""The Env of tau2-bench's domains: the episode's talk, calls, and the reward by the database's final state."""
+"""tau2-bench's domains: the episode's talk, calls, and the reward by the database's final state.
+
+agentrl play examples/tau2/tau2.py:Tau2 --player examples/tau2/players.py:gold
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
+from tau2_suite import Domain, DomainName, Scenario, World, load_domain
 
 from agentrl import Action, Env, Message, Reward, StepResult, Task, ToolCall, ToolSpec, Trajectory
 from agentrl.chat import Speaker, SpeakerConfig, speaker
 from agentrl.chat.simulation import SimulatedUser, UserConfig
 from agentrl.errors import CallError, ConfigError
 from agentrl.types import JSON
-from agentrl_envs.tau2.suite import Domain, DomainName, Scenario, World, load_domain
 
+HERE = Path(__file__).resolve().parent
 GREETING = "Hi! How can I help you today?"
 _STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 _SYSTEM = """<instructions>
@@ -34,7 +39,7 @@ class Tau2Config(BaseModel):
 
     domain: DomainName = "retail"
     """The shop, with tasks and rules."""
-    user: UserConfig = UserConfig(speaker=SpeakerConfig(script="agentrl_envs.tau2.players:blunt"))
+    user: UserConfig = UserConfig(speaker=SpeakerConfig(script=f"{HERE}/players.py:blunt"))
     """The customer. The default is a script that gives all facts at once: good for trying things out. For a benchmark,
     let an endpoint play the customer. The default `stop` is tau2's."""
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
+from agentrl.engine.scripted import Turn
+from agentrl.testing import call
+
 
 def _code(source: str) -> str:
     """A command that appends code to the submitted file."""
@@ -280,3 +285,10 @@ if leave():
 
 ATTACKS = {**ON_THE_VERDICT, **ON_THE_WORK, **ON_THE_SANDBOX, **ON_THE_REPORTER}
 """Name -> commands."""
+
+
+def attack(name: str) -> Generator[Turn, str, None]:
+    """Runs the commands of an attack, then submits."""
+    for command in ATTACKS[name]:
+        yield call("bash", command=command)
+    yield call("submit")
