@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentrl._util.files import write_atomically
 from agentrl._util.loading import load_object
 from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
@@ -22,7 +23,6 @@ from agentrl.cli.options import EnvPath, EpisodeSettings, ModelName
 from agentrl.cli.play import Player, load_player
 from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError
-from agentrl.train.files import write_atomically
 
 if TYPE_CHECKING:
     from agentrl.check import Report

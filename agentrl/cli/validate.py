@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from agentrl._util.files import write_atomically
 from agentrl._util.loading import load_object
 from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.errors import ConfigError
-from agentrl.train.files import write_atomically
 
 BROKEN = 1
 """Exit code; 2 is a wrong command."""
