@@ -116,16 +116,16 @@ $(GPU_VENV)/.installed: benchmarks/wheels.txt
 bench-retriever: $(STAMP)  ## Recall, latency and memory over DATA=FOLDER (corpus.jsonl, qa.jsonl), and over 2 million passages made from it.
 	$(BIN)/python -m benchmarks.retrieval $(or $(DATA),$(error name a folder with corpus.jsonl and qa.jsonl: make bench-retriever DATA=FOLDER))
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml envs/pyproject.toml sandbox/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "agentrl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
 	@echo "Installing agentrl into $(VENV), once: two minutes, or up to ten on a busy machine or a slow network."
 	@$(PYTHON) -m venv $(VENV)
 	@echo "  1 of 3: torch, the largest (200 MB)"
 	@$(INSTALL) 'torch>=2.6' $(BRIEFLY)
 	@echo "  2 of 3: agentrl, and what it needs to train and to play"
-	@$(INSTALL) -e '.[train,search,coding,docker,rewards]' $(BRIEFLY)
+	@$(INSTALL) -e '.[all]' -e envs -e sandbox $(BRIEFLY)
 	@echo "  3 of 3: what the tests need"
-	@$(INSTALL) -e '.[train,search,coding,docker,rewards,dev]' $(BRIEFLY)
+	@$(INSTALL) -e '.[all,dev]' -e envs -e sandbox $(BRIEFLY)
 	@$(INSTALL) --no-deps xgrammar apache-tvm-ffi $(BRIEFLY)
 	@echo "Installed."
 	@touch $@

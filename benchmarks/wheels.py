@@ -43,7 +43,7 @@ class Wheel:
         return _key(self.name)
 
     def installed(self) -> bool:
-        """Whether this Python has it, as new as pyproject.toml asks."""
+        """Whether this Python has it, as new as the pyproject.toml files ask."""
         try:
             return _numbers(version(self.name)) >= _minima().get(self.key, ())
         except PackageNotFoundError:
@@ -56,8 +56,9 @@ class Wheel:
 
 @cache
 def _minima() -> dict[str, tuple[int, ...]]:
-    project = LIST.parent.parent.joinpath("pyproject.toml").read_text(encoding="utf-8")
-    return {_key(name): _numbers(least) for name, least in re.findall(r'"([\w.-]+)>=([\d.]+)"', project)}
+    root = LIST.parent.parent
+    projects = [(root / folder / "pyproject.toml").read_text(encoding="utf-8") for folder in ("", "envs", "sandbox")]
+    return {_key(name): _numbers(least) for name, least in re.findall(r'"([\w.-]+)>=([\d.]+)"', "".join(projects))}
 
 
 def _numbers(of_version: str) -> tuple[int, ...]:

@@ -13,23 +13,26 @@ from agentrl import __version__
 from agentrl._util.garbage import claim_process
 from agentrl._util.torch_threads import wait_passively
 from agentrl.cli._errors import INTERRUPTED, USAGE_ERROR
+from agentrl.cli._installed import installed_commands
 from agentrl.cli._warnings import name_unawaited_lines
-from agentrl.cli.check import check
-from agentrl.cli.compare import compare
 from agentrl.cli.data import data
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate
-from agentrl.cli.init import init
 from agentrl.cli.merge import merge
 from agentrl.cli.play import play
-from agentrl.cli.retriever import retriever
-from agentrl.cli.sandbox import sandbox
 from agentrl.cli.serve import serve
-from agentrl.cli.sft import sft
-from agentrl.cli.show import show
 from agentrl.cli.slime import slime
-from agentrl.cli.train import train
-from agentrl.cli.view import view
+
+_CORE = {
+    "data": data,
+    "envs": envs,
+    "eval": evaluate,
+    "merge": merge,
+    "play": play,
+    "serve": serve,
+    "slime": slime,
+}
+"""The commands of the core. All others are entry points, so that the core works without their rooms."""
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
 """click's UsageError, wherever typer has it: newer versions of typer bundle click."""
@@ -41,22 +44,18 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(init)
-app.command()(train)
-app.command()(sft)
-app.command("eval")(evaluate)
-app.command()(serve)
-app.command()(merge)
-app.command()(play)
-app.command()(show)
-app.command()(view)
-app.command()(compare)
-app.command()(envs)
-app.command()(check)
-app.command()(retriever)
-app.add_typer(data, name="data")
-app.add_typer(sandbox, name="sandbox")
-app.add_typer(slime, name="slime")
+
+
+def _add(name: str, command: Any) -> None:
+    """Add a subcommand: a function, or a Typer with subcommands of its own."""
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+    else:
+        app.command(name)(command)
+
+
+for _name, _command in sorted({**installed_commands(), **_CORE}.items()):
+    _add(_name, _command)
 
 
 def _print_version(value: bool) -> None:

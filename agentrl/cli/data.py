@@ -38,9 +38,9 @@ def tasks(
     settings: EpisodeSettings = None,
 ) -> None:
     """Write the tasks that an environment makes by itself as a data file, for slime or to look at."""
+    from agentrl._util.files import write_atomically
     from agentrl.rollout import tasks_of
     from agentrl.rollout.data.own_tasks import row_of
-    from agentrl.train.files import write_atomically
 
     with one_line_errors():
         if out.exists():

@@ -234,7 +234,7 @@ def refuse_finished(out: Path | None) -> None:
 
 def write_trajectories(out: Path, trajectories: Sequence[Trajectory]) -> None:
     """Write a trajectory on each line: all or nothing."""
-    from agentrl.train.files import write_atomically
+    from agentrl._util.files import write_atomically
 
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, "".join(json.dumps(trajectory.to_json()) + "\n" for trajectory in trajectories))

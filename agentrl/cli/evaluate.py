@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
+from agentrl._util.files import only_writer
 from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.api import (
@@ -50,7 +51,6 @@ from agentrl.cli.results import Results, how_to_resume, source_of, unfinished
 from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.monitor.by_key import value_of
-from agentrl.train.files import only_writer
 
 if TYPE_CHECKING:
     from agentrl.episode.options import EpisodeOptions

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from agentrl._util.files import is_special
 from agentrl._util.signals import run
 from agentrl.cli._session import visible
 from agentrl.cli.api import mask, own_reward, refuse_agents
@@ -27,7 +28,6 @@ from agentrl.env.tool_calls import new_call
 from agentrl.env.tools import tool_name
 from agentrl.episode.options import EpisodeHooks
 from agentrl.errors import ConfigError
-from agentrl.train.files import is_special
 from agentrl.types import JSON, Message, Task, ToolSpec
 
 if TYPE_CHECKING:

@@ -52,11 +52,11 @@ def merge(
 def _merge(folder: Path, out: Path, dtype: str) -> None:
     import torch
 
+    from agentrl._util.files import write_folder
     from agentrl.models import load_model, load_tokenizer, merge_adapter, save_model, set_ends
     from agentrl.models.vision import vision_of
     from agentrl.render import load_renderer
     from agentrl.render.ends import turn_ends
-    from agentrl.train.files import write_folder
 
     tokenizer = load_tokenizer(str(folder))
     model = merge_adapter(load_model(str(folder))).to(getattr(torch, dtype))

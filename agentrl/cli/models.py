@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,9 +74,10 @@ def open_renderer(name: str) -> tuple[Renderer, Any]:
 
 def weights_of(name: str) -> str:
     """The weights' folder if `name` is a run's folder, else `name`. Raises ConfigError for a run without weights."""
-    from agentrl.train import run_folder
-
-    return run_folder.weights_of(name) if run_config(name) else name
+    if run_config(name) is None:
+        return name
+    folder: str = load_object("agentrl.train.run_folder:weights_of")(name)
+    return folder
 
 
 def check_model(name: str, engine: str, engine_config: Mapping[str, Any]) -> None:
@@ -99,10 +101,11 @@ def weights_digest(name: str) -> str:
 
 def run_config(name: str) -> TrainConfig | None:
     """The configuration of the run in folder `name`; None if the folder is not a run's."""
-    from agentrl.train.config import TrainConfig
-
     file = Path(name) / "config.yaml"
-    return TrainConfig.from_yaml(file) if file.is_file() else None
+    if not file.is_file():
+        return None
+    config: TrainConfig = load_object("agentrl.train.config:TrainConfig").from_yaml(file)
+    return config
 
 
 def import_slow(*, weights: bool) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from agentrl._util.concurrency import gather
+from agentrl._util.files import only_writer
 from agentrl._util.loading import cause, load_object
 from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
@@ -46,7 +47,6 @@ from agentrl.monitor.earned import Earned
 from agentrl.rollout.play.opponents import FixedPlayer
 from agentrl.testing import rollout
 from agentrl.testing.playing import reads_messages
-from agentrl.train.files import only_writer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import MaybeAwait, Message, Task, ToolSpec
 

@@ -14,11 +14,11 @@ from typing import TypeAlias
 import typer
 
 from agentrl._util.content import content
+from agentrl._util.files import append_line, is_special
 from agentrl._util.loading import short
 from agentrl.cli.episodes import write_trajectories
 from agentrl.errors import ConfigError, LedgerError
 from agentrl.plain import to_json_lossy
-from agentrl.train.files import append_line, is_special
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import torch
 
-from agentrl.train.files import write_atomically
+from agentrl._util.files import write_atomically
 from agentrl.types import JSON
 
 Phase: TypeAlias = Literal["start", "warm_start", "evaluation", "rollout", "hand_over", "train"]

@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from agentrl._util.files import append_line, write_atomically
 from agentrl.rollout.play.in_flight import in_flight, take_started
 from agentrl.train.batch import Row
-from agentrl.train.files import append_line, write_atomically
 from agentrl.trajectory.outline import Outline
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Trajectory

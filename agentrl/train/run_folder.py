@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl._util.file_lock import try_lock, unlock
+from agentrl._util.files import about_folder, damage, sync, write_atomically, write_folder
 from agentrl.errors import ConfigError
 from agentrl.train.config import TrainConfig
-from agentrl.train.files import about_folder, damage, sync, write_atomically, write_folder
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
 
+from agentrl._util.files import write_atomically
 from agentrl.errors import ConfigError
 from agentrl.train.config import TrainConfig
 from agentrl.train.event_file import EventFile
-from agentrl.train.files import write_atomically
 from agentrl.train.report import BOARD
 
 _WANDB_ID = "wandb_id"

@@ -19,6 +19,7 @@ from rich.console import Console
 from torch.optim import Optimizer
 from transformers.utils.logging import disable_progress_bar
 
+from agentrl._util.files import write_atomically
 from agentrl.engine.base import TrainedEngine
 from agentrl.engine.pausable import PausableEngine
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine
@@ -44,7 +45,6 @@ from agentrl.train.config import TrainConfig
 from agentrl.train.credit import uncredited_groups
 from agentrl.train.data import evaluation_tasks, limit_prompts, training_tasks
 from agentrl.train.engine_choice import device_of, with_engine_chosen
-from agentrl.train.files import write_atomically
 from agentrl.train.handover import HandOver
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
 from agentrl.train.memory_advice import memory_lines

@@ -1,1 +1,3 @@
 """Environments for agentrl, a package each."""
+
+__version__ = "0.1.0"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import Trajectory
-from agentrl.train.files import only_writer
+from agentrl._util.files import only_writer
 
 WAITING = '''
 import asyncio, os

@@ -129,10 +129,11 @@ def _targets(targets: list[str]) -> None:
 
 
 def _extras(words: str) -> None:
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    for extras in re.findall(r"(?:\.|agentrl-sdk)\[([\w,-]+)\]", words):
-        if unknown := set(extras.split(",")) - known.keys():
-            raise ValueError(f"pyproject.toml has no extra {', '.join(sorted(unknown))}")
+    for place, extras in re.findall(r"(\.|sdk|envs|sandbox)\[([\w,-]+)\]", words):
+        folder = "." if place == "sdk" else place
+        pyproject = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+        if unknown := set(extras.split(",")) - pyproject["project"]["optional-dependencies"].keys():
+            raise ValueError(f"{folder}/pyproject.toml has no extra {', '.join(sorted(unknown))}")
 
 
 def _python(program: str, words: list[str]) -> None:

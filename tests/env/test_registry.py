@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -122,19 +120,6 @@ def test_the_command_lists_one_line_each_and_a_broken_one_with_its_reason(instal
         "needs": ["a chess engine at port 9 for 1 (stockfish)"],
         "broken": "",
     }
-
-
-def test_every_shipped_environment_is_described(monkeypatch):
-    """Read from pyproject.toml: what is installed here may be older."""
-    from agentrl.cli.envs import described
-
-    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
-    ours = pyproject["project"]["entry-points"][GROUP]
-    assert {"fact_search", "search_r1", "coding"} <= set(ours)
-    for name, path in ours.items():
-        found = described(SimpleNamespace(name=name, path=path, package="agentrl-sdk"))
-        assert (found.broken, bool(found.summary)) == ("", True), name
-        assert found.agent or found.tools or found.summary, name
 
 
 def test_the_entries_are_those_of_the_path_as_it_is(installed, monkeypatch):

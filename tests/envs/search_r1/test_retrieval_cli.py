@@ -76,4 +76,4 @@ def test_without_tantivy_and_on_a_full_disk_it_says_what_to_do(corpus, monkeypat
     monkeypatch.setattr(index_module.importlib.util, "find_spec", lambda name: None)
     ended = index(corpus)
     assert ended.exit_code == 2
-    assert "pip install -e '.[search]'" in ended.stderr
+    assert "pip install -e sandbox -e 'envs[search]'" in ended.stderr

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from agentrl import ConfigError
-from agentrl.train import files
-from agentrl.train.files import append_line, only_writer, write_atomically
+from agentrl._util import files
+from agentrl._util.files import append_line, only_writer, write_atomically
 
 
 def test_a_symbolic_link_stays_and_its_target_is_written(tmp_path):
@@ -76,7 +76,7 @@ def test_a_line_that_does_not_fit_is_not_appended(tmp_path):
     program = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from agentrl.train.files import append_line\n"
+        "from agentrl._util.files import append_line\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
         "append_line(Path(sys.argv[1]), 'one')\n"

@@ -1,0 +1,61 @@
+"""Commands of installed packages: the entry points `agentrl.commands`."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from agentrl._util.loading import load_object
+from agentrl.cli import app
+from agentrl.cli._installed import GROUP, installed_commands
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """A function that installs a package with one command: its module's text, and the entry point."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def installed(text, value):
+        (tmp_path / f"{value.partition(':')[0]}.py").write_text(text)
+        info = tmp_path / "plugin-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\nweather = {value}\n")
+
+    return installed
+
+
+def test_a_package_adds_a_command(install):
+    install("def weather():\n    pass\n", "commands_that_work:weather")
+    assert installed_commands()["weather"].__name__ == "weather"
+
+
+def test_a_command_that_fails_to_import_is_left_out_with_a_warning(install, capsys):
+    install("1 / 0\n", "commands_that_fail:weather")
+    assert "weather" not in installed_commands()
+    assert capsys.readouterr().err.startswith("warning: no command weather: commands_that_fail:weather: importing ")
+
+
+@pytest.mark.parametrize("module", ["commands_removed", "package_removed.commands"])
+def test_the_command_of_a_removed_package_is_left_out(install, tmp_path, capsys, module):
+    install("", "any:thing")
+    points = tmp_path / "plugin-1.0.dist-info" / "entry_points.txt"
+    points.write_text(f"[{GROUP}]\nweather = {module}:weather\n")
+    assert "weather" not in installed_commands()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("folder", ["", "envs", "sandbox"])
+def test_each_command_of_a_pyproject_exists_and_is_installed(folder):
+    """An older installation lacks a new command: pip install --no-deps -e . -e envs -e sandbox."""
+    pyproject = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+    names = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    for name, path in pyproject["project"]["entry-points"][GROUP].items():
+        command = load_object(path)
+        assert isinstance(command, typer.Typer) or callable(command), path
+        assert name in names, name

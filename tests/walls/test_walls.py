@@ -1,0 +1,86 @@
+"""The core works without its leaves: training, checks, the viewer, templates, local engines, envs and sandboxes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LEAVES = ("train", "check", "view", "init", "engine/local", "engine/sglang/training")
+COMMAND_HELPERS = {"agentrl.cli.listing": "only `agentrl show` uses it"}
+"""Modules of leaf commands that are no command, and why."""
+
+
+def house():
+    spec = importlib.util.spec_from_file_location("house", ROOT / ".ci" / "house.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def is_leaf(module):
+    folders = tuple(f"agentrl.{leaf}".replace("/", ".") for leaf in LEAVES)
+    return f"{module}.".startswith(tuple(f"{folder}." for folder in folders))
+
+
+def leaf_commands():
+    for folder in ("", "envs", "sandbox"):
+        pyproject = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+        yield from (
+            path.partition(":")[0] for path in pyproject["project"]["entry-points"]["agentrl.commands"].values()
+        )
+
+
+@pytest.mark.thorough
+def test_the_core_imports_no_leaf():
+    outside = {*leaf_commands(), *COMMAND_HELPERS}
+    crossing = [
+        f"{each.importer} imports {each.imported}"
+        for each in house().imports(ROOT)
+        if not (each.typing_only or is_leaf(each.importer) or each.importer in outside)
+        if is_leaf(each.imported)
+    ]
+    assert crossing == []
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory):
+    """A folder with a copy of the core alone, and the script that plays there."""
+    folder = tmp_path_factory.mktemp("core")
+    leaves = {ROOT / "agentrl" / leaf for leaf in LEAVES}
+    assert all(leaf.is_dir() for leaf in leaves)
+
+    def left_out(parent, names):
+        return [name for name in names if Path(parent) / name in leaves or name == "__pycache__"]
+
+    shutil.copytree(ROOT / "agentrl", folder / "agentrl", ignore=left_out)
+    shutil.copy(Path(__file__).with_name("played_alone.py"), folder)
+    return folder
+
+
+def command(core, *words):
+    environment = {**os.environ, "PYTHONPATH": str(core)}
+    return {"args": [sys.executable, *words], "cwd": core, "env": environment, "text": True}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", ["env", "slime", "gateway"])
+def test_an_episode_is_played(core, part):
+    done = subprocess.run(**command(core, "played_alone.py", part), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{part}: 1.0\n"
+
+
+@pytest.mark.thorough
+def test_a_model_is_served(core):
+    words = ("served", "--model", "tiny", "--engine", "scripted", "--set", "engine_config.turns=played_alone.py:answer")
+    served = subprocess.run(**command(core, "played_alone.py", *words), capture_output=True)
+    assert served.returncode == 0, served.stderr
+    assert served.stdout == "served: Paris\n"
