@@ -206,7 +206,7 @@ async def _main() -> None:
 
 
 def _read(raw: bytes) -> _Order:
-    """The order. It may hold instances of classes in the Env's file, so that file is imported first."""
+    """Read the order. The Env's file is imported first, because the order may hold instances of its classes."""
     path, order = pickle.loads(raw)
     load_env(path)
     parsed: _Order = pickle.loads(order)

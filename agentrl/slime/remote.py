@@ -235,7 +235,7 @@ def _vision(model: str) -> Vision | None:
 def refuse_loopback(url: str, started: int) -> None:
     """Raises ConfigError if workers on other nodes could not reach the engine at this URL.
 
-    A cluster may grow, so this is looked at again when more workers have `started`: only those may be on new nodes.
+    A cluster may grow, so the URL is checked again when more workers have `started`.
     """
     ray = _ray()
     if ray is not None and is_loopback(url) and sum(node["Alive"] for node in ray.nodes()) > 1:

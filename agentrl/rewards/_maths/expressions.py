@@ -61,7 +61,7 @@ class ExpressionReader:
         raise NotImplementedError
 
     def relation(self) -> MathNode:
-        """An equation, an inequality or a side."""
+        """Read an equation, an inequality or an expression."""
         raise NotImplementedError
 
     def ratio(self) -> MathNode:

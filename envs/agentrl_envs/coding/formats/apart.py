@@ -24,7 +24,7 @@ from agentrl_sandbox.command import finish
 LONGEST_REPLY = 32 << 20
 """The most bytes of the work's answer to a question."""
 _LONGEST_LINE = 64 << 20
-"""Bytes of a line from the tests: a question holds their input."""
+"""The most bytes of a line from the tests: a line holds a test's input."""
 _LOG = 8 << 10
 
 
