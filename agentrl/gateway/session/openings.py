@@ -52,7 +52,7 @@ class Openings:
         self._making: dict[bytes, asyncio.Task[Opening]] = {}
 
     async def get(self, key: bytes, make: Callable[[], Awaitable[Opening]]) -> Opening:
-        """The prompt of a key, rendered on first use. A failure is raised to all waiting callers, and the next caller retries.
+        """The prompt of a key, rendered on first use. All waiting callers get a failure, and the next caller retries.
 
         A cancelled caller does not cancel the render.
         """
