@@ -15,9 +15,11 @@ from contextlib import suppress
 from itertools import count
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
 from agentrl._util.child import STOP, Outbox, messages
+
+E = TypeVar("E", bound=Exception)
 
 _END_S = 5.0
 """Seconds for a child to end by itself, before a kill."""
@@ -73,18 +75,18 @@ class ChildProcess:
         return self._popen.wait()
 
 
-class Requests:
+class Requests(Generic[E]):
     """Requests to a child, from any threads and event loops.
 
     A message is pickled: the request's number, a name and arguments. The child answers with the number and a value.
     The number 0 needs no answer.
     """
 
-    def __init__(self, child: ChildProcess, read: Callable[[Any], Any], lost: Callable[[int], Exception]) -> None:
+    def __init__(self, child: ChildProcess, read: Callable[[Any], Any], lost: Callable[[int], E]) -> None:
         """`read` makes a result of a child's answer, or raises the child's error. `lost` makes the error of all waiting
         requests from the exit status. Both are called in a thread."""
         self.child, self._read, self._lost = child, read, lost
-        self.ended: Future[Exception] = Future()
+        self.ended: Future[E] = Future()
         """The error for later requests, once the process has ended."""
         self.ended.set_running_or_notify_cancel()  # so that a cancelled waiter cannot cancel it
         self._outbox, self._numbers, self._lock = Outbox(child.connection), count(1), threading.Lock()

@@ -168,7 +168,7 @@ class ProcessEngine(AsyncClosing):
 class ProcessLockstep:
     """The lockstep of the engine in the other process; see `Lockstep`."""
 
-    def __init__(self, requests: Requests, members: Iterator[int]) -> None:
+    def __init__(self, requests: Requests[EngineLostError], members: Iterator[int]) -> None:
         self._requests, self._members = requests, members
 
     @contextmanager
