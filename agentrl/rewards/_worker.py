@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,15 +27,13 @@ MEMORY = 8 * 2**30
 _GRACE_S = 2.0
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, parent: int) -> None:
     """Answer requests in order, until the parent is gone."""
     _bound_memory()
-    while True:
-        try:
-            request = json.loads(connection.recv_bytes())
-            connection.send_bytes(json.dumps(_answer(request, connection)).encode())
-        except (EOFError, OSError):
-            return
+    of_parent = _load(f"{Path(__file__).parents[1] / '_util' / 'child.py'}:of_parent")
+    with suppress(OSError):
+        for request in of_parent(connection, parent):
+            connection.send_bytes(json.dumps(_answer(json.loads(request), connection)).encode())
 
 
 def _answer(request: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
@@ -98,4 +97,4 @@ def _bound_memory() -> None:
 if __name__ == "__main__":
     sys.setrecursionlimit(10_000)
     os.nice(5)
-    serve(Connection(int(sys.argv[1])))
+    serve(Connection(int(sys.argv[2])), int(sys.argv[1]))

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from multiprocessing import Pipe
 from pathlib import Path
 
+from agentrl._util.children import ChildProcess, how_ended
 from agentrl.errors import AgentRLError, InfraError
 from agentrl.types import JSON
 
@@ -106,6 +103,7 @@ class ProcessPool:
 
     def _drop(self, process: _Process) -> None:
         process.end()
+        process.connection.close()
         with self._lock:
             self._all.discard(process)
 
@@ -152,7 +150,7 @@ class _ProcessJob:
         except (EOFError, OSError) as exc:
             if isinstance(exc, TimeoutError):
                 raise
-            raise InfraError(f"{self.function}: its process died ({process.end()}) while it graded") from exc
+            raise InfraError(f"{self.function}: its process ended {how_ended(process.end())} while it graded") from exc
         return answer
 
     def _receive(self, process: _Process, seconds: float, purpose: str) -> dict[str, JSON]:
@@ -162,41 +160,12 @@ class _ProcessJob:
         return answer
 
 
-class _Process:
-    """A worker process and the pipe to the worker. The process leads a process group, so that its children die too."""
+class _Process(ChildProcess):
+    """A worker process."""
 
     def __init__(self) -> None:
-        self.connection, theirs = Pipe()
-        with theirs:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-P", str(_SCRIPT), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-                start_new_session=True,
-            )
-        self._end_lock = threading.Lock()
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    def kill(self) -> None:
-        """Kill the process, from any thread. `end` reaps it."""
-        with self._end_lock:
-            if self._popen.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGKILL)
-
-    def end(self) -> str:
-        """Kill and reap the process, and close the pipe. Returns how the process ended."""
-        self.kill()
-        with self._end_lock:
-            code = self._popen.wait()
-            self.connection.close()
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        path = os.pathsep.join(map(os.path.abspath, sys.path))
+        super().__init__([str(_SCRIPT)], variables={"PYTHONPATH": path})
 
 
 @cache

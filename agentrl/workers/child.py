@@ -1,51 +1,46 @@
-"""The program of a worker that is a child process. The arguments: an inherited socket, and the worker's number.
-
-The program ends when the socket is closed, or when the parent is gone. At the end the worker closes its Envs, within a
-bounded time.
-"""
+"""The program of a worker that is a child process. At the end the worker closes its Envs, within a bounded time."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
 import os
-import signal
-import socket
+import pickle
 import sys
-from contextlib import suppress
+import threading
+from multiprocessing.connection import Connection
 from typing import Any
 
-from agentrl.workers.messages import MessageStream
+from agentrl._util import child
 from agentrl.workers.player import Player, answered
 
-_POLL_S = 1.0
-"""Seconds between two checks for the parent. A program started by the parent may hold the socket open."""
 _CLOSE_S = 35.0
 """Seconds for Envs to be closed, once the driver is gone. An Env has `limits.close_s`, 30 by default."""
 
 
-async def _serve(end: socket.socket) -> None:
-    stream, player, tasks = await MessageStream.over(end), Player(), set[asyncio.Task[None]]()
-    parent = os.getppid()
+async def _serve(connection: Connection, parent: int) -> None:
+    outbox, player, tasks = child.Outbox(connection), Player(), set[asyncio.Task[None]]()
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     async def answer(number: int, method: str, arguments: Any) -> None:
         outcome = await answered(player, method, arguments)
         if number:
-            stream.send((number, outcome))
+            outbox.put(pickle.dumps((number, outcome), protocol=pickle.HIGHEST_PROTOCOL))
 
-    async def read() -> None:
-        with suppress(EOFError):
-            while True:
-                task = asyncio.create_task(answer(*await stream.receive()))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
+    def begin(request: tuple[int, str, Any]) -> None:
+        task = loop.create_task(answer(*request))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
-    async def watch() -> None:
-        while os.getppid() == parent:  # noqa: ASYNC110 - no event tells of the parent's end
-            await asyncio.sleep(_POLL_S)
+    def read() -> None:
+        try:
+            for message in child.of_parent(connection, parent):
+                loop.call_soon_threadsafe(begin, pickle.loads(message))
+        finally:
+            loop.call_soon_threadsafe(ended.set)
 
-    await asyncio.wait([asyncio.create_task(read()), asyncio.create_task(watch())], return_when="FIRST_COMPLETED")
+    threading.Thread(target=read, name="agentrl-requests", daemon=True).start()
+    await ended.wait()
     _be_silent()
     await asyncio.wait([asyncio.create_task(player.close())], timeout=_CLOSE_S)
 
@@ -60,20 +55,6 @@ def _be_silent() -> None:
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # signals are for the driver, and the driver closes the workers
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)
-    status = 1
-    try:
-        asyncio.run(_serve(socket.socket(fileno=descriptor)))
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # the driver prints the error
-        raise
-    finally:
-        atexit._run_exitfuncs()  # temporary folders are removed
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # threads of hooks that hang must not keep the process
+    parent, descriptor = map(int, sys.argv[1:])
+    child.run(lambda: asyncio.run(_serve(Connection(descriptor), parent)))

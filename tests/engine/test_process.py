@@ -140,7 +140,7 @@ async def test_errors_aborts_and_signals_are_those_of_local_engine(tmp_path, mod
         assert 0 < len(found.tokens) < 1000
         with pytest.raises(asyncio.CancelledError):
             await dropped
-        assert not engine._process._answers
+        assert not engine._process.requests._answers
         assert len((await engine.generate([1, 2], {"max_new_tokens": 3, **endless})).tokens) == 3
 
 

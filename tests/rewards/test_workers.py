@@ -73,7 +73,7 @@ async def test_one_that_never_returns_is_killed_at_its_deadline_and_replaced(wor
 
 
 async def test_one_that_dies_is_the_worlds_failure_and_replaced(workers):
-    with pytest.raises(InfraError, match=r"die: its process died \(SIGKILL\)"):
+    with pytest.raises(InfraError, match=r"die: its process ended by signal SIGKILL"):
         await workers.run(HERE + "die", seconds=10)
     assert await workers.run(HERE + "add", 1, 1, seconds=10) == 2
 

@@ -1,18 +1,14 @@
 """The program that runs a LocalEngine for a parent process: see ProcessEngine.
 
-The arguments are two inherited file descriptors: of a connection, and of the shared weights. The connection's first
-message describes the engine to load. The program ends with the connection or the parent: a killed trainer leaves no
-engine.
+The arguments are the parent's id and two inherited file descriptors: of a connection, and of the shared weights. The
+first message, `begin`, describes the engine to load.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
-import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, suppress
@@ -22,22 +18,18 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from agentrl._util import child
 from agentrl.engine.local.sampling import Sampling
 from agentrl.engine.local.shared_weights import SharedWeights, Slot
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.image import Image
 from agentrl.types import Generation
 
-_POLL_S = 1.0
-"""Seconds between two checks for the parent. A program started by the parent may hold the connection open."""
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """The ingredients of the engine."""
 
-    parent: int
-    """The id of the ordering process."""
     folder: str
     """The folder of a model with the tokenizer, or of an adapter. An adapter names the base model."""
     device: str
@@ -50,16 +42,11 @@ class Order:
 
 
 class EngineServer:
-    """Answers the messages of one connection.
+    """Answers the requests of one connection. An answer is an error (class and text) or None, and the result."""
 
-    A message is a name with arguments. An answer is the request's number, an error (class and text) or None, and the
-    result.
-    """
-
-    def __init__(self, connection: Connection, weights: int) -> None:
-        self._connection, self._writing = connection, threading.Lock()
-        self._order: Order = pickle.loads(connection.recv_bytes())
-        self._weights = SharedWeights(weights, self._order.slots)
+    def __init__(self, connection: Connection, parent: int, weights: int) -> None:
+        self._requests, self._outbox = child.of_parent(connection, parent), child.Outbox(connection)
+        self._descriptor = weights
         self._running: dict[int, Future[Generation]] = {}
         self._plain = copy_context()
         self._members: dict[int, tuple[Context, AbstractContextManager[None]]] = {}
@@ -68,13 +55,8 @@ class EngineServer:
 
     def run(self) -> None:
         """Answer until the connection or the parent ends."""
-        try:
-            self._engine = self._load()
-        except ConfigError as exc:
-            self._answer(0, exc)
-            return
-        self._answer(0, self._context)
         commands: Mapping[str, Callable[..., None]] = {
+            "begin": self._begin,
             "generate": self._generate,
             "cancel": self._cancel,
             "abort": self._abort,
@@ -85,11 +67,20 @@ class EngineServer:
             "leave": self._leave,
             "end": self._end_lockstep,
         }
-        while (message := self._receive()) not in (None, ("stop",)):
-            name, *arguments = message
-            commands[name](*arguments)
+        for message in self._requests:
+            number, name, arguments = pickle.loads(message)
+            commands[name](*[number] if number else [], *arguments)
+        self._outbox.close()
 
-    def _load(self) -> Any:
+    def _begin(self, number: int, order: Order) -> None:
+        try:
+            self._engine = self._load(order)
+        except ConfigError as exc:
+            self._answer(number, exc)
+        else:
+            self._answer(number, self._context)
+
+    def _load(self, order: Order) -> Any:
         import torch
 
         from agentrl.engine.local.engine import LocalEngine
@@ -97,7 +88,7 @@ class EngineServer:
         from agentrl.models import load_model, load_tokenizer
         from agentrl.models.vision import vision_of
 
-        order = self._order
+        self._weights = SharedWeights(self._descriptor, order.slots)
         torch.set_num_threads(order.threads)
         model = load_model(order.folder, device=order.device, dtype=order.dtype)
         parameters = dict(model.named_parameters())
@@ -115,24 +106,10 @@ class EngineServer:
         self._model = model
         return engine
 
-    def _receive(self) -> Any:
-        """The next message; None if there is no other process any more."""
-        try:
-            while not self._connection.poll(_POLL_S):
-                if os.getppid() != self._order.parent:
-                    return None
-            return pickle.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            return None
-
     def _answer(self, number: int, result: object) -> None:
         failed = isinstance(result, BaseException)
-        answer = (number, (type(result).__name__, str(result)), None) if failed else (number, None, result)
-        try:
-            with self._writing:
-                self._connection.send_bytes(pickle.dumps(answer))
-        except OSError:
-            os._exit(0)  # nobody reads any more
+        answer = ((type(result).__name__, str(result)), None) if failed else (None, result)
+        self._outbox.put(pickle.dumps((number, answer)))
 
     # Generating
 
@@ -202,16 +179,5 @@ class EngineServer:
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # signals are for the parent, and the parent ends this process
-    pipe, weights = map(int, sys.argv[1:])
-    status = 1
-    try:
-        EngineServer(Connection(pipe), weights).run()
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # the parent shows the log's last line
-        raise
-    finally:
-        sys.stderr.flush()
-        os._exit(status)  # torch's threads may be at work
+    parent, pipe, weights = map(int, sys.argv[1:])
+    child.run(EngineServer(Connection(pipe), parent, weights).run)
