@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -24,6 +25,12 @@ _NOT_THE_USERS = tuple(
 )
 
 _importing = threading.RLock()
+
+
+def search_current_folder() -> None:
+    """Let imports find packages in the current folder, as `python -m` does."""
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)
 
 
 def load_object(path: str, kind: type = object) -> Any:

@@ -1,6 +1,6 @@
 """The verdict on a task, from plays: doing nothing must score 0, the task's solution 1, each twice.
 
-Used by `agentrl check` and `agentrl validate`.
+Used by `agentrl check`, for an Env and for coding tasks.
 """
 
 from __future__ import annotations

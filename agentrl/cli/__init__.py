@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from agentrl import __version__
 from agentrl._util.garbage import claim_process
+from agentrl._util.loading import search_current_folder
 from agentrl._util.torch_threads import wait_passively
 from agentrl.cli._errors import INTERRUPTED, USAGE_ERROR
 from agentrl.cli._installed import installed_commands
@@ -74,8 +74,8 @@ def _root(
     name_unawaited_lines()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-    elif context.invoked_subcommand != "slime" and (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # as `python -m` does, so that a package in this folder is found; slime runs elsewhere
+    elif context.invoked_subcommand not in ("check", "slime"):  # slime runs elsewhere; check asks for itself
+        search_current_folder()
 
 
 def main() -> None:

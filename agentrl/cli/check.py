@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from agentrl._util.findings import Finding, Level, Report
-from agentrl._util.loading import load_object
+from agentrl._util.loading import load_object, search_current_folder
 from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli._session import visible
@@ -89,6 +89,8 @@ def check(
     with one_line_errors(lambda: "nothing was changed"):
         kind, words = recognize(what)
         _refuse_other_options(context, kind)
+        if kind != "slime":  # slime runs elsewhere, so its modules must be found without this folder
+            search_current_folder()
         report = _CHECKS[kind](words, context.params)
         report.sort()
         _print(report, as_json=as_json)

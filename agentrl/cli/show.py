@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.rule import Rule
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
 from agentrl._util.config_errors import check_file
@@ -26,6 +27,9 @@ from agentrl.rollout.data.chat_rows import ChatReader, SkippedError, is_chat, ot
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Span, Trajectory, total_ledger
 from agentrl.types import JSON
+
+if TYPE_CHECKING:
+    from agentrl.view.query import Listed, Query
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 Role: TypeAlias = Literal["prompt", "trained", "masked", "env", "template", "unread"]
@@ -48,6 +52,7 @@ _LOOKS: dict[Role, _Look] = {
     "unread": _Look("unread", Style(color="yellow", italic=True), "what the environment answered last; no tokens"),
 }
 _MARK_WIDTH = max(len(look.mark) for look in _LOOKS.values())
+_COLUMNS = ("episode", "task", "reward", "stop", "turns", "tokens", "trained", "masked", "seconds", "answer")
 _RECORDED = "name a file of trajectories, as agentrl play writes one"
 
 
@@ -225,12 +230,11 @@ def show(
     """
     with one_line_errors(lambda: "nothing is lost"):
         if listed or stop or reason or reward or sort or worst or as_json:
-            from agentrl.cli.listing import print_list
             from agentrl.view.query import Query
 
             query = Query(stop=stop, reason=reason, reward=reward, sort=sort or ("reward" if worst else ""))
             query.check()
-            print_list(trajectories, query, worst=worst, as_json=as_json)
+            _print_list(trajectories, query, worst=worst, as_json=as_json)
             return
         file = _newest(trajectories) if trajectories.is_dir() else trajectories
         name = model or _model_of(file)
@@ -333,3 +337,50 @@ def _check_tokenizer(trajectory: Trajectory, decode: Decode, file: Path) -> None
     for action in trajectory.actions:
         if action.text not in decode(action.tokens):
             raise ConfigError(f"{file}: recorded with another tokenizer; name its model with --model")
+
+
+def _print_list(path: Path, query: Query, *, worst: int | None, as_json: bool) -> None:
+    """Print the episodes of the query. Raises ConfigError."""
+    episodes = query.ordered(_listed(path, query))[:worst]
+    if as_json:
+        for file, number, outline in episodes:
+            typer.echo(json.dumps({"file": file, "index": number, **outline}, ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in _COLUMNS:
+        numeric = column in ("reward", "turns", "tokens", "trained", "seconds")
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=column != "answer")
+    for file, number, outline in episodes:
+        table.add_row(*(Text(visible(cell)) for cell in _cells(file, number, outline)))
+    console = Console()
+    console.print(table, soft_wrap=not console.is_terminal)
+    console.print(f"{len(episodes)} episodes", highlight=False)
+
+
+def _listed(path: Path, query: Query) -> Iterator[Listed]:
+    from agentrl.view.files import outlines
+    from agentrl.view.sources import open_source
+
+    source = open_source(path)
+    for name in source.listing():
+        for number, outline in outlines(source.file(name)):
+            if query.matches(outline):
+                yield name, number, outline
+
+
+def _cells(file: str, number: int, outline: Mapping[str, JSON]) -> Sequence[str]:
+    masked = ", ".join(f"{tokens} {reason}" for reason, tokens in outline.get("masked", {}).items())
+    reward = outline.get("reward")
+    seconds = outline.get("generate_s", 0.0) + outline.get("env_s", 0.0)
+    return (
+        f"{file} {number}",
+        str(outline.get("task", "")),
+        "none" if reward is None else f"{reward:g}",
+        str(outline.get("stop", "none")),
+        str(outline.get("turns", 0)),
+        str(outline.get("tokens", 0)),
+        str(outline.get("trained", 0)),
+        masked or "0",
+        f"{seconds:.1f}",
+        str(outline.get("failure") or outline.get("answer", "")).replace("\n", " "),
+    )

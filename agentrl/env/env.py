@@ -159,7 +159,7 @@ class Env:
     def needs(cls, config: Any, episodes: int, /) -> Sequence[str]:
         """The needs of a machine that plays this many episodes at a time, a line each: "a retriever at port 8000".
 
-        `agentrl slime check` prints the lines. The method should start no process. Default: no needs.
+        `agentrl check slime` prints the lines. The method should start no process. Default: no needs.
         """
         return ()
 

@@ -1,4 +1,4 @@
-"""The needs of sandboxes on a machine, in words: for `Env.needs`, printed by `agentrl slime check`."""
+"""The needs of sandboxes on a machine, in words: for `Env.needs`, printed by `agentrl check slime`."""
 
 from __future__ import annotations
 

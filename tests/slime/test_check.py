@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -628,6 +630,12 @@ def test_the_command():
         (line.split()[0] for line in lines[:-1]), key=["error:", "warning:", "unchecked:", "note:"].index
     )
     assert lines[-1].startswith("2 errors, 1 warning; not checked: slime's own parser, ")
+
+
+def test_this_folder_is_not_where_slime_looks_for_modules(monkeypatch):
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", os.getcwd())])
+    run("--", "python3", "train.py", *words(GOOD))
+    assert os.getcwd() not in sys.path
 
 
 def test_ray_before_the_command():
