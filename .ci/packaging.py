@@ -2,11 +2,15 @@
 
 The tests come from the unpacked sdists, beside which the packages themselves are removed: the installed code is tested.
 Tests that read the repository are played in the unpacked sdist of agentrl-sdk, in the environment of this script.
+
+    python .ci/packaging.py              sdists and wheels, on the Python of this script
+    python .ci/packaging.py --pythons    wheels, on each Python of VERSIONS that this machine has
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -42,6 +46,7 @@ TESTS = {
 """Package -> tests that need its core dependencies alone, and neither a model nor an engine of containers."""
 READING = "cli/test_installed.py docs test_package.py test_public_api.py test_rooms.py"
 """Tests that read files of the repository."""
+VERSIONS = ("3.11", "3.12", "3.13")
 TOOLS = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist")
 SHOW = """
 import sys, agentrl
@@ -117,25 +122,35 @@ def make_env(programs: Path, folder: Path) -> None:
     assert "mean reward  1.000" in run(programs / "agentrl", *play, cwd=elsewhere)
 
 
-def install_and_test(files: Mapping[str, Path], sdists: Mapping[str, Path], folder: Path) -> None:
+def interpreter(version: str) -> str | None:
+    """The Python of a version, from PATH or from pyenv. None if neither runs."""
+    named = [f"python{version}", *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
+    for name in filter(shutil.which, named):
+        if subprocess.run([name, "-c", ""], check=False, stderr=subprocess.DEVNULL).returncode == 0:
+            return name  # a shim of pyenv fails for a version that is not chosen
+    return None
+
+
+def install_and_test(files: Mapping[str, Path], sdists: Mapping[str, Path], folder: Path, python: str) -> None:
     """Install the distributions into an empty environment, one after the other, with the tests of each."""
-    run(sys.executable, "-m", "venv", folder / "venv")
-    python = folder / "venv" / "bin" / "python"
-    install = (python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt")
+    folder.mkdir()
+    run(python, "-m", "venv", folder / "venv")
+    programs = folder / "venv" / "bin"
+    install = (programs / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt")
     for package, file in files.items():
         run(*install, file)
         if package == "agentrl":
-            run(python, "-c", SHOW)
-            run(python.parent / "agentrl", "--version")
-            make_env(python.parent, folder)
+            run(programs / "python", "-c", SHOW)
+            run(programs / "agentrl", "--version")
+            make_env(programs, folder)
             run(*install, *TOOLS)
         unpacked = unpack(sdists[package], folder / "tests")
         (unpacked / package).rename(folder / package)
-        play_tests(python, TESTS[package], unpacked)
-    listed = run(python.parent / "agentrl", "envs", cwd=folder / "elsewhere")
+        play_tests(programs / "python", TESTS[package], unpacked)
+    listed = run(programs / "agentrl", "envs", cwd=folder / "elsewhere")
     assert "fact_search" in listed
     for command in ("retriever", "sandbox"):
-        run(python.parent / "agentrl", command, "--help", cwd=folder / "elsewhere")
+        run(programs / "agentrl", command, "--help", cwd=folder / "elsewhere")
 
 
 def play_tests(python: str | Path, tests: str, folder: Path) -> None:
@@ -149,16 +164,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         built = build(folder)
-        for package, wheel in built["wheel"].items():
+        sdists, wheels = built["sdist"], built["wheel"]
+        for package, wheel in wheels.items():
             look_into(package, wheel)
+        if sys.argv[1:] == ["--pythons"]:
+            test_pythons(wheels, sdists, folder)
+            return
         for kind, files in built.items():
-            (folder / kind).mkdir()
-            install_and_test(files, built["sdist"], folder / kind)
-            print(
-                f"{', '.join(file.name for file in files.values())}: ok after {monotonic() - start:.0f} s", flush=True
-            )
-        play_tests(sys.executable, READING, unpack(built["sdist"]["agentrl"], folder / "repository"))
+            install_and_test(files, sdists, folder / kind, sys.executable)
+            print(f"each {kind}: ok after {monotonic() - start:.0f} s", flush=True)
+        play_tests(sys.executable, READING, unpack(sdists["agentrl"], folder / "repository"))
         print(f"the sdist of agentrl-sdk holds what its tests read: ok after {monotonic() - start:.0f} s")
+
+
+def test_pythons(wheels: Mapping[str, Path], sdists: Mapping[str, Path], folder: Path) -> None:
+    """Test the wheels on each Python that this machine has."""
+    for version in VERSIONS:
+        if python := interpreter(version):
+            install_and_test(wheels, sdists, folder / version, python)
+        print(f"Python {version}: {'ok' if python else 'not on this machine, and not tested'}", flush=True)
 
 
 if __name__ == "__main__":
