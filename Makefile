@@ -12,7 +12,7 @@ INSTALL = set -o pipefail; $(BIN)/pip install --progress-bar off -c constraints.
 BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$2, $$3, $$4; fflush()} \
 	/^Installing collected/ {print "      installing " NF - 3 " packages"; fflush()}'
 
-.PHONY: demo self-play test test-rest quick soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean bench-first-byte
+.PHONY: demo self-play test test-rest quick pythons soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean bench-first-byte
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -36,6 +36,9 @@ test-rest: $(STAMP)  ## What `make test` leaves out: tests that take long, and f
 
 quick: check  ## Lint, types, and the tests that need no model: under two minutes on two quiet cores.
 	$(PYTEST) -q -m "not slow and not docker" --part usual
+
+pythons: $(STAMP)  ## Install the wheels into empty environments of Python 3.11, 3.12 and 3.13, where this machine has them, and play tests there.
+	$(BIN)/python .ci/packaging.py --pythons
 
 soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), whole storms, a retriever killed ten times, an overlapped run killed twenty times.
 	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/gateway/test_told.py tests/slime/contract/test_soak.py tests/slime/test_partial.py::test_storm tests/slime/test_nodes.py tests/episode/test_storm.py tests/envs/search_r1/test_retrieval_killed.py tests/train/test_overlap_killed.py
@@ -61,10 +64,11 @@ soak-workers: $(STAMP)  ## kill -9 of workers with 200 episodes in flight, and o
 gateway-clients: $(STAMP)  ## Real agents against the gateway: every client of agentrl_envs/agents/versions.py, faults and long sessions; coding agents in Docker (Debian or Ubuntu, root; half an hour; 3 GB in .cache).
 	.ci/docker.sh -- .ci/clients.sh .cache/clients all
 
-check: $(STAMP)  ## Check lint, format, complexity and types.
+check: $(STAMP)  ## Check lint, format, complexity, the lines of each room, and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/complexity.py
+	$(BIN)/python .ci/budgets.py
 	$(BIN)/mypy
 
 bench: $(STAMP)  ## What a turn costs, and LocalEngine beside transformers, as ratios. `python -m benchmarks` lists all benchmarks.

@@ -53,7 +53,10 @@ def test_the_command_of_a_removed_package_is_left_out(install, tmp_path, capsys,
 @pytest.mark.parametrize("folder", ["", "envs", "sandbox"])
 def test_each_command_of_a_pyproject_exists_and_is_installed(folder):
     """An older installation lacks a new command: pip install --no-deps -e . -e envs -e sandbox."""
-    pyproject = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+    file = ROOT / folder / "pyproject.toml"
+    if not file.exists():
+        pytest.skip("an sdist of agentrl-sdk has no envs and no sandbox")
+    pyproject = tomllib.loads(file.read_text(encoding="utf-8"))
     names = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
     for name, path in pyproject["project"]["entry-points"][GROUP].items():
         command = load_object(path)
