@@ -2,7 +2,7 @@
 
     python .ci/house.py                  boxes, storeys, arrows, circles
     python .ci/house.py --root FOLDER    the same of another checkout, such as one of an older commit
-    python .ci/house.py --episode        the rooms that one episode under slime enters
+    python .ci/house.py --episode        the rooms and files that one episode under slime enters, and its calls
 
 A box is a folder or a module directly below agentrl/. A storey is one step of the longest chain of imports between
 boxes. Imports at module level and in functions count as imports; those under TYPE_CHECKING count for circles, too.
@@ -118,11 +118,11 @@ def circles(found: list[Import]) -> list[list[str]]:
     return [sorted(group) for group in circles_first(below)[0] if len(group) > 1]
 
 
-async def rooms_of_an_episode(root: Path) -> list[str]:
-    """The room of each call of a function in agentrl, while `agentrl.adapt` plays two turns against a scripted engine.
+async def calls_of_an_episode(root: Path) -> list[str]:
+    """The file, below agentrl/, of each call of a function, while `agentrl.adapt` plays two turns.
 
-    Coroutines and generators count each time they continue. An episode played before it has filled the caches: what a
-    worker does once is no part of an episode.
+    A scripted engine behind SGLang's HTTP protocol answers. The engine's calls count, too: the engine is in this
+    process. Coroutines and generators count each time they continue. An episode played before has filled the caches.
     """
     from agentrl import adapt
     from agentrl.engine.sglang.server import running_server
@@ -130,12 +130,12 @@ async def rooms_of_an_episode(root: Path) -> list[str]:
     from tests.slime.conftest import Sample, slime_args
     from tests.slime.player import Player
 
-    prefix, rooms = f"{root / PACKAGE}/", []
+    prefix, files = f"{root / PACKAGE}/", list[str]()
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(prefix):
-            rooms.append(name.removeprefix(prefix).split("/")[0].removesuffix(".py"))
+            files.append(name.removeprefix(prefix))
 
     renderer = tiny_renderer()
     async with running_server(Player(renderer), decode=renderer.decode) as url:
@@ -148,15 +148,21 @@ async def rooms_of_an_episode(root: Path) -> list[str]:
             sys.setprofile(None)
     if sample.reward != 1.0:
         raise SystemExit(f"the episode failed: {sample.metadata}")
-    return [room for room in rooms if room not in ("__init__", "testing")]
+    return [file for file in files if not file.startswith("testing/")]
 
 
 def _show_episode(root: Path) -> None:
     sys.path[0] = str(root)  # it was this folder, whose packaging.py hides the library of that name
-    rooms = asyncio.run(rooms_of_an_episode(root))
+    files = asyncio.run(calls_of_an_episode(root))
+    rooms = [file.split("/")[0].removesuffix(".py") for file in files]
     calls = Counter(rooms)
     print(f"rooms entered {len(calls)}: {', '.join(f'{room} {calls[room]}' for room in sorted(calls))} (calls)")
-    print(f"calls {len(rooms)}; changes of room {sum(a != b for a, b in pairwise(rooms))}")
+    print(f"files entered {len(set(files))}, calls {len(files)}")
+    print(f"changes of room {_changes(rooms)}, of file {_changes(files)}")
+
+
+def _changes(places: list[str]) -> int:
+    return sum(a != b for a, b in pairwise(places))
 
 
 def _show_house(root: Path) -> None:

@@ -154,10 +154,6 @@ class CheckCounts:
     bridge missing in the memo counts as equal, so that a run repeats exactly."""
     bridges_different: int = 0
     """Bridges with a difference. The template's text was used."""
-    encodes_checked: int = 0
-    """Texts encoded by both the fast BPE and the tokenizer."""
-    encodes_different: int = 0
-    """Texts with different tokens. The tokenizer's tokens were used."""
 
     def __add__(self, other: CheckCounts) -> CheckCounts:
         return CheckCounts(*map(operator.add, astuple(self), astuple(other)))

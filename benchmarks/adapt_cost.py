@@ -2,7 +2,7 @@
 
 SLIME_SRC=/path/to/slime python -m benchmarks.adapt_cost        (without SLIME_SRC: without slime's)
 
-agentrl is played as it is, with every bridge rendered instead of taken from the memo, and with the fast BPE.
+agentrl is played as it is, and with every bridge rendered instead of taken from the memo.
 `renderers` and miles-tito-tokenizers play in a bare loop (prompt, request, next prompt), if they can be imported.
 
 BENCH_TOKENIZER names the tokenizer of a Qwen model, by its folder. Without it, one that is here is taken, or a small
@@ -43,7 +43,7 @@ from typing import Any
 from aiohttp import ClientSession, TCPConnector, web
 
 from agentrl import Env, adapt, tool
-from agentrl.render import fast_bpe, memo
+from agentrl.render import memo
 from benchmarks import peers
 from benchmarks.fresh_episodes import FreshText
 from benchmarks.peers import SLIME_SRC, TOOLS, engine_body, load_tokenizer, save, slime_missing
@@ -60,7 +60,6 @@ comes again."""
 AGENTRL = {
     "agentrl.adapt": {},
     "agentrl.adapt, rendered": {memo.VARIABLE: "off"},
-    "agentrl.adapt, fast BPE": {fast_bpe.VARIABLE: "on"},
 }
 """How agentrl is played, and the environment in which its renderer is loaded."""
 results: Iterator[str] = iter(())
@@ -356,8 +355,6 @@ async def run(ports: Mapping[str, int], turns: Any, tokenizer: Any, model: Path)
     turns.value = TURNS[0]
     async with AsyncExitStack() as stack:
         for name, variables in AGENTRL.items():
-            if fast_bpe.VARIABLE in variables and not importlib.util.find_spec("fastokens"):
-                continue
             own = Path(shutil.copytree(model, model.with_name(f"{model.name} {name}")))  # so a renderer of its own
             play = play_agentrl(make_args(ports["agentrl.adapt"], own, agentrl=config), sample)
             with environment(variables):

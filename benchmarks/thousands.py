@@ -7,8 +7,7 @@ python -m benchmarks.thousands [--part garbage,many] [--episodes 10000] [--turns
 - many: episodes of 155 sampled and 309 observed tokens a turn, with an engine in this process; every one must end. With
   `--processes N` they are spread over N processes, each of them with an engine; nothing but counts comes back.
 
-Set AGENTRL_FAST_BPE=on to see them with the fast BPE. The texts are fresh, and come again only after the tokenizer
-has forgotten their words.
+The texts are fresh, and come again only after the tokenizer has forgotten their words.
 """
 
 from __future__ import annotations

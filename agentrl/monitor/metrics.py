@@ -42,8 +42,6 @@ class EpisodeMetrics:
     result_differs: int = 0
     bridges_checked: int = 0
     bridges_different: int = 0
-    encodes_checked: int = 0
-    encodes_different: int = 0
     resumes: int = 0
     restarts: int = 0
 
@@ -144,10 +142,6 @@ class RolloutMetrics:
     """Checked bridges with a difference. Any value but 0 is a bug; the memo is then off, and the right text was
     taken.
     """
-    encodes_checked: int = 0
-    """Texts encoded by both the fast BPE and the tokenizer: about one in 64 (`AGENTRL_FAST_BPE`)."""
-    encodes_different: int = 0
-    """Checked texts with different tokens. The fast BPE is then off, and the tokenizer's tokens were taken."""
     sampled_tokens: int = 0
     trained_tokens: int = 0
     masked_tokens: Mapping[str, int] = field(default_factory=dict)

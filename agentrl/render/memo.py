@@ -227,7 +227,7 @@ def _shape(template: Template, request: _TailRequest) -> _Shape | None:
     values += [*ids, first["content"]] if system else ids
     calls = tuple([(call.name, places[call.id]) for call in request.calls])
     new = tuple([_outline(message, places) for message in request.new])
-    names = [name for name, _ in calls]
+    names: list[str | None] = [name for name, _ in calls]
     for _, role_of_message, name, _ in new:
         names += role_of_message, name
     if not _can_be_traced(template, values, names) or any("lookup" in call_id for call_id in ids):

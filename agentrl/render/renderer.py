@@ -15,7 +15,6 @@ from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate, ImageCounter, Renderer
 from agentrl.render.beginnings import remembering
 from agentrl.render.cache import Cache, fingerprint, key_of
-from agentrl.render.fast_bpe import counted
 from agentrl.render.learn.probe import QUESTION, SAID
 from agentrl.render.media import as_messages, fitted, image_roles, images_of, pictured
 from agentrl.render.memo import VARIABLE, Memo
@@ -110,7 +109,6 @@ class TemplateRenderer:
         )
 
     @at_one_moment
-    @counted
     def prompt(self, observation: Observation) -> Rendered:
         """Spans: the messages are "observation", the generation prompt is "prompt"; Raw is all observation."""
         template = self._turns.template
@@ -139,7 +137,6 @@ class TemplateRenderer:
         return self._parse(tokens, finish_reason, matched, thinking, turn)
 
     @at_one_moment
-    @counted
     def bridge(
         self, history: Sequence[Message], action: Action, new: Sequence[Message], *, budget: int | None = None
     ) -> Rendered:
@@ -176,7 +173,6 @@ class TemplateRenderer:
         return pictured(rendered, images_of(messages), self.vision, self._turns.template.name)
 
     @at_one_moment
-    @counted
     def text(self, raw: Raw, action: Action, *, history: Sequence[Message] = (), budget: int | None = None) -> Rendered:
         """Reopens a turn closed by the model: the stop token stays sampled.
 

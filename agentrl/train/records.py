@@ -65,7 +65,7 @@ class RunRecords:
                     about = {"offset": offset, "length": len(line.encode())}
                     lines.append(f"{line}\n")
                     offset += about["length"] + 1
-                about = {**Outline.of_trajectory(trajectory, training).to_json(), **about}
+                about = {**Outline.of(trajectory, training).to_json(), **about}
                 index.append(json.dumps(about, ensure_ascii=False, separators=(",", ":")) + "\n")
         (self.path / "index").mkdir(exist_ok=True)
         write_atomically(self.path / "trajectories" / f"{name}.jsonl", "".join(lines))

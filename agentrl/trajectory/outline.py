@@ -62,39 +62,8 @@ class Outline:
     answer: str = ""
 
     @classmethod
-    def of(cls, data: Mapping[str, JSON]) -> Self:
-        """From a trajectory's JSON by `Trajectory.to_json`."""
-        segments = (*data.get("earlier", ()), data)
-        turns: Sequence[Mapping[str, JSON]] = data["turns"]
-        training = data.get("training") or {}
-        failure = data.get("failure")
-        return cls(
-            name=data["session_id"],
-            task=data["task"]["id"],
-            **place_of(data["session_id"], training, data.get("seat", "")),
-            seat=data.get("seat", ""),
-            reward=data["reward"],
-            reward_parts=data["reward_parts"],
-            stop=data["stop"],
-            failure=f"{failure['kind']}/{failure['boundary']}: {failure['error']}" if failure else None,
-            turns=len(turns),
-            sequences=len(segments),
-            tokens=sum(len(segment["tokens"]) for segment in segments),
-            **_ledger(span for segment in segments for span in segment["spans"]),
-            calls=dict(Counter(name for turn in turns for name in turn["calls"])),
-            tool_errors=_counts(data["info"].get("tool_errors")),
-            bad_calls=sum(bool(turn.get("bad_call") or turn.get("parse_error")) for turn in turns),
-            started=training.get("started"),
-            generate_s=round(sum(turn["generate_s"] for turn in turns), 4),
-            env_s=round(sum(turn["env_s"] for turn in turns), 4),
-            advantage=largest(training.get("advantages")),
-            gap=training.get("gap"),
-            answer=answer_of(data["messages"]),
-        )
-
-    @classmethod
-    def of_trajectory(cls, trajectory: Trajectory, training: Mapping[str, JSON]) -> Self:
-        """The same as `of`, without JSON. `training` is the trainer's addition under this key."""
+    def of(cls, trajectory: Trajectory, training: Mapping[str, JSON]) -> Self:
+        """From a trajectory. `training` is the trainer's addition to the record."""
         turns, failure, ledger = trajectory.turns, trajectory.failure, total_ledger(trajectory.segments)
         return cls(
             name=trajectory.session_id,
@@ -114,7 +83,7 @@ class Outline:
             observation=ledger.observation,
             scaffold=ledger.scaffold,
             calls=dict(Counter(name for turn in turns for name in turn.calls)),
-            tool_errors=_counts(trajectory.info.get("tool_errors")),
+            tool_errors=counts(trajectory.info.get("tool_errors")),
             bad_calls=sum(turn.bad_call is not None for turn in turns),
             started=training.get("started"),
             generate_s=round(sum(turn.generate_s for turn in turns), 4),
@@ -165,23 +134,7 @@ def largest(advantages: Iterable[Iterable[float]] | None) -> float | None:
     return max(values, key=abs) if values else None
 
 
-def _ledger(spans: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
-    counts = {"sampled": 0, "trained": 0, "observation": 0, "scaffold": 0}
-    masked: dict[str, int] = {}
-    for span in spans:
-        length = span["stop"] - span["start"]
-        if span["kind"] != "sampled":
-            counts["observation" if span["kind"] == "observation" else "scaffold"] += length
-            continue
-        counts["sampled"] += length
-        if (reason := span.get("masked")) is None:
-            counts["trained"] += length
-        else:
-            masked[reason] = masked.get(reason, 0) + length
-    return {**counts, "masked": masked}
-
-
-def _counts(data: JSON) -> dict[str, int]:
+def counts(data: JSON) -> dict[str, int]:
     """Counts by name. An Env may keep another value under the key; the result is then empty."""
     if not isinstance(data, Mapping):
         return {}

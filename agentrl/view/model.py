@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -173,6 +173,40 @@ def count(outline: Outline, sequences: Sequence[TokenSequence]) -> Outline:
 def column(length: int) -> array[float]:
     """A column without values."""
     return array("f", [math.nan]) * length
+
+
+def of_response(sequence: TokenSequence, name: str, values: Sequence[JSON]) -> Sequence[JSON]:
+    """Values, one for each response token. Empty, with a problem of the sequence, if the number of values differs."""
+    length = len(sequence.ids) - sequence.prompt_length
+    if len(values) == length:
+        return values
+    if values:
+        sequence.problems.append(TokenProblem("broken", f"{len(values)} values of {name} for {length} tokens", length))
+    return ()
+
+
+def of_sampled(sequence: TokenSequence, log_probs: Sequence[float]) -> array[float] | None:
+    """A column with the log-probs of sampled tokens. `log_probs` has a value for each response token, or none."""
+    if not log_probs:
+        return None
+    values, response, start = column(len(sequence.ids)), array("f", log_probs), sequence.prompt_length
+    for run in sequence.runs:
+        if run.author == "model":
+            values[run.start : run.stop] = response[run.start - start : run.stop - start]
+    return values
+
+
+def contradictions(sequence: TokenSequence, loss_mask: Sequence[int]) -> Iterator[TokenProblem]:
+    """Where the runs of a response and its mask disagree."""
+    for run in sequence.runs:
+        if run.author == "prompt" or not loss_mask:
+            continue
+        ones = sum(loss_mask[run.start - sequence.prompt_length : run.stop - sequence.prompt_length])
+        if run.trained and ones < run.length:
+            yield TokenProblem("masked without a reason", f"from token {run.start}", run.length - ones)
+        elif not run.trained and ones:
+            kind = "trained although masked" if run.author == "model" else "trained, but not sampled"
+            yield TokenProblem(kind, f"from token {run.start}", ones)
 
 
 def fill(target: array[float], runs: Iterable[TokenRun], values: Sequence[float]) -> bool:

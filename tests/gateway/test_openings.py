@@ -173,13 +173,13 @@ async def test_comparisons_are_counted_once(renderer, monkeypatch):
 
     def compared(self, *given):
         rendered, messages = write(self, *given)
-        return replace(rendered, checks=CheckCounts(encodes_checked=3)), messages
+        return replace(rendered, checks=CheckCounts(bridges_checked=3)), messages
 
     monkeypatch.setattr(Sampler, "_written", compared)
     talks = [Talk(renderer, ["Paris"]) for _ in range(3)]
     for talk in talks:
         await talk.says(SYSTEM, ASK)
-    assert sum(talk.end().checks.encodes_checked for talk in talks) == 3
+    assert sum(talk.end().checks.bridges_checked for talk in talks) == 3
 
 
 async def test_what_a_prompt_depends_on_is_in_its_key(renderer, monkeypatch, written):

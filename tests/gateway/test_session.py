@@ -337,5 +337,5 @@ async def test_what_was_compared_in_a_sessions_prompts_is_counted(renderer):
     first = await talk.says(SYSTEM, ASK)
     await talk.says(SYSTEM, ASK, told(first), *results(first, "It is Paris."))
     for prompt in talk.session.tree.prompts:
-        prompt.rendered = replace(prompt.rendered, checks=CheckCounts(bridges_checked=1, encodes_checked=2))
-    assert talk.end().checks == CheckCounts(bridges_checked=2, encodes_checked=4)
+        prompt.rendered = replace(prompt.rendered, checks=CheckCounts(bridges_checked=1, bridges_different=2))
+    assert talk.end().checks == CheckCounts(bridges_checked=2, bridges_different=4)

@@ -71,8 +71,6 @@ def test_every_field(Sample):
             "reward_parts": {"em": 1.0},
             "bridges_checked": 0,
             "bridges_different": 0,
-            "encodes_checked": 0,
-            "encodes_different": 0,
             "ledger": {"sampled": 4, "trained": 4, "masked": {}, "observation": 2, "scaffold": 1},
             "spans": [
                 [0, 2, "sampled", None, 0],

@@ -180,7 +180,7 @@ def test_json_round_trip_keeps_everything_but_engine_metadata():
     t.append_prompt(rendered(prompt=2, thinking=True))
     t.append_model(Generation([1], [-0.25], "stop", matched=1, meta={"routed": object()}))
     t.append_action(Action("x", "x", "why", (ToolCall("c", "f", {"a": 1}, raw="{}", error="bad"),), "stop", 1, (1,)))
-    t.append_observation(replace(rendered(0, 3, 1, cut=7), checks=CheckCounts(1, 1, 3)))
+    t.append_observation(replace(rendered(0, 3, 1, cut=7), checks=CheckCounts(1, 1)))
     t.turns[0].reward, t.reward, t.reward_parts = 0.5, 1.0, {"em": 1.0}
     t.stop, t.failure = StopReason.FAILED, Failure("bug", "score", "ValueError: x", "tb")
     t.mask("env_failure")
@@ -190,13 +190,13 @@ def test_json_round_trip_keeps_everything_but_engine_metadata():
     assert again.actions == t.actions
     assert again.failure == t.failure
     assert again.info == {"observation_tokens_cut": 7}
-    assert again.checks == CheckCounts(1, 1, 3)
+    assert again.checks == CheckCounts(1, 1)
     older = Trajectory.from_json({name: value for name, value in t.to_json().items() if name != "checks"})
     assert older.checks == CheckCounts()
 
 
 def test_what_was_compared_is_counted_for_prompts_observations_and_segments():
-    t, compared = Trajectory(), CheckCounts(encodes_checked=1)
+    t, compared = Trajectory(), CheckCounts(bridges_checked=1)
     t.append_prompt(replace(rendered(prompt=2), checks=compared))
     t.append_model(generation(1))
     t.append_action(action())
@@ -204,7 +204,7 @@ def test_what_was_compared_is_counted_for_prompts_observations_and_segments():
     t.append_model(generation(1))
     t.append_action(action())
     t.begin_segment(replace(rendered(prompt=2), checks=compared))
-    assert t.checks == CheckCounts(encodes_checked=3)
+    assert t.checks == CheckCounts(bridges_checked=3)
 
 
 def test_json_from_a_newer_version_or_a_forger_is_refused():

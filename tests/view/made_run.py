@@ -14,8 +14,8 @@ import yaml
 from agentrl import Generation, StopReason, Task, Trajectory
 from agentrl.errors import Failure
 from agentrl.models import load_tokenizer
-from agentrl.trajectory.outline import Outline
 from agentrl.types import Action, Rendered, RenderedSpan, ToolCall
+from agentrl.view.readers import own
 
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {}}}
 CITIES = ("Lima", "Paris", "Oslo", "Quito")
@@ -136,7 +136,7 @@ def write_step(folder: Path, write: Writer, step: int) -> dict[str, Any]:
         for m, trajectory in enumerate(group):
             data = record(write, trajectory, step, g, m, rewards[m] - mean)
             line = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-            about = {**Outline.of(data).to_json(), "offset": offset, "length": len(line.encode())}
+            about = {**own.read(data).outline.to_json(), "offset": offset, "length": len(line.encode())}
             lines.append(line + "\n")
             offset += about["length"] + 1
             index.append(json.dumps(about, ensure_ascii=False) + "\n")

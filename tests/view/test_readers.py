@@ -11,7 +11,7 @@ import torch
 from agentrl.errors import ConfigError
 from agentrl.trajectory.outline import Outline, place_of
 from agentrl.view.files import open_file
-from agentrl.view.readers import read_record
+from agentrl.view.readers import own, read_record
 from tests.view.conftest import ANSWER, DATA, NEXT, QUESTION, REPLY, RESULT, made, stripped
 
 
@@ -196,12 +196,12 @@ def test_an_outline_of_a_trajectory_is_that_of_its_json():
         trajectory.info["tool_errors"] = {"search:KeyError": 2}
         training = {"step": 1, "group": 2, "member": 3, "advantages": [[0.5], [-1.0]], "gap": 0.25}
         data = {**trajectory.to_json(), "training": training}
-        assert Outline.of_trajectory(trajectory, training) == Outline.of(data)
+        assert Outline.of(trajectory, training) == own.read(data).outline
 
 
 def test_an_outline_round_trips(record):
 
-    outline = Outline.of(record)
+    outline = own.read(record).outline
     assert Outline.from_json(json.loads(json.dumps(outline.to_json()))) == outline
     assert len(json.dumps(outline.to_json())) < 400
 

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from agentrl._util.findings import Finding, Report, error, unchecked
+from agentrl._util.findings import Finding, Report, error, note, unchecked, warning
 from agentrl.env.env import Env
 from agentrl.errors import ConfigError
 from agentrl.slime.check import arguments
 from agentrl.slime.check.command import TrainCommand, read_argument, read_command
-from agentrl.slime.check.configuration import paths, template
+from agentrl.slime.check.configuration import needs, paths, template
 from agentrl.slime.check.data import data
 from agentrl.slime.check.flags import Words
 from agentrl.slime.check.memory import memory
-from agentrl.slime.check.needs import needs
 from agentrl.slime.check.rules import RULES, engine_url, turns
 from agentrl.slime.check.setup import Setup, open_env, read_config, read_keys
-from agentrl.slime.check.supervised import is_supervised, supervised
 from agentrl.slime.config import SlimeConfig
 
 __all__ = ["TrainCommand", "check", "read_argument", "read_command"]
 
 _FLAG = "--custom-config-path"
+_SUPERVISED = "agentrl.slime.sft.generate_rollout"
+"""The rollout function of supervised training: learns from chat, and plays no episode."""
 
 
 def check(command: TrainCommand) -> list[Finding]:
     """All findings, the worst first. Imports the Env, validates its configuration, and calls no hook except `needs`."""
-    if is_supervised(words := Words(command.words)):
-        return _sorted(supervised(words))
+    if _is_supervised(words := Words(command.words)):
+        return _sorted(_supervised(words))
     findings: list[Finding] = []
     config, keys = _configuration(command, findings)
     reading = arguments.read(command, keys)
@@ -81,3 +81,32 @@ def _guarded(rule: Callable[[Setup], Iterable[Finding]], setup: Setup) -> Iterat
         yield from rule(setup)
     except ConfigError as exc:
         yield error(str(exc))
+
+
+def _is_supervised(words: Words) -> bool:
+    """Whether the command learns from chat, and plays no episode."""
+    return words.values.get("--rollout-function-path", [])[:1] == [_SUPERVISED]
+
+
+def _supervised(words: Words) -> Iterator[Finding]:
+    """Rules for supervised training."""
+    flags = {flag: values[0] if values else "" for flag, values in words.values.items()}
+    if "--apply-chat-template" in flags:
+        yield error("remove --apply-chat-template: the messages are needed as they are")
+    if flags.get("--n-samples-per-prompt", "1") != "1":
+        yield error("remove --n-samples-per-prompt: a row is learned once")
+    if flags.get("--loss-type") != "sft_loss":
+        yield error("add --loss-type sft_loss: without it slime learns from rewards, and all of them are 0")
+    if "--eval-interval" in flags:
+        yield error("remove --eval-interval: the rows of chat are not evaluated")
+    for flag, why in (
+        ("--debug-train-only", "starts engines that nobody asks"),
+        ("--disable-compute-advantages-and-returns", "computes advantages of rewards that are all 0"),
+        ("--calculate-per-token-loss", "weighs each row equally, however long it is"),
+    ):
+        if flag not in flags:
+            yield warning(f"add {flag}: without it slime {why}")
+    if "--input-key" not in flags:
+        yield warning("add --input-key messages: without it slime reads the column `input`")
+    if "--tool-key" not in flags:
+        yield note("add --tool-key tools if the rows have tools")

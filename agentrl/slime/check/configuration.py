@@ -1,4 +1,4 @@
-"""Checks the files, functions and the chat template in agentrl's configuration."""
+"""Checks the files, functions and the chat template in agentrl's configuration, and lists the needs of the Env."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl._util.findings import Finding, error, note, unchecked, warning
+from agentrl.env.config import validated_config
 from agentrl.env.env import tools_of
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, one_line
+from agentrl.slime.check.memory import episodes_at_once
 from agentrl.slime.check.setup import Setup
 from agentrl.slime.config import SlimeConfig
 
@@ -71,3 +73,18 @@ def _certificate(setup: Setup, config: SlimeConfig, folder: Path) -> Certificate
         if setup.has_tools and not tools_of(setup.env):
             renderer.bind([PROBE_TOOL])
     return renderer.certificate
+
+
+def needs(setup: Setup) -> Iterator[Finding]:
+    """The Env's needs of the node on which slime plays its episodes."""
+    if setup.env is None or setup.config is None:
+        return
+    name = setup.env.__name__
+    config = validated_config(setup.env, setup.config.env_config_of(setup.config.env or ""))
+    try:
+        lines = list(setup.env.needs(config, episodes_at_once(setup) or 1))
+    except Exception as exc:  # noqa: BLE001 - the boundary of a hook
+        yield error(f"{name}.needs failed: {one_line(exc)}")
+        return
+    for line in lines:
+        yield note(f"{name} needs, on the node of slime's RolloutManager: {line}")

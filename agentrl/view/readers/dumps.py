@@ -9,6 +9,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -22,9 +23,11 @@ from agentrl.view.model import (
     TokenProblem,
     TokenRun,
     TokenSequence,
-    column,
+    contradictions,
     count,
     merged,
+    of_response,
+    of_sampled,
 )
 
 _AUTHORS: Mapping[str, Author] = {"sampled": "model", "observation": "env", "close": "template", "prompt": "template"}
@@ -97,56 +100,31 @@ def _sequence(sample: Mapping[str, JSON], about: Mapping[str, JSON]) -> TokenSeq
         detail = f"response_length {length} of {len(ids)} tokens"
         sequence.problems.append(TokenProblem("broken", detail, length - len(ids)))
         length = len(ids)
-    mask = _column(sample, "loss_mask", length, sequence) or [1] * length  # slime's own default
-    log_probs = _column(sample, "rollout_log_probs", length, sequence)
+    mask = of_response(sequence, "loss_mask", _plain(sample.get("loss_mask"))) or [1] * length  # slime's own default
+    log_probs = of_response(sequence, "rollout_log_probs", _plain(sample.get("rollout_log_probs")))
     spans = about.get("spans")
-    response = list(_told(spans, mask, sequence) if spans else _guessed(mask, log_probs))
-    if sample.get("remove_sample"):
-        response = [_removed(run, "removed") for run in response]
+    response = list(_told(spans, length) if spans else _guessed(mask, log_probs))
     start = sequence.prompt_length
     prompt = [TokenRun(0, start, "prompt")] if start else []
-    shifted = [TokenRun(r.start + start, r.stop + start, r.author, r.turn, r.trained, r.reason) for r in response]
-    sequence.runs = merged([*prompt, *shifted])
-    if log_probs:
-        sequence.engine = _engine_column(sequence, array("f", log_probs))
+    sequence.runs = [*prompt, *(replace(run, start=run.start + start, stop=run.stop + start) for run in response)]
+    if spans:
+        sequence.problems += contradictions(sequence, mask)
+    if sample.get("remove_sample"):
+        sequence.runs = [_removed(run, "removed") for run in sequence.runs]
+    sequence.runs = merged(sequence.runs)
+    sequence.engine = of_sampled(sequence, log_probs)
     return sequence
 
 
-def _column(sample: Mapping[str, JSON], name: str, length: int, sequence: TokenSequence) -> list[JSON]:
-    """The values of the response's tokens; empty, with a problem, if the number of values differs."""
-    values = _plain(sample.get(name))
-    if values and len(values) != length:
-        detail = f"{len(values)} values of {name} for {length} tokens"
-        sequence.problems.append(TokenProblem("broken", detail, length))
-    return values if len(values) == length else []
-
-
-def _engine_column(sequence: TokenSequence, log_probs: array[float]) -> array[float]:
-    values, start = column(len(sequence.ids)), sequence.prompt_length
-    for run in sequence.runs:
-        if run.author == "model":
-            values[run.start : run.stop] = log_probs[run.start - start : run.stop - start]
-    return values
-
-
-def _told(spans: Sequence[Sequence[JSON]], mask: Sequence[int], sequence: TokenSequence) -> Iterator[TokenRun]:
-    """agentrl's notes in the sample: [start, stop, kind, reason, turn]. The mask must agree with the notes."""
+def _told(spans: Sequence[Sequence[JSON]], length: int) -> Iterator[TokenRun]:
+    """agentrl's notes in the sample: [start, stop, kind, reason, turn]."""
     end = 0
     for start, stop, kind, reason, turn in spans:
         author = _AUTHORS[kind]
-        trained = author == "model" and reason is None
-        ones = sum(mask[start:stop])
-        if trained and ones < stop - start:
-            sequence.problems.append(
-                TokenProblem("masked without a reason", f"response token {start}", stop - start - ones)
-            )
-        if not trained and ones:
-            kind = "trained although masked" if author == "model" else "trained, but not sampled"
-            sequence.problems.append(TokenProblem(kind, f"response token {start}", ones))
-        yield TokenRun(start, stop, author, turn, trained, reason)
+        yield TokenRun(start, stop, author, turn, author == "model" and reason is None, reason)
         end = stop
-    if end < len(mask):  # slime's loss needs one token of a response that is empty
-        yield TokenRun(end, len(mask), "unknown", trained=False)
+    if end < length:  # slime's loss needs one token of a response that is empty
+        yield TokenRun(end, length, "unknown", trained=False)
 
 
 def _guessed(mask: Sequence[int], log_probs: Sequence[float]) -> Iterator[TokenRun]:

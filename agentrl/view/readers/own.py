@@ -1,15 +1,33 @@
-"""Reads agentrl's trajectories, as `Trajectory.to_json` writes them, without building a Trajectory."""
+"""Reads agentrl's trajectories, as `Trajectory.to_json` writes them.
+
+`Trajectory.from_json` refuses a record that contradicts itself, or of another version. An audit counts the lost tokens
+of such a record, and the viewer shows the record.
+"""
 
 from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from agentrl.trajectory.outline import Outline
+from agentrl.trajectory.outline import Outline, answer_of, counts, largest, place_of
 from agentrl.types import JSON
 from agentrl.view.images import images_of, placed
-from agentrl.view.model import Author, EpisodeRecord, TokenProblem, TokenRun, TokenSequence, TurnFacts, column, fill
+from agentrl.view.model import (
+    Author,
+    EpisodeRecord,
+    TokenProblem,
+    TokenRun,
+    TokenSequence,
+    TurnFacts,
+    column,
+    contradictions,
+    count,
+    fill,
+    of_response,
+    of_sampled,
+)
 
 _AUTHORS: Mapping[str, Author] = {
     "sampled": "model",
@@ -26,7 +44,6 @@ def is_own(data: JSON) -> bool:
 
 def read(data: Mapping[str, JSON]) -> EpisodeRecord:
     """Raises KeyError, TypeError or ValueError for a value that is not a trajectory's JSON."""
-    outline = Outline.of(data)
     earlier: Sequence[Mapping[str, JSON]] = data.get("earlier", ())
     training = data.get("training") or {}
     sequences, first, images = list[TokenSequence](), 0, images_of(data["messages"])
@@ -38,18 +55,41 @@ def read(data: Mapping[str, JSON]) -> EpisodeRecord:
         _add_training(sequence, training, number, first)
         sequences.append(sequence)
         first += turns
-    outline.gap = max(
-        (gap for sequence_with_gap in sequences if (gap := sequence_with_gap.gap()) is not None), default=outline.gap
-    )
+    turns_of_episode = [_turn(turn) for turn in data["turns"]]
+    outline = count(_outline(data, turns_of_episode, training), sequences)
+    outline.gap = training.get("gap") if outline.gap is None else outline.gap
     return EpisodeRecord(
         outline,
         "agentrl",
         sequences,
-        turns=[_turn(turn) for turn in data["turns"]],
+        turns=turns_of_episode,
         messages=data["messages"],
         facts={name: data[name] for name in _FACTS if data.get(name)},
         session=data.get("session"),
         linear=None if data.get("session") else True,
+    )
+
+
+def _outline(data: Mapping[str, JSON], turns: Sequence[TurnFacts], training: Mapping[str, JSON]) -> Outline:
+    failure, seat = data.get("failure"), data.get("seat", "")
+    return Outline(
+        name=data["session_id"],
+        task=data["task"]["id"],
+        **place_of(data["session_id"], training, seat),
+        seat=seat,
+        reward=data["reward"],
+        reward_parts=data["reward_parts"],
+        stop=data["stop"],
+        failure=f"{failure['kind']}/{failure['boundary']}: {failure['error']}" if failure else None,
+        turns=len(turns),
+        calls=dict(Counter(name for turn in turns for name in turn.calls)),
+        tool_errors=counts(data["info"].get("tool_errors")),
+        bad_calls=sum(bool(turn.bad_call) for turn in turns),
+        started=training.get("started"),
+        generate_s=round(sum(turn.generate_s or 0.0 for turn in turns), 4),
+        env_s=round(sum(turn.env_s or 0.0 for turn in turns), 4),
+        advantage=largest(training.get("advantages")),
+        answer=answer_of(data["messages"]),
     )
 
 
@@ -71,49 +111,13 @@ def _sequence(data: Mapping[str, JSON], first_turn: int) -> TokenSequence:
             )
         )
     sequence = TokenSequence(ids, runs, start, name=data.get("branch", ""))
-    _add_engine(sequence, data["log_probs"])
-    sequence.problems = _broken(sequence, data["loss_mask"])
+    sequence.engine = of_sampled(sequence, of_response(sequence, "log_probs", data["log_probs"]))
+    ends = [0, *(run.stop for run in runs)]
+    if ends != [*(run.start for run in runs), len(ids)]:
+        sequence.problems.append(TokenProblem("broken", "the spans leave a gap, or end before or after the tokens"))
+    else:
+        sequence.problems += contradictions(sequence, of_response(sequence, "loss_mask", data["loss_mask"]))
     return sequence
-
-
-def _add_engine(sequence: TokenSequence, log_probs: Sequence[float]) -> None:
-    """The file holds 0.0 for tokens that were not sampled."""
-    start, length = sequence.prompt_length, len(sequence.ids)
-    if len(log_probs) != length - start:
-        sequence.problems.append(TokenProblem("broken", f"{len(log_probs)} log-probs for {length - start} tokens"))
-        return
-    of_response = array("f", log_probs)
-    sequence.engine = column(length)
-    for run in sequence.runs:
-        if run.author == "model":
-            sequence.engine[run.start : run.stop] = of_response[run.start - start : run.stop - start]
-
-
-def _broken(sequence: TokenSequence, loss_mask: Sequence[int]) -> list[TokenProblem]:
-    """Where mask and spans contradict each other."""
-    problems = list(sequence.problems)
-    start = sequence.prompt_length
-    if len(loss_mask) != len(sequence.ids) - start:
-        return [
-            *problems,
-            TokenProblem("broken", f"{len(loss_mask)} mask values for {len(sequence.ids) - start} tokens"),
-        ]
-    end = 0
-    for run in sequence.runs:
-        if run.start != end:
-            return [*problems, TokenProblem("broken", f"the spans leave a gap at token {end}")]
-        end = run.stop
-        if run.author == "prompt":
-            continue
-        ones = sum(loss_mask[run.start - start : run.stop - start])
-        if run.trained and ones != run.length:
-            problems.append(TokenProblem("masked without a reason", f"from token {run.start}", run.length - ones))
-        elif not run.trained and ones:
-            kind = "trained although masked" if run.author == "model" else "trained, but not sampled"
-            problems.append(TokenProblem(kind, f"from token {run.start}", ones))
-    if end != len(sequence.ids):
-        problems.append(TokenProblem("broken", f"the spans end at token {end} of {len(sequence.ids)}"))
-    return problems
 
 
 def _add_training(sequence: TokenSequence, training: Mapping[str, JSON], number: int, first_turn: int) -> None:
