@@ -15,8 +15,8 @@ import pytest
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox import LocalSandbox
-from agentrl_sandbox.local import marked
 from agentrl_sandbox.local import sandbox as local
+from agentrl_sandbox.local.sandbox import belonging
 
 HAS_PROC = os.path.isdir("/proc/self")
 
@@ -253,7 +253,7 @@ async def test_cancellation_at_any_moment_of_the_start_leaves_nothing(box):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert await released(box)
-    assert not marked.belonging({f"AGENTRL_SANDBOX={box.sandbox_id}".encode()}, box.root)
+    assert not belonging({f"AGENTRL_SANDBOX={box.sandbox_id}".encode()}, box.root)
 
 
 async def test_the_background_lives_until_close():

@@ -14,12 +14,12 @@ import logging
 import re
 import resource
 import socket
+import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
 
-from agentrl_sandbox.egress.client_hello import ClientHello, NotTLSError
 from agentrl_sandbox.egress.hosts import AllowedHosts, literal
 from agentrl_sandbox.egress.requests import LONGEST_HEAD, BadRequestError, ProxyRequest, authority, parse_head
 
@@ -45,7 +45,7 @@ _MOST_ADDRESSES = 50
 """Refused addresses counted one by one. Further addresses are counted together."""
 _TRIES = 4
 """Addresses of a host to try."""
-_PIECE = 64 << 10
+_PIECE = _LONGEST_HELLO = 64 << 10
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})\r\n")
 _NO_NAME = re.compile(r"[^a-z0-9._-]")
 _LONGEST_NAME = 253
@@ -187,12 +187,12 @@ class EgressProxy:
 
     async def _tunnel(self, link: _Link, remote: _Link, request: ProxyRequest) -> None:
         link.writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        hello = ClientHello()
+        hello = _ClientHello()
         try:
             async with asyncio.timeout(_ASKING_S):
                 while not hello.feed(await link.some()):
                     pass
-        except NotTLSError:
+        except _NotTLSError:
             return self._refuse(request.address, "what it was sent is not TLS")
         if hello.name != (request.host if literal(request.host) is None else None):
             meant = _NO_NAME.sub("?", hello.name or "")[:_LONGEST_NAME]
@@ -364,3 +364,43 @@ def _warn_once(text: str) -> None:
     if text not in _warned and len(_warned) < _MOST_ADDRESSES:
         _warned.add(text)
         log.warning("%s", text)
+
+
+class _NotTLSError(Exception):
+    """The data is not the beginning of a TLS connection."""
+
+
+class _ClientHello:
+    """Reads the beginning of a TLS client's side of a connection, until the name of the target host is known."""
+
+    def __init__(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+        context.set_ciphers("ALL:@SECLEVEL=0")  # whatever the host accepts: no answer is sent here
+        context.sni_callback = self._hear
+        self._incoming = ssl.MemoryBIO()
+        self._handshake = context.wrap_bio(self._incoming, ssl.MemoryBIO(), server_side=True)
+        self._heard = False
+        self.data = bytearray()
+        """The data read so far."""
+        self.name: str | None = None
+        """The name sent by the client, in lower case. None: no name, or the name is not read yet."""
+
+    def feed(self, data: bytes) -> bool:
+        """Whether the message is complete. Raises _NotTLSError."""
+        self.data += data
+        self._incoming.write(data)
+        try:
+            self._handshake.do_handshake()
+        except ssl.SSLWantReadError:
+            if len(self.data) > _LONGEST_HELLO:
+                raise _NotTLSError from None
+            return False
+        except (ssl.SSLError, ValueError) as exc:
+            if not self._heard:
+                raise _NotTLSError from exc
+        return True
+
+    def _hear(self, _socket: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int:
+        self._heard, self.name = True, name and name.lower()
+        return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR  # ends the handshake: the host answers, not the proxy

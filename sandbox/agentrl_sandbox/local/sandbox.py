@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import logging
@@ -10,14 +11,15 @@ import os
 import pwd
 import secrets
 import shutil
+import signal
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import OnOutput
 from agentrl_sandbox.base import ShellSandbox
-from agentrl_sandbox.local.marked import kill_all
 from agentrl_sandbox.paths import absolute
 from agentrl_sandbox.process import HostProcess
 from agentrl_sandbox.spec import SandboxSpec
@@ -29,6 +31,7 @@ _MARK = "AGENTRL_SANDBOX"
 _COMMAND = "AGENTRL_COMMAND"
 """Environment variable that marks the processes of one command."""
 
+_DYING_S = 5.0
 _LIMITED = 'ulimit -c 0; ulimit -f {blocks}; ulimit -d {kilobytes}; exec "$@"'
 """Limits of each process alone: no core files, the size of a file, memory. No limit can be raised above the host's."""
 
@@ -93,7 +96,7 @@ class LocalSandbox(ShellSandbox):
             await asyncio.gather(*(process.release() for process in self._processes))
 
     def _destroy(self, root: Path) -> None:
-        kill_all({f"{_MARK}={self.sandbox_id}".encode()}, root)
+        _kill_all({f"{_MARK}={self.sandbox_id}".encode()}, root)
         _remove(root)
 
     def _check_user(self, user: str) -> None:
@@ -148,7 +151,7 @@ class LocalProcess(HostProcess):
         if self.exited.done():
             return
         self.kill_group()
-        await asyncio.to_thread(kill_all, self._marks, None)
+        await asyncio.to_thread(_kill_all, self._marks, None)
         await super().kill()
 
 
@@ -178,3 +181,57 @@ def _remove(root: Path) -> None:
                 if not path.is_symlink():
                     path.chmod(0o700)
         shutil.rmtree(root)
+
+
+def _kill_all(marks: set[bytes], root: Path | None) -> None:
+    """Kill the processes that `belonging` lists, and wait until all are gone.
+
+    Without /proc, as on macOS, no process is killed.
+    """
+    deadline = time.monotonic() + _DYING_S
+    while (pids := belonging(marks, root)) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def belonging(marks: set[bytes], root: Path | None) -> set[int]:
+    """Three kinds of processes: processes with all `marks` (`NAME=value`) in the environment; processes without a
+    terminal and with a working folder below `root`; and the children of either.
+
+    A person's shell below `root` has a terminal, and is spared.
+    """
+    parents: dict[int, int] = {}
+    pids: set[int] = set()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):  # gone meanwhile, or of a different user
+            state, parent, terminal = _status(Path("/proc", name))
+            if state == "Z":  # a zombie; only the parent can reap a zombie
+                continue
+            parents[int(name)] = parent
+            if _is_marked(Path("/proc", name), marks) or (not terminal and _works_below(Path("/proc", name), root)):
+                pids.add(int(name))
+    pids.discard(os.getpid())
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return pids
+
+
+def _status(process: Path) -> tuple[str, int, int]:
+    """State, parent and terminal of a process (0: no terminal)."""
+    fields = (process / "stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[1]), int(fields[4])
+
+
+def _is_marked(process: Path, marks: set[bytes]) -> bool:
+    return marks <= set((process / "environ").read_bytes().split(b"\0"))
+
+
+def _works_below(process: Path, root: Path | None) -> bool:
+    if root is None:
+        return False
+    folder = Path(os.readlink(process / "cwd"))
+    return folder == root or root in folder.parents

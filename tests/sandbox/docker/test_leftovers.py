@@ -13,7 +13,7 @@ async def test_images_are_left_once_no_sandbox_is_there(docker, base, tmp_path):
         assert not [one for one in await survey.left("docker") if one.kind == "image"]
         assert not [one for one in await survey.tidy("docker") if one.kind == "image"]
     left = [one.name for one in await survey.left("docker") if one.kind == "image"]
-    assert [name.partition(":")[0] for name in sorted(left)][:2] == ["agentrl-build", "agentrl-ready"]
+    assert {name.partition(":")[0] for name in left} >= {"agentrl-build", "agentrl-ready"}
     assert {one.name for one in await survey.tidy("docker")} >= set(left)
     assert await survey.left("docker") == []
     async with docker.sandbox(spec) as box:  # made again, by a back end that had it before
