@@ -39,7 +39,7 @@ P = ParamSpec("P")
 Encode = Callable[[str], list[int]]
 
 _log = logging.getLogger("agentrl")
-_KEPT: WeakKeyDictionary[Any, FastBpe] = WeakKeyDictionary()
+LOADED: WeakKeyDictionary[Any, FastBpe] = WeakKeyDictionary()
 _loading = threading.Lock()
 
 
@@ -50,7 +50,7 @@ class _Compared(threading.local):
     different = 0
 
 
-_compared = _Compared()
+comparisons = _Compared()
 
 
 @dataclass(slots=True)
@@ -81,9 +81,9 @@ class FastBpe:
         if zlib.crc32(text.encode(errors="replace")) % self.every:
             return actual
         expected = self.reference(text)
-        _compared.texts += 1
+        comparisons.texts += 1
         if actual != expected:
-            _compared.different += 1
+            comparisons.different += 1
             self._switch_off(f"it encodes {_difference(text, expected, actual)}; report this")
         return expected
 
@@ -120,9 +120,9 @@ def fast_encoder_of(tokenizer: Any) -> Encode:
     if not is_asked_for():
         return encode
     with _loading:
-        bpe = _KEPT.get(tokenizer)
+        bpe = LOADED.get(tokenizer)
         if bpe is None or bpe.loaded != bpe.size():
-            bpe = _KEPT[tokenizer] = _loaded(tokenizer)
+            bpe = LOADED[tokenizer] = _loaded(tokenizer)
     return encode if bpe.off else bpe.encode
 
 
@@ -139,12 +139,12 @@ def counted(render: Callable[P, Rendered]) -> Callable[P, Rendered]:
 
     @functools.wraps(render)
     def rendered(*args: P.args, **kwargs: P.kwargs) -> Rendered:
-        texts, different = _compared.texts, _compared.different
+        texts, different = comparisons.texts, comparisons.different
         result = render(*args, **kwargs)
-        if _compared.texts == texts:
+        if comparisons.texts == texts:
             return result
         compared = CheckCounts(
-            encodes_checked=_compared.texts - texts, encodes_different=_compared.different - different
+            encodes_checked=comparisons.texts - texts, encodes_different=comparisons.different - different
         )
         return replace(result, checks=result.checks + compared)
 
@@ -154,7 +154,7 @@ def counted(render: Callable[P, Rendered]) -> Callable[P, Rendered]:
 def _loaded(tokenizer: Any) -> FastBpe:
     """The BPE of a tokenizer, compared with the tokenizer. Off if the BPE cannot read the tokenizer.
 
-    The BPE holds the tokenizer by a weak reference. A strong reference in a value of `_KEPT` would keep both forever.
+    The BPE holds the tokenizer by a weak reference. A strong reference in a value of `LOADED` would keep both forever.
     """
     tokenizer_ref = ref(tokenizer)
 

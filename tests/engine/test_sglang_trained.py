@@ -402,7 +402,7 @@ async def test_a_server_is_started_on_first_use_and_ended_with_all_it_started(mo
     assert all(map(alive, processes))
     assert len({os.getsid(processes[0]), os.getsid(0)}) == 2
     assert "--tp 2" in logged(training)
-    scratch = engine._scratch
+    scratch = engine.scratch
     await engine.update(model, "0")
     await engine.close()
     await engine.close()
@@ -441,7 +441,7 @@ async def test_a_server_that_does_not_come_up_is_explained_and_leaves_nothing(
     if "pids" in logged(training):
         assert_gone(*pids(training), seconds=0)
     await engine.close()
-    assert engine._scratch is None or not engine._scratch.exists()
+    assert engine.scratch is None or not engine.scratch.exists()
 
 
 @pytest.mark.thorough

@@ -38,10 +38,10 @@ MAKE = {"chatml": lambda: chatml_tokenizer(*TAGS), "llama": llama_tokenizer}
 @pytest.fixture(autouse=True)
 def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(VARIABLE, "on")
-    kept = dict(fast_bpe._KEPT)
+    kept = dict(fast_bpe.LOADED)
     yield
-    fast_bpe._KEPT.clear()
-    fast_bpe._KEPT.update(kept)
+    fast_bpe.LOADED.clear()
+    fast_bpe.LOADED.update(kept)
 
 
 HELD: list[Any] = []
@@ -51,7 +51,7 @@ HELD: list[Any] = []
 def loaded(tokenizer: Any) -> FastBpe:
     HELD.append(tokenizer)
     fast_encoder_of(tokenizer)
-    return fast_bpe._KEPT[tokenizer]
+    return fast_bpe.LOADED[tokenizer]
 
 
 def prose(seed: int) -> str:
@@ -74,7 +74,7 @@ def test_it_gives_the_tokens_of_the_tokenizer(make: Callable[[], Any]) -> None:
 
 def test_it_is_used_where_a_renderer_is_loaded_and_only_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = chatml_tokenizer(*TAGS)
-    assert load_renderer(tokenizer)._turns.template.encoder == loaded(tokenizer).encode
+    assert load_renderer(tokenizer).turns.template.encoder == loaded(tokenizer).encode
     for said in ("", "off", "0"):
         monkeypatch.setenv(VARIABLE, said)
         assert fast_encoder_of(tokenizer).__name__ == "fast"
@@ -90,9 +90,9 @@ def test_certification_gets_the_same_tokens_in_every_probe(path: Path, monkeypat
     bpe = loaded(tokenizer)
     assert bpe.off == ""
     monkeypatch.setattr(bpe, "every", 1)
-    before = fast_bpe._compared.texts
+    before = fast_bpe.comparisons.texts
     fast = certificate(tokenizer, "fast")
-    assert fast_bpe._compared.texts - before > 20
+    assert fast_bpe.comparisons.texts - before > 20
     assert bpe.off == ""
     monkeypatch.setenv(VARIABLE, "off")
     assert fast == certificate(tokenizer, "own")
@@ -181,9 +181,9 @@ def test_the_text_decides_what_is_compared(every: int) -> None:
         return [bool(fast(text)) for text in map(prose, range(640))]
 
     def fast(text: str) -> int:
-        before = fast_bpe._compared.texts
+        before = fast_bpe.comparisons.texts
         bpe.encode(text)
-        return fast_bpe._compared.texts - before
+        return fast_bpe.comparisons.texts - before
 
     first = compared()
     assert first == compared()
@@ -206,7 +206,7 @@ def test_a_tokenizer_that_is_changed_encodes_itself() -> None:
     encode = fast_encoder_of(tokenizer)
     tokenizer.add_tokens(["zqnew"])
     assert len(encode("zqnew")) == 1
-    assert "changed" in fast_bpe._KEPT[tokenizer].off
+    assert "changed" in fast_bpe.LOADED[tokenizer].off
     assert len(fast_encoder_of(tokenizer)("zqnew")) == 1
     assert loaded(tokenizer).off == ""
     tokenizer.split_special_tokens = True

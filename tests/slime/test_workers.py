@@ -147,7 +147,7 @@ async def test_an_open_env_is_lost_with_its_worker_and_the_episode_starts_over(s
         os.kill(victim, signal.SIGKILL)
         while pool._seats[0].ready:
             await asyncio.sleep(0.01)
-        rollouts.engine._sessions.clear()
+        rollouts.engine.positions.clear()
         assert await rollouts.rollout(aborted) == []
     assert [sample.reward for sample in samples] == [1.0] * 4
     assert sorted(account(sample).get("restarts", 0) for sample in samples) == [0, 0, 1, 1]
@@ -164,7 +164,7 @@ async def test_a_worker_killed_in_a_rollout(slime):
         playing = asyncio.create_task(rollouts.rollout(samples))
         while len(rollouts.engine.asked) < 8:
             await asyncio.sleep(0.01)
-        rollouts.engine._sessions.clear()  # a script's place; a model has none
+        rollouts.engine.positions.clear()  # a script's place; a model has none
         seat = next(seat for seat in pool._seats if seat.ready)
         os.kill(seat.link._process.pid, signal.SIGKILL)
         await playing
