@@ -12,6 +12,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("agentrl", "envs/agentrl_envs", "sandbox/agentrl_sandbox")
 LIMIT = 100
+FOREIGN = {
+    "_attn_implementation": "of transformers",
+    "_replace": "of named tuples",
+    "_server": "of aiohttp's sites",
+    "_transport": "of asyncio's processes",
+}
+"""Names that others have, too: the product's own use is not told from theirs."""
 
 
 def trees(*folders: str) -> Iterator[tuple[str, ast.Module]]:
@@ -34,7 +41,7 @@ def private_names() -> set[str]:
                     names.add(name)
                 case ast.Attribute(attr=name, ctx=ast.Store()) | ast.Name(id=name, ctx=ast.Store()):
                     names.add(name)
-    return set(filter(is_private, names))
+    return set(filter(is_private, names)).difference(FOREIGN)
 
 
 def private_reads() -> list[str]:

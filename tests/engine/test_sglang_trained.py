@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.inside import server_of
+
 torch = pytest.importorskip("torch", reason="the embedded trainer needs the extra `train`")
 
 from agentrl.engine.base import TrainedEngine  # noqa: E402
@@ -212,7 +214,7 @@ async def test_a_connection_that_the_server_closed_while_it_slept_is_not_used_ag
     async with attached(fake, model, training, sleep=True) as engine:
         await engine.update(model, "0")
         await engine.sleep()
-        assert not any(session.connector._conns for session in engine._server.control._connections.sessions.values())
+        assert not any(session.connector._conns for session in server_of(engine).control._connections.sessions.values())
 
 
 async def test_without_sleep_nothing_is_said_of_memory(model, training):
