@@ -12,7 +12,7 @@ from agentrl import Env, EpisodeOptions, Limits, StopReason, Task, run_episode
 from agentrl._util import backoff
 from agentrl.engine import Generation, SGLangEngine
 from agentrl.errors import ConfigError, EngineError
-from tests.engine.fake_sglang import Fake, answer, client, for_ever, reset, reset_in_the_middle
+from tests.doubles.sglang import Fake, answer, client, for_ever, reset, reset_in_the_middle
 from tests.engine.inside import connections_of
 
 

@@ -19,7 +19,7 @@ from agentrl._util import backoff
 from agentrl.engine import SGLangEngine
 from agentrl.engine.sglang import client as client_module
 from agentrl.errors import ConfigError, EngineError, RequestError
-from tests.engine.fake_sglang import Fake, answer, client, for_ever
+from tests.doubles.sglang import Fake, answer, client, for_ever
 from tests.engine.inside import connections_of
 
 

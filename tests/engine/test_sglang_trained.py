@@ -30,9 +30,9 @@ from agentrl.engine.sglang.training.weights import Adapter, save_whole  # noqa: 
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine  # noqa: E402
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError  # noqa: E402
 from agentrl.models import load_model, tiny_model, tiny_tokenizer  # noqa: E402
-from tests.engine.fake_sglang import Fake, answer, for_ever  # noqa: E402
+from tests.doubles.sglang import Fake, answer, for_ever  # noqa: E402
 
-LAUNCH = Path(__file__).with_name("fake_launch.py")
+LAUNCH = Path(__file__).parents[1] / "doubles" / "sglang_launch.py"
 WHOLE = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 

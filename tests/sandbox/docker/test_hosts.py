@@ -22,8 +22,8 @@ from agentrl_sandbox.docker import hosts
 from agentrl_sandbox.docker.backend import missing_images
 from agentrl_sandbox.services import Mount, Service, ServiceGroup
 from agentrl_sandbox.spec import SandboxSpec
-from tests.sandbox.docker.registry import Registry
 from tests.sandbox.docker.remote import IMAGE, Daemon, SshServer, free_port, needs
+from tests.sandbox.doubles.registry import Registry
 from tests.sandbox.engine import ALONE, SOAK
 
 pytestmark = ALONE
