@@ -35,7 +35,7 @@ _PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class FreshOrder:
     """The order for the other process."""
 
     path: str
@@ -64,10 +64,10 @@ async def fresh_process(subject: EnvUnderTest, task: Task, script: Sequence[Turn
     actions = whole.trajectory.actions if whole.failure is None else ()
     if any(action.error for action in actions):
         actions = ()
-    order = _Order(subject.path, config, task, actions, *_saved(parked, task), subject.limits, subject.patience_s)
+    order = FreshOrder(subject.path, config, task, actions, *_saved(parked, task), subject.limits, subject.patience_s)
     try:
         here = await played(order, subject.envs)
-        elsewhere = await _elsewhere(order)
+        elsewhere = await play_elsewhere(order)
     except Exception as exc:  # noqa: BLE001 - the boundary of another process: pickle, the Env and Python may refuse
         subject.report.skip("in a separate process", one_line(exc))
         return
@@ -97,7 +97,7 @@ def _saved(parked: Parked | None, task: Task) -> tuple[Any, Any, Task]:
     return (None, None, task) if parked is None else (parked.saved, parked.rng, parked.episode.trajectory.task)
 
 
-async def _elsewhere(order: _Order) -> dict[str, Any]:
+async def play_elsewhere(order: FreshOrder) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "7"}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -156,7 +156,7 @@ def _compare(subject: EnvUnderTest, here: Mapping[str, Any], elsewhere: Mapping[
     )
 
 
-async def played(order: _Order, envs: EnvFactory) -> dict[str, Any]:
+async def played(order: FreshOrder, envs: EnvFactory) -> dict[str, Any]:
     """The answers of an Env to the order. Only hooks are called."""
     answers: dict[str, Any] = {"first": [], "answers": [], "restored": [], "broken": "", "place": None}
     try:
@@ -175,7 +175,7 @@ async def played(order: _Order, envs: EnvFactory) -> dict[str, Any]:
     return answers
 
 
-async def _restored(order: _Order, envs: EnvFactory) -> list[str]:
+async def _restored(order: FreshOrder, envs: EnvFactory) -> list[str]:
     env = envs.make()
     try:
         begin_env(env, own_task(order.changed), order.limits)
@@ -200,16 +200,16 @@ def _said(observation: Any) -> list[str]:
 
 async def _main() -> None:
     raw = sys.stdin.buffer.read()
-    order: _Order = _read(raw)
+    order: FreshOrder = _read(raw)
     async with EnvFactory(order.path, order.config) as envs:
         sys.stdout.write("\n" + json.dumps(await played(order, envs)) + "\n")
 
 
-def _read(raw: bytes) -> _Order:
+def _read(raw: bytes) -> FreshOrder:
     """Read the order. The Env's file is imported first, because the order may hold instances of its classes."""
     path, order = pickle.loads(raw)
     load_env(path)
-    parsed: _Order = pickle.loads(order)
+    parsed: FreshOrder = pickle.loads(order)
     return parsed
 
 

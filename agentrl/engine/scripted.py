@@ -77,11 +77,11 @@ class ScriptedEngine(AsyncClosing):
         """The images of each request."""
         self._turns = turns
         self._renderer = renderer
-        self._seconds = seconds
+        self.seconds = seconds
         self._context_length = context_length
         self._reads = reads
-        self._sessions: dict[str, _ScriptPosition] = {}
-        self._running: dict[str, asyncio.Event] = {}
+        self.positions: dict[str, _ScriptPosition] = {}
+        self.running: dict[str, asyncio.Event] = {}
 
     async def generate(
         self,
@@ -118,13 +118,13 @@ class ScriptedEngine(AsyncClosing):
         return generation
 
     def _session(self, session_id: str) -> _ScriptPosition:
-        if session_id not in self._sessions and self._sessions and isinstance(self._turns, Generator):
-            first = next(iter(self._sessions))
+        if session_id not in self.positions and self.positions and isinstance(self._turns, Generator):
+            first = next(iter(self.positions))
             raise AssertionError(
                 f"ScriptedEngine: a generator plays one session ({first!r}), but {session_id!r} asks too; "
                 "use a function of messages and tools, or of the input ids"
             )
-        return self._sessions.setdefault(session_id, _ScriptPosition())
+        return self.positions.setdefault(session_id, _ScriptPosition())
 
     @staticmethod
     def _resumed(session: _ScriptPosition, length: int) -> Generation | None:
@@ -204,24 +204,24 @@ class ScriptedEngine(AsyncClosing):
 
     async def _play(self, reply: Generation, rid: str) -> Generation:
         rid = rid or uuid4().hex
-        aborted = self._running[rid] = asyncio.Event()
+        aborted = self.running[rid] = asyncio.Event()
         clock = asyncio.get_running_loop().time
         start = clock()
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self.seconds):
                 await aborted.wait()
         except TimeoutError:
             return reply
         finally:
-            self._running.pop(rid, None)
-        count = int(len(reply.tokens) * min(1.0, (clock() - start) / self._seconds)) if self._seconds else 0
+            self.running.pop(rid, None)
+        count = int(len(reply.tokens) * min(1.0, (clock() - start) / self.seconds)) if self.seconds else 0
         return replace(
             reply, tokens=reply.tokens[:count], log_probs=reply.log_probs[:count], finish_reason="abort", matched=None
         )
 
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all. A request that is not running is not an error."""
-        for name, aborted in self._running.items():
+        for name, aborted in self.running.items():
             if rid in (None, name):
                 aborted.set()
 

@@ -199,16 +199,16 @@ class Parking:
         """Mark an episode as ended. With `parked`, the end is kept for some seconds, in case this process dies before
         its host has the result."""
         if parked is None:
-            removed = await asyncio.to_thread(self._saved.remove, key)
-            self._forget(key, needed=self._saved.shared and not removed)
+            removed = await asyncio.to_thread(self.saved.remove, key)
+            self._forget(key, needed=self.saved.shared and not removed)
             return
         await self.save(key, parked, seconds, "ended")
         self._ended[key] = asyncio.get_running_loop().call_later(seconds, self._forget_ended, key)
 
     async def give_back(self, key: str) -> None:
         """Leave a taken episode to any process, in its last saved state."""
-        await asyncio.to_thread(self._saved.give_back, key)
-        self._forget(key, needed=self._saved.shared)  # otherwise no file holds the machine
+        await asyncio.to_thread(self.saved.give_back, key)
+        self._forget(key, needed=self.saved.shared)  # otherwise no file holds the machine
 
     def note(self, name: str, ticket: Mapping[str, JSON], seconds: float) -> None:
         """Remember the ticket of `name` for some seconds, in case the owner returns without the ticket."""
@@ -260,7 +260,7 @@ class Parking:
     def _forget_ended(self, key: str) -> None:
         if timer := self._ended.pop(key, None):
             timer.cancel()
-            self._saved.remove(key, "ended")
+            self.saved.remove(key, "ended")
 
     def _write(
         self, key: str, parked: Parked, until: float, state: SavedState, loop: asyncio.AbstractEventLoop
@@ -268,7 +268,7 @@ class Parking:
         """Called in a thread, whose work ends even if the caller is cancelled."""
         before, needed = self._machines.get(key, ()), parked.machines
         try:
-            self._saved.write(key, _HEADER + pickle.dumps(parked), until, state)
+            self.saved.write(key, _HEADER + pickle.dumps(parked), until, state)
         except BaseException as exc:
             needed = before
             if isinstance(exc, ResumeError):  # the machines are in the file that another process has taken
@@ -284,7 +284,7 @@ class Parking:
                 loop.call_soon_threadsafe(self._release, unneeded)
 
     def _read(self, key: str, until: float) -> Parked:
-        saved = self._saved
+        saved = self.saved
         try:
             data = saved.take(key, until)
             if not saved.shared:

@@ -145,16 +145,16 @@ class LoopResources:
             await self._stack.aclose()
 
     def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        if _loops.get(loop) is self:
-            del _loops[loop]
+        if loops.get(loop) is self:
+            del loops[loop]
 
 
-_loops: PerLoop[LoopResources] = PerLoop()
+loops: PerLoop[LoopResources] = PerLoop()
 
 
 def loop_resources() -> LoopResources:
     """The resources of the running event loop."""
-    return _loops.here(LoopResources)
+    return loops.here(LoopResources)
 
 
 async def _run(make: Callable[[], Awaitable[T]]) -> T:
@@ -164,7 +164,7 @@ async def _run(make: Callable[[], Awaitable[T]]) -> T:
 @atexit.register
 def _close_running_loops() -> None:
     """Close all loops' resources: slime's own loops run in daemon threads, which are never shut down."""
-    for loop, here in list(_loops.items()):
+    for loop, here in list(loops.items()):
         if loop.is_running():
             closing = asyncio.run_coroutine_threadsafe(here.close(), loop)
             try:
@@ -185,12 +185,12 @@ def load_renderer_once(
 ) -> Renderer:
     """An immutable renderer for all loops. The lock prevents a second certification."""
     with _loading:
-        renderer = _load(model, template, template_kwargs, trust_remote_code)
+        renderer = load_shared_renderer(model, template, template_kwargs, trust_remote_code)
         return EpisodeOptions(special_tokens=special_tokens).renderer(renderer)
 
 
 @cache
-def _load(model: str, template: str | None, template_kwargs: str, trust_remote_code: bool) -> Renderer:
+def load_shared_renderer(model: str, template: str | None, template_kwargs: str, trust_remote_code: bool) -> Renderer:
     from agentrl.models import load_tokenizer  # transformers takes seconds to import
     from agentrl.models.vision import load_vision
     from agentrl.render import load_renderer

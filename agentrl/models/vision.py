@@ -62,7 +62,7 @@ class Vision:
         self._grids: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
 
     @cached_property
-    def _processor(self) -> Any:
+    def processor(self) -> Any:
         from transformers import AutoImageProcessor
 
         try:
@@ -81,8 +81,8 @@ class Vision:
         """The rows and columns of merged patches. Each merged patch is a token. Raises ValueError as `count` does."""
         size = image.height, image.width
         if size not in self._grids:
-            merge, patches = self._processor.merge_size, self._processor.get_number_of_image_patches(*size, {})
-            grid = _grid(*size, self._processor)
+            merge, patches = self.processor.merge_size, self.processor.get_number_of_image_patches(*size, {})
+            grid = _grid(*size, self.processor)
             if grid[0] * grid[1] * merge**2 != patches:
                 raise ConfigError(f"{self.folder}: its image processor resizes otherwise than Qwen-VL's: not supported")
             if len(self._grids) >= _SIZES_KEPT:
@@ -141,7 +141,7 @@ class Vision:
 
     def _sizes(self) -> tuple[int, int, int]:
         """The settings of the image processor for `_grid`."""
-        processor = self._processor
+        processor = self.processor
         return (
             processor.patch_size * processor.merge_size,
             processor.size["shortest_edge"],
@@ -165,7 +165,7 @@ class Vision:
         """
         import torch
 
-        processor = self._processor
+        processor = self.processor
         merge, grids = processor.merge_size, [self.grid(image) for image in images]
         counts = [rows * columns * merge**2 for rows, columns in grids]
         values = 3 * processor.temporal_patch_size * processor.patch_size**2
@@ -184,7 +184,7 @@ class Vision:
 
     @cached_property
     def _patches(self) -> PatchWriter:
-        return PatchWriter(self._processor)
+        return PatchWriter(self.processor)
 
     def _write_all(self, places: Sequence[tuple[Image, Tensor]]) -> None:
         """As `_write`, several images at once: reading and resizing need no Python."""
@@ -214,8 +214,8 @@ class Vision:
             pixels.copy_(self._features(image, picture))
 
     def _features(self, image: Image, picture: Any) -> Tensor:
-        features: Mapping[str, Any] = self._processor(images=[picture], return_tensors="pt")
-        merge, (rows, columns) = self._processor.merge_size, self.grid(image)
+        features: Mapping[str, Any] = self.processor(images=[picture], return_tensors="pt")
+        merge, (rows, columns) = self.processor.merge_size, self.grid(image)
         if features["image_grid_thw"].tolist() != [[1, rows * merge, columns * merge]]:
             actual = features["image_grid_thw"].tolist()
             raise ValueError(f"{image!r} was counted as {rows} x {columns} tokens, and its patches are {actual}")

@@ -29,30 +29,30 @@ _MARKERS = 16
 Encode = Callable[[str], list[int]]
 
 
-class _Memory:
+class TokenMemory:
     """Tokens by a key. The tokens with the oldest use are dropped first. Threads may share a memory."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._size = most, 0
-        self._entries: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._most, self.size = most, 0
+        self.entries: OrderedDict[bytes, array[int]] = OrderedDict()
         self._lock = Lock()
 
     def get(self, key: bytes, make: Callable[[], Sequence[int]]) -> array[int]:
         with self._lock:
-            if (cached := self._entries.get(key)) is not None:
-                self._entries.move_to_end(key)
+            if (cached := self.entries.get(key)) is not None:
+                self.entries.move_to_end(key)
                 return cached
         tokens = array("i", make())
         with self._lock:
-            if key not in self._entries and len(tokens) <= self._most:
-                self._entries[key] = tokens
-                self._size += len(tokens)
-            while self._size > self._most:
-                self._size -= len(self._entries.popitem(last=False)[1])
+            if key not in self.entries and len(tokens) <= self._most:
+                self.entries[key] = tokens
+                self.size += len(tokens)
+            while self.size > self._most:
+                self.size -= len(self.entries.popitem(last=False)[1])
         return tokens
 
 
-_memory = _Memory(_MOST)
+_memory = TokenMemory(_MOST)
 _CUTS: WeakKeyDictionary[Any, dict[tuple[str, ...], dict[str, int]]] = WeakKeyDictionary()
 
 
@@ -99,7 +99,7 @@ def remembering(encode: Encode, tokenizer: Any, source: str, fingerprint: str) -
 
     `source` is the template's text.
     """
-    markers = _markers_in(tokenizer, source)
+    markers = markers_in(tokenizer, source)
     cached = _CUTS.setdefault(tokenizer, {}) if markers else {}
     if (key := (*markers, fingerprint)) not in cached:
         cached[key] = {text: token for text, token in markers.items() if _cuts(encode, text, token)}
@@ -110,7 +110,7 @@ def remembering(encode: Encode, tokenizer: Any, source: str, fingerprint: str) -
     return BeginningEncoder(encode, cuts, ids, fingerprint)
 
 
-def _markers_in(tokenizer: Any, source: str) -> dict[str, int]:
+def markers_in(tokenizer: Any, source: str) -> dict[str, int]:
     """Added tokens in the template's text that take no neighbouring characters, and are part of no other token."""
     if not encodes_in_rust(tokenizer):
         return {}

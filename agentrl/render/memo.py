@@ -88,7 +88,7 @@ class Watch:
         )
 
 
-class _TailRequest(NamedTuple):
+class TailRequest(NamedTuple):
     """The request for a tail: the arguments of `tail`."""
 
     before: Sequence[Message]
@@ -142,7 +142,7 @@ class Memo:
     state: MemoState
     reason: str = ""
     """The reason why the last shape could not be learned."""
-    _scaffolds: dict[Hashable, list[_Scaffold] | None] = field(default_factory=dict)
+    scaffolds: dict[Hashable, list[_Scaffold] | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, state: MemoState) -> Memo | None:
@@ -157,12 +157,12 @@ class Memo:
         render: Callable[[], Tail],
     ) -> tuple[Tail, Check]:
         """The tail of `render`, without a call of `render` where the tail is proved; and the result of a comparison."""
-        request = _TailRequest(*arguments)
-        shape = None if self.state.off else _shape(template, request)
+        request = TailRequest(*arguments)
+        shape = None if self.state.off else shape_of(template, request)
         if shape is None:
             return render(), ""
         checked = request.is_chosen(self.state.every)
-        scaffolds = self._scaffolds.get(shape.key, [])
+        scaffolds = self.scaffolds.get(shape.key, [])
         for scaffold in scaffolds or ():
             memoised = scaffold.tail(shape.values)
             if memoised is not None:
@@ -196,10 +196,8 @@ class Memo:
             why,
         )
 
-    def _learn(
-        self, template: Template, profile: Profile, request: _TailRequest, shape: _Shape, rendered: Tail
-    ) -> None:
-        scaffolds = self._scaffolds.get(shape.key) or []
+    def _learn(self, template: Template, profile: Profile, request: TailRequest, shape: _Shape, rendered: Tail) -> None:
+        scaffolds = self.scaffolds.get(shape.key) or []
         try:
             if len(scaffolds) >= _ANSWERS:
                 raise UntraceableError("its text depends on what the texts are")
@@ -209,12 +207,12 @@ class Memo:
             learned: list[_Scaffold] | None = [*scaffolds, scaffold]
         except (UntraceableError, TemplateError, *RENDER_ERRORS) as exc:
             learned, self.reason = None, str(exc)
-        while len(self._scaffolds) >= _SHAPES:
-            del self._scaffolds[next(iter(self._scaffolds))]
-        self._scaffolds[shape.key] = learned
+        while len(self.scaffolds) >= _SHAPES:
+            del self.scaffolds[next(iter(self.scaffolds))]
+        self.scaffolds[shape.key] = learned
 
 
-def _shape(template: Template, request: _TailRequest) -> _Shape | None:
+def shape_of(template: Template, request: TailRequest) -> _Shape | None:
     """The shape of a request, with the strings. None for a request that must be rendered."""
     first = request.before[0]
     role = str(first.get("role"))
@@ -239,7 +237,7 @@ def _has_usual_keys(message: Message) -> bool:
     return type(message) is dict and _KEYS.issuperset(message) and "content" in message
 
 
-def _ids_of(request: _TailRequest) -> Sequence[str]:
+def _ids_of(request: TailRequest) -> Sequence[str]:
     """The different ids of the calls and of the new messages, in order."""
     ids = [call.id for call in request.calls]
     ids += [call_id for message in request.new if (call_id := message.get("tool_call_id")) is not None]
@@ -272,7 +270,7 @@ def _is_itself(template: Template, values: Sequence[str]) -> bool:
     return not any(pattern.search(value) or any(text in value for text in odd) for value in values)
 
 
-def _traced(template: Template, profile: Profile, request: _TailRequest, shape: _Shape) -> _Scaffold:
+def _traced(template: Template, profile: Profile, request: TailRequest, shape: _Shape) -> _Scaffold:
     """The scaffold of a request. Raises UntraceableError, or the template's error."""
     trace = Trace(shape.values, shape.ids.values())
     places = shape.ids

@@ -86,9 +86,9 @@ class TemplateRenderer:
             self.certificate = _with_images(self.certificate, template.image_roles)
         if as_text:
             template = spelling_out(template, fingerprint(tokenizer))
-        self._turns = replace(proof.turns, template=template, memo=memo, watch=proof.watch)
+        self.turns = replace(proof.turns, template=template, memo=memo, watch=proof.watch)
         beginning = remembering(template.encoder, tokenizer, template.source, fingerprint(tokenizer))
-        self._begin = replace(self._turns, template=replace(template, encoder=beginning))
+        self._begin = replace(self.turns, template=replace(template, encoder=beginning))
         self.arguments = _arguments_of(template.source)
         self.stop_token_ids = proof.turns.profile.stop_token_ids
         special = {token: template.decode([token]) for token in template.special_ids}
@@ -111,10 +111,10 @@ class TemplateRenderer:
     @at_one_moment
     def prompt(self, observation: Observation) -> Rendered:
         """Spans: the messages are "observation", the generation prompt is "prompt"; Raw is all observation."""
-        template = self._turns.template
+        template = self.turns.template
         if isinstance(observation, Raw):
             tokens = template.encode(observation.text)
-            opening = self._turns.profile.thinking.open
+            opening = self.turns.profile.thinking.open
             thinking = observation.text.rstrip().endswith(opening)  # a mention of the marker opens nothing
             return self._pictured(Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking), ())
         messages = template.identified(all_in_call_order(as_messages(observation), by_id=self._by_id))
@@ -147,13 +147,13 @@ class TemplateRenderer:
         """
         if not self.certificate.capabilities["tool_results"] and any(m.get("role") == "tool" for m in new):
             raise TemplateError(
-                f"the chat template of {self._turns.template.name} cannot carry tool results: answer as the user"
+                f"the chat template of {self.turns.template.name} cannot carry tool results: answer as the user"
             )
         new = in_call_order(new, action.calls, by_id=self._by_id)
-        self._check_roles(new, lambda probe: self._turns.bridged_text(history, action, probe), "assistant")
+        self._check_roles(new, lambda probe: self.turns.bridged_text(history, action, probe), "assistant")
         visible, remaining, lost = fitted(new, self.vision, budget)
-        rendered = self._pictured(self._turns.bridge(history, action, visible, remaining), visible)
-        special = self._turns.template.count_special(new)
+        rendered = self._pictured(self.turns.bridge(history, action, visible, remaining), visible)
+        special = self.turns.template.count_special(new)
         return replace(rendered, special=special, cut=rendered.cut + lost) if special or lost else rendered
 
     @property
@@ -165,12 +165,12 @@ class TemplateRenderer:
     ) -> None:
         """Raises TemplateError for a message that the template drops because of its role or its place."""
         if _is_unusual(messages, self.certificate.capabilities, before):
-            _check_written(messages, write(_marked(messages)), self._turns.template.name)
+            _check_written(messages, write(_marked(messages)), self.turns.template.name)
 
     def _pictured(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
         if self.vision is None:
             return rendered
-        return pictured(rendered, images_of(messages), self.vision, self._turns.template.name)
+        return pictured(rendered, images_of(messages), self.vision, self.turns.template.name)
 
     @at_one_moment
     def text(self, raw: Raw, action: Action, *, history: Sequence[Message] = (), budget: int | None = None) -> Rendered:
@@ -179,7 +179,7 @@ class TemplateRenderer:
         The template's text between the stop token and a next assistant turn (the rest of the close, a generation
         prompt) comes before the text.
         """
-        turns, marks = self._turns, self._turns.profile.thinking
+        turns, marks = self.turns, self.turns.profile.thinking
         template, cut = turns.template, 0
         tokens, special = template.continued(template.guarded(raw.text)), template.count_special([raw.text])
         if budget is not None and len(tokens) > budget:
@@ -202,16 +202,16 @@ class TemplateRenderer:
     @at_one_moment
     def encode(self, message: Message, prompt: Sequence[int] = ()) -> list[int]:
         place = self._places.at(prompt) if prompt else TurnPlace()
-        return self._turns.template.encode(self._turns.sampled(message, place))
+        return self.turns.template.encode(self.turns.sampled(message, place))
 
     @cached_property
     def _places(self) -> TurnPlaces:
-        profile, results = self._turns.profile, self.certificate.capabilities.get("tool_results", False)
+        profile, results = self.turns.profile, self.certificate.capabilities.get("tool_results", False)
         content = SAID if profile.calls_need_content else ""
-        return TurnPlaces(self._turns.template, profile.thinking, content=content, results=results)
+        return TurnPlaces(self.turns.template, profile.thinking, content=content, results=results)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self._turns.template.decode(tokens)
+        return self.turns.template.decode(tokens)
 
 
 def _with_images(certificate: Certificate, roles: frozenset[str]) -> Certificate:

@@ -26,7 +26,7 @@ log = logging.getLogger("agentrl")
 _said: set[str] = set()
 _PAUSE_S = 1.0
 """Seconds before an error is raised again: a rollout that swallows each error would draw prompts without end."""
-_SWALLOWED = 16
+SWALLOWED = 16
 """Number of errors that are raised again before EndedRun is raised. Each may end the run."""
 
 
@@ -69,7 +69,7 @@ async def ended_sample(args: Any, sample: Any) -> Any:
     unread = 2 * flags.n_samples_per_prompt * max(flags.rollout_batch_size, flags.over_sampling_batch_size)
     if run.samples > unread:
         await asyncio.sleep(_PAUSE_S)
-        if run.samples > unread + _SWALLOWED:
+        if run.samples > unread + SWALLOWED:
             raise EndedRun(_text(run.error)) from run.error
         raise run.error
     return failed_sample(sample, run.error)

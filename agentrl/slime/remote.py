@@ -114,8 +114,8 @@ class SampleWorkers:
 
     size: int
     thread: LoopThread = field(default_factory=lambda: LoopThread("agentrl-workers"))
-    _pool: WorkerPool | None = None
-    _starting: asyncio.Task[WorkerPool] | None = None
+    pool: WorkerPool | None = None
+    starting: asyncio.Task[WorkerPool] | None = None
     _aborted: Callable[[], bool] | None = None
     _was_aborted: bool = False
     _playing: int = 0
@@ -127,7 +127,7 @@ class SampleWorkers:
 
         Raises ConfigError.
         """
-        refuse_loopback(request.config.engine_url(request.flags), 0 if self._pool is None else self._pool.started)
+        refuse_loopback(request.config.engine_url(request.flags), 0 if self.pool is None else self.pool.started)
         sent = replace(request, sample=SentSample.of(request.sample), flags=replace(request.flags, eval_datasets=()))
         session_id = session_of(request.sample) or uuid4().hex
         message = encoded(sent, f"sample {sample_name(request.sample) or session_id}")
@@ -155,7 +155,7 @@ class SampleWorkers:
 
     async def _play(self, request: bytes, name: str, aborted: Callable[[], bool] | None) -> WorkerAnswer:
         """In the thread of the pool."""
-        pool = await self._started()
+        pool = await self.started()
         self._aborted = aborted
         self._look(pool)
         self._playing += 1
@@ -171,15 +171,15 @@ class SampleWorkers:
                 self._homes.popitem(last=False)
         return answer
 
-    async def _started(self) -> WorkerPool:
+    async def started(self) -> WorkerPool:
         """The pool. All episodes wait for the same start. If the start fails, each raises its ConfigError."""
-        self._starting = self._starting or asyncio.create_task(self._start())
-        return await asyncio.shield(self._starting)
+        self.starting = self.starting or asyncio.create_task(self._start())
+        return await asyncio.shield(self.starting)
 
     async def _start(self) -> WorkerPool:
         pool = WorkerPool(transport=_transport(), order=JobOrder(f"{__name__}:open_job", None), size=self.size)
-        self._pool = await pool.__aenter__()
-        return self._pool
+        self.pool = await pool.__aenter__()
+        return self.pool
 
     async def _watch(self, pool: WorkerPool) -> None:
         """Tell the workers when slime aborts."""
@@ -197,16 +197,16 @@ class SampleWorkers:
 
     def close(self) -> None:
         """End the workers, and wait for their end."""
-        if self._starting is not None:
-            self.thread.run_here(self._closed(self._starting))
-        self._pool = self._starting = self._watching = None
+        if self.starting is not None:
+            self.thread.run_here(self._closed(self.starting))
+        self.pool = self.starting = self._watching = None
         self.thread.stop()
 
     async def _closed(self, starting: asyncio.Task[WorkerPool]) -> None:
         starting.cancel()  # a starting pool closes itself
         await asyncio.wait({starting})
-        if self._pool is not None:
-            await self._pool.close()
+        if self.pool is not None:
+            await self.pool.close()
 
 
 def _ray() -> Any:

@@ -185,21 +185,21 @@ async def _sync(host: _Host, rollout_id: int, data_source: Any) -> Any:
         host.state.reset()
     if path := host.flags.rollout_sample_filter_path:
         host.load(path)(host.args, [group.samples for group in taken])
-    return _output(rollout_id, taken, source, {"rollout/agentrl/loop/seconds": time.monotonic() - began})
+    return shipped(rollout_id, taken, source, {"rollout/agentrl/loop/seconds": time.monotonic() - began})
 
 
-_loops: dict[asyncio.AbstractEventLoop, tuple[GroupLoop[SampleGroup], SampleSource]] = {}
+loops: dict[asyncio.AbstractEventLoop, tuple[GroupLoop[SampleGroup], SampleSource]] = {}
 """The loop that plays ahead, by event loop. slime has a single event loop, from its first rollout to the end of the
 process."""
 
 
 async def _ahead(host: _Host, rollout_id: int, data_source: Any) -> Any:
     here = asyncio.get_running_loop()
-    if here not in _loops or _loops[here][1].data_source is not data_source:
-        if here in _loops:
-            await _loops[here][0].stop()
-        _loops[here] = _begin(host, data_source)
-    loop, source = _loops[here]
+    if here not in loops or loops[here][1].data_source is not data_source:
+        if here in loops:
+            await loops[here][0].stop()
+        loops[here] = _begin(host, data_source)
+    loop, source = loops[here]
     began = time.monotonic()
     loop.begin(rollout_id, rollout_id)
     ready = loop.ready
@@ -213,7 +213,7 @@ async def _ahead(host: _Host, rollout_id: int, data_source: Any) -> Any:
         "age_mean": sum(ages) / len(ages),
         "age_max": max(ages),
     }
-    return _output(
+    return shipped(
         rollout_id, taken, source, {f"rollout/agentrl/loop/{name}": value for name, value in metrics.items()}
     )
 
@@ -226,7 +226,7 @@ def _begin(host: _Host, data_source: Any) -> tuple[GroupLoop[SampleGroup], Sampl
     return loop, source
 
 
-def _output(rollout_id: int, taken: list[SampleGroup], source: SampleSource, metrics: dict[str, float]) -> Any:
+def shipped(rollout_id: int, taken: list[SampleGroup], source: SampleSource, metrics: dict[str, float]) -> Any:
     dropped, source.dropped = source.dropped, Counter()
     metrics |= {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in dropped.items()}
     groups = sorted((group.samples for group in taken), key=lambda samples: next(flat_samples(samples)).index)

@@ -263,10 +263,10 @@ def varlen_kernel() -> Callable[..., Tensor] | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return _of_torch(varlen_attn)
+    return kernel_of_torch(varlen_attn)
 
 
-def _of_torch(varlen_attn: Callable[..., Any]) -> Callable[..., Tensor] | None:
+def kernel_of_torch(varlen_attn: Callable[..., Any]) -> Callable[..., Tensor] | None:
     """torch's kernel. Version 2.10 has no factor and no window; 2.11 takes fewer heads of keys without being asked."""
     parameters = signature(varlen_attn).parameters
     if not {"scale", "window_size"} <= parameters.keys():
@@ -325,7 +325,7 @@ def packing_of(model: Any) -> Packing | None:
     without positions. A log line reports the result.
     """
     if model not in _packings:
-        _packings[model] = next((how for how in _candidates(model) if _computes_the_same(model, how)), None)
+        _packings[model] = next((how for how in _candidates(model) if computes_the_same(model, how)), None)
         name = type(without_adapter(model)).__name__
         if _packings[model] is None:
             log.warning("%s is trained on padded rows: it does not compute the same for packed ones", name)
@@ -342,7 +342,7 @@ def _candidates(model: Any) -> Iterator[Packing]:
 
 
 @torch.no_grad()
-def _computes_the_same(model: Any, how: Packing) -> bool:
+def computes_the_same(model: Any, how: Packing) -> bool:
     if (size := vocabulary(model)) < 2:
         return False
     seeds = ((17, 31), (5, 12), (17, 27), (3, 9))

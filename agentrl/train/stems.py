@@ -218,7 +218,7 @@ _stems: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 def reads_stems(model: Any, how: Packing) -> bool:
     """Whether packs after a stem compute the same, tried once. Models whose layers share keys and values may differ."""
     if model not in _stems:
-        _stems[model] = _computes_the_same(model, how)
+        _stems[model] = computes_the_same(model, how)
         if not _stems[model]:
             name = type(without_adapter(model)).__name__
             log.warning("%s: a beginning that several packs share is read again in each", name)
@@ -226,7 +226,7 @@ def reads_stems(model: Any, how: Packing) -> bool:
 
 
 @torch.no_grad()
-def _computes_the_same(model: Any, how: Packing) -> bool:
+def computes_the_same(model: Any, how: Packing) -> bool:
     size = vocabulary(model)
     row, other = (tuple((17 + 29 * i * i + step * (i > 20)) % size for i in range(33)) for step in (0, 1))
     chain = Stem(row[:19], Stem(row[:7], None, how), how)

@@ -51,7 +51,7 @@ class Teacher:
 
     def __init__(self, config: TeacherConfig) -> None:
         self._weight = config.weight
-        self._scores: WeakKeyDictionary[Trajectory, Scores] = WeakKeyDictionary()
+        self.scores: WeakKeyDictionary[Trajectory, Scores] = WeakKeyDictionary()
 
     async def ask(self, trajectories: Sequence[Trajectory]) -> None:
         """After the rollout: get the log-probs from elsewhere. For an episode without log-probs, the environment counts
@@ -76,7 +76,7 @@ class Teacher:
     def _gaps(self, trajectory: Trajectory, rows: Sequence[Row]) -> list[list[float]]:
         """For each row, log p_teacher - log p_student of the trained tokens. Fewer tokens may be trained than were
         scored."""
-        scores = self._scores[trajectory] if rows else {}
+        scores = self.scores[trajectory] if rows else {}
         return [
             [scores[place] - student for place, student in zip(places, row.log_probs, strict=True)]
             for row, places in zip(rows, _places(trajectory, rows), strict=True)
@@ -147,7 +147,7 @@ class LoadedTeacher(Teacher):
         for trajectory, own_rows in rows_by_trajectory.items():
             places = chain.from_iterable(_places(trajectory, own_rows))
             log_probs = chain.from_iterable(of_row[id(row)] for row in own_rows)
-            self._scores[trajectory] = dict(zip(places, log_probs, strict=True))
+            self.scores[trajectory] = dict(zip(places, log_probs, strict=True))
 
 
 class ServedTeacher(Teacher):
@@ -204,7 +204,7 @@ class ServedTeacher(Teacher):
             trajectory.mask("env_failure")
             return
         places = chain.from_iterable(_places(trajectory, rows))
-        self._scores[trajectory] = dict(zip(places, chain.from_iterable(log_probs), strict=True))
+        self.scores[trajectory] = dict(zip(places, chain.from_iterable(log_probs), strict=True))
 
     async def _score(self, row: Row) -> Sequence[float]:
         first, stop = row.positions[0], row.positions[-1] + 1

@@ -75,7 +75,7 @@ class WorkerPool:
     """The number of the rollout of new requests. An abort concerns this epoch and earlier epochs."""
     _aborted: int = -1
     _order: bytes = b""
-    _seats: list[_Seat] = field(default_factory=list)
+    seats: list[_Seat] = field(default_factory=list, init=False)
     _keepers: list[asyncio.Task[None]] = field(default_factory=list)
     _keys: count[int] = field(default_factory=count)
     _changed: asyncio.Future[None] = field(init=False)
@@ -86,10 +86,10 @@ class WorkerPool:
         """Start the workers, and wait until all are ready. Raises ConfigError."""
         self._order, self._changed = self.order.encoded(), asyncio.get_running_loop().create_future()
         await self.transport.check(self.size)
-        self._seats = [_Seat(number) for number in range(self.size)]
-        self._keepers = [asyncio.create_task(self._keep(seat)) for seat in self._seats]
+        self.seats = [_Seat(number) for number in range(self.size)]
+        self._keepers = [asyncio.create_task(self._keep(seat)) for seat in self.seats]
         try:
-            await self._until(lambda: all(seat.ready for seat in self._seats))
+            await self._until(lambda: all(seat.ready for seat in self.seats))
         except BaseException:
             await self.close()
             raise
@@ -139,11 +139,11 @@ class WorkerPool:
     async def _chosen(self, home: str) -> _Seat:
         """The worker named `home`, or the ready worker with the fewest pending requests."""
         if self._fatal is None and home:
-            for seat in self._seats:
+            for seat in self.seats:
                 if seat.ready and seat.home == home:
                     return seat
-        await self._until(lambda: any(seat.ready for seat in self._seats))
-        return min((seat for seat in self._seats if seat.ready), key=lambda seat: seat.pending)
+        await self._until(lambda: any(seat.ready for seat in self.seats))
+        return min((seat for seat in self.seats if seat.ready), key=lambda seat: seat.pending)
 
     async def _until(self, condition: Any) -> None:
         """Wait for a change of the workers. Raises the error that ended the pool."""
@@ -155,7 +155,7 @@ class WorkerPool:
     def abort(self) -> asyncio.Future[list[Any]]:
         """Abort the episodes of the present epoch, wherever played. The future is done when each worker knows."""
         self._aborted = self.epoch
-        links = [seat.link for seat in self._seats if seat.link is not None]
+        links = [seat.link for seat in self.seats if seat.link is not None]
         return asyncio.gather(*(link.ask("abort", self.epoch) for link in links), return_exceptions=True)
 
     def next_epoch(self) -> None:
@@ -165,11 +165,11 @@ class WorkerPool:
     @property
     def started(self) -> int:
         """How often a worker has become ready, so far."""
-        return sum(seat.lives for seat in self._seats)
+        return sum(seat.lives for seat in self.seats)
 
     async def status(self) -> list[Any]:
         """The present work of each ready worker's episodes."""
-        links = [seat.link for seat in self._seats if seat.ready and seat.link is not None]
+        links = [seat.link for seat in self.seats if seat.ready and seat.link is not None]
         replies = await asyncio.gather(*(link.ask("status") for link in links), return_exceptions=True)
         return [reply for reply in replies if not isinstance(reply, BaseException)]
 
@@ -183,8 +183,8 @@ class WorkerPool:
             keeper.cancel()
         if keepers:
             await asyncio.wait(keepers)
-        links = [seat.link for seat in self._seats if seat.link is not None]
-        for seat in self._seats:
+        links = [seat.link for seat in self.seats if seat.link is not None]
+        for seat in self.seats:
             seat.ready, seat.link = False, None
         self.fail(InfraError("the workers have been closed"))
         await asyncio.gather(*map(_closed, links))
@@ -206,7 +206,7 @@ class WorkerPool:
                 if link is not None:
                     await link.end()
         except NoPlaceError as exc:
-            ready = sum(other.ready for other in self._seats)
+            ready = sum(other.ready for other in self.seats)
             if seat.lives and ready:
                 log.warning("%s; %d workers are left", exc, ready)
             else:  # the pool begins with all workers

@@ -104,7 +104,7 @@ class SandboxPool:
                     await self._workshop.prepare(image)
             self._stack = stack.pop_all()
         self._open = True
-        _say_once(backend.name, host_machine, self._lanes)
+        _say_once(backend.name, host_machine, self.lanes)
         self._begin(self._tend())
         self._schedule()
         return self
@@ -136,13 +136,13 @@ class SandboxPool:
         if once := isinstance(restore, MachineSnapshot):
             chosen_spec = self._copy(restore, chosen_spec)
         with uncounted():
-            box = await self._take(self._lanes[lane], chosen_spec, once=once)
+            box = await self._take(self.lanes[lane], chosen_spec, once=once)
         try:
             if isinstance(restore, Snapshot):
                 await box.sandbox.restore(restore)
             yield box.sandbox
         finally:
-            self._retire(self._lanes[lane], box)
+            self._retire(self.lanes[lane], box)
 
     async def snapshot(self, box: Sandbox) -> SandboxState:
         """The state of a sandbox of this pool, for `acquire(restore=...)`: the running machine if the back end can save
@@ -162,7 +162,7 @@ class SandboxPool:
             self._begin(self._prefetch(image))
 
     def figures(self) -> PoolFigures:
-        return self._tally.figures({name: lane.figures() for name, lane in self._lanes.items()})
+        return self._tally.figures({name: lane.figures() for name, lane in self.lanes.items()})
 
     def _plan(self, host_machine: Machine) -> None:
         """Size the lanes by the given sizes, and by the room on the sandboxes' machine."""
@@ -170,7 +170,7 @@ class SandboxPool:
         size, grade = _sizes(host_machine.room(self._spec or SandboxSpec()), self._size, self._grade)
         warm = min(size, 8) if self._warm is None else max(0, self._warm)
         self._create = self._creating or min(16, max(2, round(host_machine.cores)))
-        self._lanes: dict[LaneName, Lane] = {  # grading first: grading sets an episode's sandbox free
+        self.lanes: dict[LaneName, Lane] = {  # grading first: grading sets an episode's sandbox free
             "tests": _lane("tests", grade, warm, None),
             "grade": _lane("grade", grade, warm, self._spec),
             "episode": _lane("episode", size, warm, self._spec),
@@ -188,7 +188,7 @@ class SandboxPool:
             size = max(1, round(share * size))
         if self._size or self._grade:
             grade = max(1, round(share * grade))
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             lane.capacity = size if lane.name == "episode" else grade
         log.warning("sandbox pool: %d sandboxes at a time for episodes now, %d for grading", size, grade)
 
@@ -250,20 +250,20 @@ class SandboxPool:
         """Hand out ready sandboxes, then begin to make missing sandboxes. To be called after each change."""
         if not self._open:
             return
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             lane.serve(self._now())
             while (box := lane.surplus()) is not None:
                 self._retire(lane, box)
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             for spec in lane.unmet():
                 self._make(lane, spec)
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             for spec in lane.missing():
                 self._make(lane, spec)
 
     def _make(self, lane: Lane, spec: SandboxSpec) -> None:
         """Begin to make a sandbox, if room and time allow."""
-        making = [other.making for other in self._lanes.values()]
+        making = [other.making for other in self.lanes.values()]
         if lane.room <= 0 or sum(specs.total() for specs in making) >= self._create:
             return
         due = self._next_at
@@ -296,7 +296,7 @@ class SandboxPool:
         if trouble.failures == 0:
             log.warning("a sandbox of %s could not be made: %s", _name(spec), exc)
         if trouble.add(self._now()) or isinstance(exc, ConfigError):
-            for lane in self._lanes.values():
+            for lane in self.lanes.values():
                 lane.refuse(type(exc), f"no sandbox of {_name(spec)} can be made: {exc}", spec)
 
     def _schedule_at(self, due: float) -> None:
@@ -330,7 +330,7 @@ class SandboxPool:
         while True:
             await asyncio.sleep(_TENDED_S)
             self._fit()
-            ready = [(lane, box) for lane in self._lanes.values() for box in lane.ready]
+            ready = [(lane, box) for lane in self.lanes.values() for box in lane.ready]
             await asyncio.gather(*(self._look_after(lane, box) for lane, box in ready))
 
     async def _look_after(self, lane: Lane, box: PooledSandbox) -> None:
@@ -360,13 +360,13 @@ class SandboxPool:
     async def _close(self) -> None:
         self._open = False
         self._silence()
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             lane.refuse(SandboxError, "the sandbox pool was closed")
         for worker in self._workers:
             worker.cancel()
         if self._workers:
             await asyncio.wait(self._workers)
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             for box in [*lane.ready, *lane.in_use]:
                 self._retire(lane, box)
         if self._removers:

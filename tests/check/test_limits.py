@@ -54,8 +54,8 @@ def test_a_misspelt_check_is_refused(renderer):
 def test_a_registered_name_is_checked_in_a_process_of_its_own():
     envs = EnvFactory("fact_search")
     task = replace(next(iter(envs.cls.tasks(envs.config, "eval"))), id="one")
-    order = fresh._Order("fact_search", {}, task, (), None, None, task, Limits(), 60.0)
-    answered = asyncio.run(fresh._elsewhere(order))
+    order = fresh.FreshOrder("fact_search", {}, task, (), None, None, task, Limits(), 60.0)
+    answered = asyncio.run(fresh.play_elsewhere(order))
     assert answered["first"]
     assert not answered["broken"]
 

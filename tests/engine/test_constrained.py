@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.image import Image
-from tests.engine.fake_sglang import Fake, answer, client
+from tests.doubles.sglang import Fake, answer, client
 
 HELD = answer([5, 6, 7], log_probs=[0.0, -0.5, -1.0], weight_version="3")
 TAG = {"structural_tag": "{}"}

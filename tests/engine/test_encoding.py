@@ -76,10 +76,10 @@ def test_memory_is_bounded_and_the_least_recently_used_goes_first():
         encoder.encode(session_id, [1] * 4)
     encoder.encode("a", [1] * 5)
     encoder.encode("c", [1] * 4)
-    assert list(encoder._sent) == ["a", "c"]
+    assert list(encoder.sent) == ["a", "c"]
     encoder.encode("huge", [1] * 11)
     assert len(encoder) == 0
-    assert encoder._tokens == 0
+    assert encoder.tokens == 0
 
 
 def test_idle_sessions_are_dropped(monkeypatch):
@@ -88,7 +88,7 @@ def test_idle_sessions_are_dropped(monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 61)
     encoder.encode("new", [1])
-    assert list(encoder._sent) == ["new"]
+    assert list(encoder.sent) == ["new"]
 
 
 def test_an_array_that_grows_is_not_held():
@@ -106,7 +106,7 @@ def test_a_trajectorys_own_array_is_not_copied():
     encoder.encode("s", ids)
     ids.extend([3])
     assert b"".join(encoder.encode("s", ids)) == b"1,2,3"
-    assert encoder._sent["s"].ids is ids
+    assert encoder.sent["s"].ids is ids
     assert b"".join(encoder.encode("s", TokenIds([1, 7]))) == b"1,7"
 
 
@@ -137,4 +137,4 @@ def test_a_session_that_ended_is_forgotten():
     encoder.encode("t", [1])
     encoder.forget("s")
     encoder.forget("never begun")
-    assert (list(encoder._sent), encoder._tokens) == (["t"], 1)
+    assert (list(encoder.sent), encoder.tokens) == (["t"], 1)

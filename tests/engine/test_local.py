@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.engine.inside import worker_of
+
 torch = pytest.importorskip("torch", reason="the embedded engine needs the extra `train`")
 
 from agentrl.engine.local import LocalEngine  # noqa: E402
@@ -225,7 +227,7 @@ async def test_abort_keeps_what_was_sampled_and_continuing_gives_the_same_tokens
     whole = await engine.generate(prompt(10), params)
     running = asyncio.create_task(engine.generate(prompt(10), params, session_id="s", rid="mine"))
     other = asyncio.create_task(engine.generate(prompt(11), params, rid="other"))
-    await until(lambda: any(len(r.log_probs) > 5 for r in engine._worker._running))
+    await until(lambda: any(len(r.log_probs) > 5 for r in worker_of(engine).running))
     await engine.abort("mine")
     part = await running
     assert part.finish_reason == "abort"
@@ -241,7 +243,7 @@ async def test_abort_keeps_what_was_sampled_and_continuing_gives_the_same_tokens
 async def test_abort_of_all_ends_those_that_wait_too() -> None:
     engine = LocalEngine(MODEL, TOKENIZER, max_batch=2)
     tasks = [asyncio.create_task(engine.generate(prompt(i), {"ignore_eos": True})) for i in range(6)]
-    await until(lambda: sum(bool(r.log_probs) for r in engine._worker._running) == 2)
+    await until(lambda: sum(bool(r.log_probs) for r in worker_of(engine).running) == 2)
     await engine.abort()
     answers = await asyncio.gather(*tasks)
     assert [a.finish_reason for a in answers] == ["abort"] * 6
@@ -251,18 +253,18 @@ async def test_abort_of_all_ends_those_that_wait_too() -> None:
 
 async def test_a_cancelled_caller_leaves_no_request(engine: LocalEngine) -> None:
     task = asyncio.create_task(engine.generate(prompt(12), {"ignore_eos": True}))
-    await until(lambda: bool(engine._worker._batch.requests))
+    await until(lambda: bool(worker_of(engine).batch.requests))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: not engine._worker._batch.requests and not engine._worker._running)
+    await until(lambda: not worker_of(engine).batch.requests and not worker_of(engine).running)
     assert_exact(prompt(1), await engine.generate(prompt(1), FREE))
 
 
 async def test_close_ends_running_and_waiting_requests_with_an_error() -> None:
     engine = LocalEngine(MODEL, TOKENIZER, max_batch=2)
     tasks = [asyncio.create_task(engine.generate(prompt(i), {"ignore_eos": True})) for i in range(5)]
-    await until(lambda: bool(engine._worker._running))
+    await until(lambda: bool(worker_of(engine).running))
     await engine.close()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(r, EngineError) and "closed" in str(r) for r in results)
@@ -367,7 +369,7 @@ async def test_a_running_request_goes_on_with_new_weights_and_leaves_no_stale_pr
     running = asyncio.create_task(
         engine.generate(prompt(31), {"ignore_eos": True, "max_new_tokens": 400}, session_id="s")
     )
-    await until(lambda: any(r.log_probs for r in engine._worker._running))
+    await until(lambda: any(r.log_probs for r in worker_of(engine).running))
     engine.load_weights(weights, "1")
     answer = await running
     assert (len(answer.tokens), answer.weight_version) == (400, "1")
@@ -532,7 +534,7 @@ async def test_episodes_that_fail_or_are_cancelled_hold_nobody_up(engine: LocalE
 async def test_abort_ends_a_wave_that_waits(engine: LocalEngine) -> None:
     with engine.lockstep(3):
         tasks = [asyncio.create_task(engine.generate(prompt(i), FREE)) for i in range(2)]
-        await until(lambda: len(engine._worker._waiting) == 2)
+        await until(lambda: len(worker_of(engine).waiting) == 2)
         await engine.abort()
         assert [(a.finish_reason, a.tokens) for a in await asyncio.gather(*tasks)] == [("abort", [])] * 2
 
@@ -566,7 +568,7 @@ async def test_lockstep_is_refused_where_it_could_not_be_kept(engine: LocalEngin
         with pytest.raises(ValueError, match="expected 1"), lockstep.episode():
             raise AssertionError
     task = asyncio.create_task(engine.generate(prompt(1), {"ignore_eos": True}))
-    await until(lambda: bool(engine._worker._running))
+    await until(lambda: bool(worker_of(engine).running))
     with pytest.raises(EngineError, match="idle"), engine.lockstep(1):
         raise AssertionError
     task.cancel()

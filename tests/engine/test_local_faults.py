@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.engine.inside import worker_of
+
 torch = pytest.importorskip("torch", reason="the embedded engine needs the extra `train`")
 
 from agentrl.engine import ScriptedEngine  # noqa: E402
@@ -112,7 +114,7 @@ async def test_a_thread_that_dies_fails_its_callers_and_the_next_one_begins_anew
 def test_a_forked_process_is_told_and_not_left_waiting() -> None:
     engine = LocalEngine(tiny_model(), TOKENIZER)
     asyncio.run(_ask(engine))
-    with engine._worker._wake:  # as a thread may hold it at the moment of a fork
+    with worker_of(engine)._wake:  # as a thread may hold it at the moment of a fork
         pid = os.fork()
         if pid == 0:
             signal.alarm(20)  # a child that hangs fails the test
@@ -122,7 +124,7 @@ def test_a_forked_process_is_told_and_not_left_waiting() -> None:
             except EngineError as exc:
                 code = 0 if "forked" in str(exc) else 4
             finally:
-                engine._worker.stop()
+                worker_of(engine).stop()
                 os._exit(code)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
@@ -174,7 +176,7 @@ async def test_the_callers_list_may_change_while_it_waits() -> None:
     async with LocalEngine(tiny_model(), TOKENIZER) as engine:
         ids, params = prompt(2), {**FREE, "sampling_seed": 3}
         expected = await engine.generate(list(ids), params)
-        with engine._worker.between_steps():
+        with worker_of(engine).between_steps():
             task = asyncio.create_task(engine.generate(ids, params))
             await asyncio.sleep(0)
             ids[:] = [0]
@@ -208,14 +210,14 @@ async def test_a_caller_whose_loop_is_closed_leaves_the_batch(caplog: pytest.Log
     def ask_and_leave() -> None:
         loop = asyncio.new_event_loop()
         task = loop.create_task(engine.generate(prompt(1), long))
-        loop.run_until_complete(until_true(lambda: any(r.log_probs for r in engine._worker._running)))
-        asked.extend(engine._worker._running)
+        loop.run_until_complete(until_true(lambda: any(r.log_probs for r in worker_of(engine).running)))
+        asked.extend(worker_of(engine).running)
         loop.close()
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     with caplog.at_level(logging.DEBUG):
         await asyncio.to_thread(ask_and_leave)
-        await until_true(lambda: not engine._worker._running)
+        await until_true(lambda: not worker_of(engine).running)
         assert len((await engine.generate(prompt(2), FREE)).tokens) == 12
         await engine.close()
     assert [len(request.log_probs) < 1000 for request in asked] == [True]

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.engine.inside import worker_of
+
 torch = pytest.importorskip("torch", reason="the embedded engine needs the extra `train`")
 pytest.importorskip("xgrammar", reason="grammars need the package xgrammar")
 
@@ -186,7 +188,7 @@ async def begun(engine, **more):
     params = {"structural_tag": ENDLESS, "sampling_seed": 3, "max_new_tokens": 400, **more}
     asked = asyncio.ensure_future(engine.generate(PROMPT, params, rid="r"))
     async with asyncio.timeout(20):
-        while not any(len(row.log_probs) > 3 for row in engine._worker._batch.requests):  # noqa: ASYNC110
+        while not any(len(row.log_probs) > 3 for row in worker_of(engine).batch.requests):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     return asked
 
@@ -275,7 +277,7 @@ def walked(grammars, form):
         tried = [
             token
             for token in range(len(TOKENIZER))
-            if state._matcher.accept_token(token) and state._matcher.rollback() is None
+            if state.matcher.accept_token(token) and state.matcher.rollback() is None
         ]
         found.append((bits[0].nonzero()[:, 0].tolist(), tried))
         state.take(tried[0])
@@ -292,11 +294,11 @@ def test_a_form_is_not_mixed_up_with_those_compiled_before():
 
 def test_the_forms_used_last_are_kept_within_a_bound(monkeypatch):
     grammars = Grammars(TOKENIZER, len(TOKENIZER), frozenset({EOS}))
-    sizes = [grammars._compiled(grammars._tools(), form).memory_size_bytes for form in LIKE]
-    monkeypatch.setattr(local_grammar, "_CACHE_BYTES", sizes[0] + sizes[2] + sizes[3] + 100)
-    first = grammars._compiled(grammars._tools(), LIKE[0])
-    assert grammars._compiled(grammars._tools(), LIKE[0]) is first
+    sizes = [grammars.compiled(grammars.tools(), form).memory_size_bytes for form in LIKE]
+    monkeypatch.setattr(local_grammar, "CACHE_BYTES", sizes[0] + sizes[2] + sizes[3] + 100)
+    first = grammars.compiled(grammars.tools(), LIKE[0])
+    assert grammars.compiled(grammars.tools(), LIKE[0]) is first
     grammars.begin(Sampling(0, structural_tag=tag(CLOSE, CLOSE)))
-    assert LIKE[1] not in grammars._cache
-    assert LIKE[0] in grammars._cache
-    assert sum(one.memory_size_bytes for one in grammars._cache.values()) <= local_grammar._CACHE_BYTES
+    assert LIKE[1] not in grammars.cache
+    assert LIKE[0] in grammars.cache
+    assert sum(one.memory_size_bytes for one in grammars.cache.values()) <= local_grammar.CACHE_BYTES

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.engine.inside import worker_of
+
 torch = pytest.importorskip("torch", reason="the embedded engine needs the extra `train`")
 
 from agentrl.engine.local import LocalEngine  # noqa: E402
@@ -33,9 +35,9 @@ def prompt(seed: int, length: int) -> list[int]:
 
 def alive(engine: LocalEngine) -> int:
     """Tokens of running rows and of kept sessions."""
-    batch = engine._worker._batch
+    batch = worker_of(engine).batch
     return sum(len(row.tokens) for row in batch.requests) + sum(
-        len(session.tokens) for session in batch._sessions.values()
+        len(session.tokens) for session in batch.sessions.values()
     )
 
 
@@ -54,7 +56,7 @@ async def ask(engine: LocalEngine, ids: list[int], count: int, session: str = ""
 async def test_one_long_prompt_among_short_sessions_costs_what_it_holds() -> None:
     """The issue's case: 32 sessions of two tokens, kept or running, and one prompt of 900."""
     async with LocalEngine(MODEL, TOKENIZER) as engine:
-        batch, highest = engine._worker._batch, 0.0
+        batch, highest = worker_of(engine).batch, 0.0
         step = batch.step
 
         def measured() -> Any:
@@ -77,9 +79,9 @@ async def test_a_long_prompt_after_many_short_ones_is_one_row(monkeypatch: pytes
     for module in ("kv_cache", "batch"):
         monkeypatch.setattr(f"agentrl.engine.local.{module}.SMALL_BYTES", small)
     async with LocalEngine(MODEL, TOKENIZER) as engine:
-        batch = engine._worker._batch
+        batch = worker_of(engine).batch
         await asyncio.gather(*(ask(engine, prompt(i, 2), 2) for i in range(32)))
-        with engine._worker.between_steps():
+        with worker_of(engine).between_steps():
             task = asyncio.create_task(ask(engine, prompt(1, 900), 3))
             await asyncio.sleep(0)
         highest = 0
@@ -93,9 +95,9 @@ async def test_a_long_prompt_after_many_short_ones_is_one_row(monkeypatch: pytes
 @pytest.mark.usefixtures("_small")
 async def test_memory_is_given_back() -> None:
     async with LocalEngine(MODEL, TOKENIZER) as engine:
-        batch = engine._worker._batch
+        batch = worker_of(engine).batch
         await asyncio.gather(*(ask(engine, prompt(i, 300), 3, f"s{i}") for i in range(20)))
-        assert len(batch._sessions) == 20
+        assert len(batch.sessions) == 20
         assert batch.memory_bytes == alive(engine) * TOKEN_BYTES, "what is kept for sessions, and nothing else"
         engine.weight_version = "1"
         assert batch.memory_bytes == 0
@@ -105,9 +107,9 @@ async def test_memory_is_given_back() -> None:
 async def test_small_blocks_stay_for_the_next_wave() -> None:
     async with LocalEngine(MODEL, TOKENIZER) as engine:
         await asyncio.gather(*(ask(engine, prompt(i, 30), 3) for i in range(20)))
-        block = engine._worker._batch._groups[0].block
+        block = worker_of(engine).batch.groups[0].block
         await asyncio.gather(*(ask(engine, prompt(i, 30), 3) for i in range(20)))
-        assert engine._worker._batch._groups[0].block is block
+        assert worker_of(engine).batch.groups[0].block is block
 
 
 @pytest.mark.thorough
@@ -115,13 +117,13 @@ async def test_small_blocks_stay_for_the_next_wave() -> None:
 async def test_rows_that_come_leave_and_grow_across_length_classes_stay_exact() -> None:
     async with LocalEngine(MODEL, TOKENIZER, max_batch=12) as engine:
         splits = set()
-        arrange = engine._worker._batch._arrange
+        arrange = worker_of(engine).batch.arrange
 
         def watched(*args: Any) -> None:
             arrange(*args)
-            splits.add(len([group for group in engine._worker._batch._groups.values() if group.rows]))
+            splits.add(len([group for group in worker_of(engine).batch.groups.values() if group.rows]))
 
-        engine._worker._batch._arrange = watched  # type: ignore[method-assign]
+        worker_of(engine).batch.arrange = watched  # type: ignore[method-assign]
 
         async def play(i: int) -> None:
             rng = random.Random(i)

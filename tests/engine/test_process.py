@@ -23,6 +23,7 @@ from agentrl.errors import ConfigError, EngineLostError, RequestError
 from agentrl.models import load_model, save_model, tiny_model, tiny_tokenizer
 from agentrl.train import lora
 from agentrl.train.config import LoRAConfig
+from tests.engine.inside import process_of
 
 TOKENIZER = tiny_tokenizer()
 FORM = '{"type": "structural_tag", "format": {"type": "regex", "pattern": "[a-z]+!"}}'
@@ -104,7 +105,7 @@ async def test_an_adapter_is_all_that_travels(tmp_path):
             if "lora_B" in name:
                 parameter.normal_(std=0.2)
     async with running(tmp_path / "run", model, dtype="bfloat16") as apart, LocalEngine(model, TOKENIZER) as inside:
-        sent = [slot.name for slot in apart._process.weights.slots]
+        sent = [slot.name for slot in process_of(apart).weights.slots]
         assert sent
         assert all("lora_" in name for name in sent)
         first = await play(apart)
@@ -129,7 +130,7 @@ async def test_errors_aborts_and_signals_are_those_of_local_engine(tmp_path, mod
                 await engine.generate(ids, params)
         assert (await engine.generate([1], {"max_new_tokens": 0})).tokens == []
         for number in (signal.SIGINT, signal.SIGTERM):
-            os.kill(engine._process.pid, number)  # a terminal sends them to all
+            os.kill(process_of(engine).pid, number)  # a terminal sends them to all
         endless = {"ignore_eos": True}
         aborted, dropped = (asyncio.create_task(engine.generate([1, 2], endless, rid=rid)) for rid in "ab")
         await asyncio.sleep(0.1)
@@ -140,7 +141,7 @@ async def test_errors_aborts_and_signals_are_those_of_local_engine(tmp_path, mod
         assert 0 < len(found.tokens) < 1000
         with pytest.raises(asyncio.CancelledError):
             await dropped
-        assert not engine._process.requests._answers
+        assert not process_of(engine).requests._answers
         assert len((await engine.generate([1, 2], {"max_new_tokens": 3, **endless})).tokens) == 3
 
 
@@ -157,7 +158,7 @@ async def test_a_killed_engine_is_told_with_its_log(tmp_path, model):
         waiting = asyncio.create_task(engine.generate([1, 2], {"ignore_eos": True}))
         await asyncio.sleep(0.05)
         (tmp_path / "engine.log").write_text("out of memory\n\n")
-        os.kill(engine._process.pid, signal.SIGKILL)
+        os.kill(process_of(engine).pid, signal.SIGKILL)
         with pytest.raises(EngineLostError, match=r"status -9; the log .*engine.log ends: out of memory$"):
             await waiting
         with pytest.raises(EngineLostError):
@@ -187,7 +188,7 @@ async def main():
     parts = TrainingParts(Path(sys.argv[1]), "cpu", "float32", print, overlap=True)
     engine = ProcessEngine(tiny_model(), tiny_tokenizer(), parts)
     await engine.wake()
-    print(engine._process.pid, flush=True)
+    print(process_of(engine).pid, flush=True)
     busy = [asyncio.create_task(engine.generate([1, i], {"ignore_eos": True, "sampling_seed": i})) for i in range(32)]
     await asyncio.gather(*busy)
     await asyncio.sleep(60)

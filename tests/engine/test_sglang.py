@@ -12,7 +12,8 @@ from agentrl import Env, EpisodeOptions, Limits, StopReason, Task, run_episode
 from agentrl._util import backoff
 from agentrl.engine import Generation, SGLangEngine
 from agentrl.errors import ConfigError, EngineError
-from tests.engine.fake_sglang import Fake, answer, client, for_ever, reset, reset_in_the_middle
+from tests.doubles.sglang import Fake, answer, client, for_ever, reset, reset_in_the_middle
+from tests.engine.inside import connections_of
 
 
 @pytest.fixture(autouse=True)
@@ -467,12 +468,12 @@ async def test_the_session_of_a_loop_that_is_gone_is_dropped():
         async def once():
             await engine.generate([1], {})
             # The loop ends without a word; its socket goes with it, so that no other warning hides ours.
-            await engine._connections.sessions[asyncio.get_running_loop()].connector.close()
+            await connections_of(engine).sessions[asyncio.get_running_loop()].connector.close()
 
         await asyncio.to_thread(lambda: asyncio.run(once()))
-        assert len(engine._connections.sessions) == 1
+        assert len(connections_of(engine).sessions) == 1
         await engine.generate([1], {})
-        assert list(engine._connections.sessions) == [asyncio.get_running_loop()]
+        assert list(connections_of(engine).sessions) == [asyncio.get_running_loop()]
         await engine.close()
 
 

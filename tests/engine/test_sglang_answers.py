@@ -20,7 +20,7 @@ from agentrl.models import tiny_tokenizer
 from agentrl.models.vocabulary import vocabulary_size
 from agentrl.render import load_renderer
 from agentrl.types import FinishReason
-from tests.engine.fake_sglang import Fake, answer, client
+from tests.doubles.sglang import Fake, answer, client
 
 SERVER = "http://127.0.0.1:30000"
 

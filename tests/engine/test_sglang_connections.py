@@ -19,7 +19,8 @@ from agentrl._util import backoff
 from agentrl.engine import SGLangEngine
 from agentrl.engine.sglang import client as client_module
 from agentrl.errors import ConfigError, EngineError, RequestError
-from tests.engine.fake_sglang import Fake, answer, client, for_ever
+from tests.doubles.sglang import Fake, answer, client, for_ever
+from tests.engine.inside import connections_of
 
 
 @pytest.fixture(autouse=True)
@@ -411,7 +412,7 @@ async def test_close_when_another_loop_has_stopped():
         other = OtherLoop()
         engine = SGLangEngine(url)
         await other.run(engine.generate([1], {}))
-        (session,) = engine._connections.sessions.values()
+        (session,) = connections_of(engine).sessions.values()
         await asyncio.to_thread(other.stop)
         await engine.close()
         await engine.close()
@@ -428,7 +429,7 @@ async def test_close_when_another_loop_runs():
         other = OtherLoop()
         engine = SGLangEngine(url)
         await other.run(engine.generate([1], {}))
-        (session,) = engine._connections.sessions.values()
+        (session,) = connections_of(engine).sessions.values()
         await engine.close()
         assert session.closed
         await asyncio.to_thread(other.stop)
@@ -443,10 +444,10 @@ async def test_close_when_another_loop_is_closed():
         async def once():
             await engine.generate([1], {})
             # The loop's socket goes with it, so that no other warning hides ours.
-            await engine._connections.sessions[asyncio.get_running_loop()].connector.close()
+            await connections_of(engine).sessions[asyncio.get_running_loop()].connector.close()
 
         await asyncio.to_thread(lambda: asyncio.run(once()))
-        (session,) = engine._connections.sessions.values()
+        (session,) = connections_of(engine).sessions.values()
         await engine.close()
         assert session.closed
 

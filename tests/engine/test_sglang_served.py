@@ -12,6 +12,7 @@ import pytest
 from agentrl.engine import ScriptedEngine, SGLangEngine
 from agentrl.engine.sglang.server import running_server
 from agentrl.errors import EngineError
+from tests.engine.inside import connections_of
 
 
 def ids(text: str) -> list[int]:
@@ -54,12 +55,12 @@ async def test_cancelled_aborted_and_resumed(chars):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await engine.generate([1], {"max_new_tokens": 2000}, session_id="s")
-        assert served._running == {}
+        assert served.running == {}
         running = asyncio.create_task(engine.generate([1], {"max_new_tokens": 2000}, session_id="s", rid="r"))
         await asyncio.sleep(0.2)
         await engine.abort("r")
         part = await running
-        served._seconds = 0.0
+        served.seconds = 0.0
         rest = await engine.generate([1, *part.tokens], {"max_new_tokens": 2000}, session_id="s")
     assert part.finish_reason == "abort"
     assert 0 < len(part.tokens) < 1000
@@ -103,10 +104,10 @@ async def test_two_event_loops_in_two_threads_share_an_engine(chars):
             async with asyncio.timeout(10):
                 await play(1)
                 await done.wait()
-            assert set(engine._connections.sessions) == {here, loops["other"]}
+            assert set(connections_of(engine).sessions) == {here, loops["other"]}
             await engine.close()
         finally:
             loops["other"].call_soon_threadsafe(stop.set)
             await asyncio.to_thread(thread.join)
     assert results == [True] * 40
-    assert engine._connections.sessions == {}
+    assert connections_of(engine).sessions == {}

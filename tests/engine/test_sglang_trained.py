@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.inside import server_of
+
 torch = pytest.importorskip("torch", reason="the embedded trainer needs the extra `train`")
 
 from agentrl.engine.base import TrainedEngine  # noqa: E402
@@ -28,9 +30,9 @@ from agentrl.engine.sglang.training.weights import Adapter, save_whole  # noqa: 
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine  # noqa: E402
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError  # noqa: E402
 from agentrl.models import load_model, tiny_model, tiny_tokenizer  # noqa: E402
-from tests.engine.fake_sglang import Fake, answer, for_ever  # noqa: E402
+from tests.doubles.sglang import Fake, answer, for_ever  # noqa: E402
 
-LAUNCH = Path(__file__).with_name("fake_launch.py")
+LAUNCH = Path(__file__).parents[1] / "doubles" / "sglang_launch.py"
 WHOLE = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 
@@ -212,7 +214,7 @@ async def test_a_connection_that_the_server_closed_while_it_slept_is_not_used_ag
     async with attached(fake, model, training, sleep=True) as engine:
         await engine.update(model, "0")
         await engine.sleep()
-        assert not any(session.connector._conns for session in engine._server.control._connections.sessions.values())
+        assert not any(session.connector._conns for session in server_of(engine).control._connections.sessions.values())
 
 
 async def test_without_sleep_nothing_is_said_of_memory(model, training):
@@ -402,7 +404,7 @@ async def test_a_server_is_started_on_first_use_and_ended_with_all_it_started(mo
     assert all(map(alive, processes))
     assert len({os.getsid(processes[0]), os.getsid(0)}) == 2
     assert "--tp 2" in logged(training)
-    scratch = engine._scratch
+    scratch = engine.scratch
     await engine.update(model, "0")
     await engine.close()
     await engine.close()
@@ -441,7 +443,7 @@ async def test_a_server_that_does_not_come_up_is_explained_and_leaves_nothing(
     if "pids" in logged(training):
         assert_gone(*pids(training), seconds=0)
     await engine.close()
-    assert engine._scratch is None or not engine._scratch.exists()
+    assert engine.scratch is None or not engine.scratch.exists()
 
 
 @pytest.mark.thorough

@@ -13,6 +13,7 @@ from agentrl.engine import Generation, SGLangEngine
 from agentrl.engine.base import TrainedEngine
 from agentrl.engine.table import EngineParts, open_engine
 from agentrl.errors import ConfigError
+from tests.engine.inside import worker_of
 
 OWN = """
 class Mine:
@@ -65,11 +66,11 @@ async def test_local_is_given_model_tokenizer_and_the_size_of_its_batch(chars: A
 
     given = parts(chars, tokenizer=tiny_tokenizer(), model=tiny_model, max_batch=5)
     engine: Any = open_engine("local", given, {"max_context": 100})
-    assert (await engine.context_length(), engine._worker._batch.room) == (100, 5)
+    assert (await engine.context_length(), worker_of(engine).batch.room) == (100, 5)
     assert isinstance(engine, TrainedEngine)
     await engine.close()
     engine = open_engine("local", given, {"max_batch": 7})
-    assert engine._worker._batch.room == 7, "what is configured wins"
+    assert worker_of(engine).batch.room == 7, "what is configured wins"
     await engine.close()
 
 

@@ -27,6 +27,7 @@ from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.train import TrainConfig, Trainer
 from agentrl.trajectory.trajectory import Trajectory
+from tests.engine.inside import server_of
 
 URL, MODEL = os.environ.get("AGENTRL_SGLANG_URL", ""), os.environ.get("AGENTRL_SGLANG_MODEL", "")
 PYTHON = os.environ.get("AGENTRL_SGLANG_PYTHON", "")
@@ -103,7 +104,7 @@ class Skips(Trainer):
 
         async def skip(model, version):
             if version == "2":
-                await engine._server.control.resume(["kv_cache"])
+                await server_of(engine).control.resume(["kv_cache"])
                 engine._asleep, engine._version = [], "1"
             else:
                 await update(model, version)
@@ -225,7 +226,7 @@ class Dies(Trainer):
     async def collect(self, step):
         self.played += 1
         if self.played == 4:
-            kill_child(self.engine._server._process.pid)
+            kill_child(server_of(self.engine)._process.pid)
         return await super().collect(step)
 
 

@@ -137,7 +137,7 @@ class AllAtOnce(ScriptedEngine):
 
 
 def _generation(renderer, text, finish_reason="stop", matched=None):
-    tokens = renderer._turns.template.encode(text)
+    tokens = renderer.turns.template.encode(text)
     return Generation(tokens, [-(1 + i) / 64 for i in range(len(tokens))], finish_reason, matched)
 
 

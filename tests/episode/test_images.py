@@ -140,11 +140,11 @@ def test_pixels_are_those_of_the_processor_with_torchvision(vision, size):
     image, exact = picture(*size, seed=5), is_torchvision_available()
     with Pillow.open(io.BytesIO(image.data)) as opened:
         given = torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1)[None]
-    side = vision._processor.patch_size * vision._processor.merge_size
+    side = vision.processor.patch_size * vision.processor.merge_size
     bounds = [side * count for count in vision.grid(image)]
     resized = torch.nn.functional.interpolate(given, bounds, mode="bicubic", antialias=True)[0]
     shown = Pillow.fromarray((given[0] if exact else resized).permute(1, 2, 0).contiguous().numpy())
-    expected = vision._processor(images=[shown], return_tensors="pt", do_resize=exact)
+    expected = vision.processor(images=[shown], return_tensors="pt", do_resize=exact)
     for dtype in (torch.float32, torch.bfloat16):
         found = vision.tensors([image, image], str(dtype).removeprefix("torch."))
         apart = 0.0 if exact else {torch.float32: 1e-5, torch.bfloat16: 0.01}[dtype]
@@ -157,13 +157,13 @@ def test_pixels_are_those_of_the_processor_with_torchvision(vision, size):
 def test_a_processor_with_other_pixels_is_used_itself(vision):
     class Brighter:
         def __getattr__(self, name):
-            return getattr(vision._processor, name)
+            return getattr(vision.processor, name)
 
         def __call__(self, **given):
-            found = vision._processor(**given)
+            found = vision.processor(**given)
             return {**found, "pixel_values": found["pixel_values"] + 0.5}
 
-    assert PatchWriter(vision._processor).agrees
+    assert PatchWriter(vision.processor).agrees
     assert not PatchWriter(Brighter()).agrees
 
 

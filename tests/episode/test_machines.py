@@ -211,7 +211,7 @@ async def test_no_sandbox_is_kept_ready_of_a_machine_that_was_restored(service):
             await asyncio.sleep(0.1)
             copies = [file for file in service.iterdir() if file.name.startswith("fake-")]
             assert len(copies) <= 1 + 2 + 2, "itself, and those that are warm for episodes and for grading"
-            assert pool._lanes["episode"].recent.count(SandboxSpec(image=kept_one.image)) == 0
+            assert pool.lanes["episode"].recent.count(SandboxSpec(image=kept_one.image)) == 0
 
 
 def test_machines_are_found_wherever_they_are():

@@ -248,5 +248,5 @@ def test_threads_that_come_first_share_one_folder(monkeypatch):
     _private_folder.cache_clear()
     _saved_privately.cache_clear()
     with ThreadPoolExecutor(4) as pool:
-        folders = set(pool.map(lambda parking: parking._saved.folder, [Parking() for _ in range(4)]))
+        folders = set(pool.map(lambda parking: parking.saved.folder, [Parking() for _ in range(4)]))
     assert len(folders) == len(made) == 1

@@ -80,11 +80,15 @@ async def test_waiting_for_a_slot_is_not_counted(renderer):
 
 async def test_requests_have_slots(renderer):
     class Slow(Trained):
-        most = 0
+        now = most = 0
 
-        async def _play(self, said, rid):
-            self.most = max(self.most, len(self._running) + 1)
-            return await super()._play(said, rid)
+        async def generate(self, *args, **options):
+            self.now += 1
+            self.most = max(self.most, self.now)
+            try:
+                return await super().generate(*args, **options)
+            finally:
+                self.now -= 1
 
     inner = Slow(["yes"], renderer, seconds=0.02)
     engine = PausableEngine(inner, at_once=3)
@@ -99,7 +103,9 @@ async def test_requests_have_slots(renderer):
     assert len(stops) >= 18
     assert inner.most == 3
     assert engine.requests == 0
-    assert engine._slots._value == 3
+    inner.most = 0
+    await asyncio.gather(*(play(renderer, engine=engine, name=f"later{i}") for i in range(6)))
+    assert inner.most == 3, "each slot is free again"
 
 
 @pytest.mark.thorough
@@ -120,7 +126,7 @@ async def test_a_request_has_a_deadline(renderer, caplog):
     assert (trajectory.failure.kind, trajectory.failure.boundary) == ("engine", "engine")
     assert "episode late failed in engine: " in caplog.text
     assert "limits.generate_s (0.05 s)" in caplog.text
-    assert not engine._running, "the request has ended"
+    assert not engine.running, "the request has ended"
 
 
 @pytest.mark.parametrize(

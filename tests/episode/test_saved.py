@@ -212,7 +212,7 @@ def test_what_the_dead_had_is_swept_when_its_time_is_over(place, process):
 def test_a_session_names_its_episode_unless_it_is_being_played(tmp_path):
     one, other = Parking(str(tmp_path)), Parking(str(tmp_path))
     assert one.key("s") == other.key("s") != one.key("t")
-    one._saved.write(one.key("s"), b"", soon(), "taken")
+    one.saved.write(one.key("s"), b"", soon(), "taken")
     assert one.key("s") != other.key("s")
     assert len({one.key("") for _ in range(4)}) == len({Parking().key("s") for _ in range(4)}) == 4
 

@@ -40,7 +40,7 @@ class Rollouts:
         task = asyncio.create_task(playing)
         if seconds is not None:
             await asyncio.wait([task], timeout=seconds)
-            while turns and not task.done() and all(one.turns < turns for one in self.engine._sessions.values()):  # noqa: ASYNC110
+            while turns and not task.done() and all(one.turns < turns for one in self.engine.positions.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             self.aborted = True
             while not task.done():

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.engine.inside import worker_of
+
 torch = pytest.importorskip("torch", reason="the embedded engine needs the extra `train`")
 pytest.importorskip("xgrammar", reason="grammars need the package xgrammar")
 
@@ -90,7 +92,7 @@ async def test_a_turn_that_new_weights_interrupt_begins_again(renderer):
     session = playing(engine, renderer, aborted=lambda: False)
     asked = [asyncio.ensure_future(reply_to(session, f"Question {n}.", CALL)) for n in range(3)]
     async with asyncio.timeout(20):
-        while not any(len(row.log_probs) > 2 for row in engine.engine._worker._batch.requests):  # noqa: ASYNC110
+        while not any(len(row.log_probs) > 2 for row in worker_of(engine.engine).batch.requests):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     await engine.update(model, "1")
     replies = await asyncio.gather(*asked)

@@ -47,13 +47,13 @@ FIRST_REQUESTS = {
 @pytest.fixture
 def written(monkeypatch):
     """The prompts that are written by a template, as they are written."""
-    seen, write = list[str](), Sampler._written
+    seen, write = list[str](), Sampler.write
 
     def counting(self, writer, prompt, request):
         seen.append(prompt.entries[-1].text)
         return write(self, writer, prompt, request)
 
-    monkeypatch.setattr(Sampler, "_written", counting)
+    monkeypatch.setattr(Sampler, "write", counting)
     return seen
 
 
@@ -104,19 +104,19 @@ async def test_sessions_that_begin_together_wait_for_one_render(renderer, writte
 @pytest.fixture
 def held(monkeypatch):
     """Writing waits for an event."""
-    go, write = threading.Event(), Sampler._written
+    go, write = threading.Event(), Sampler.write
 
     def waiting(self, *given):
         assert go.wait(10)
         return write(self, *given)
 
-    monkeypatch.setattr(Sampler, "_written", waiting)
+    monkeypatch.setattr(Sampler, "write", waiting)
     yield go
     go.set()
 
 
 async def rendering():
-    while not openings()._making:
+    while not openings().rendering:
         await asyncio.sleep(0)
 
 
@@ -131,7 +131,7 @@ async def test_a_session_that_ends_takes_the_prompt_away_from_nobody(renderer, h
     for talk, exchange in list(zip(talks, asking, strict=True))[1:]:
         assert (await talk.replies(exchange))[0].content == "Paris"
     assert len(written) == 1
-    assert not openings()._making
+    assert not openings().rendering
 
 
 async def test_when_all_have_gone_the_prompt_is_kept_for_the_next(renderer, held, written):
@@ -149,14 +149,14 @@ async def test_when_all_have_gone_the_prompt_is_kept_for_the_next(renderer, held
 
 async def test_a_failure_is_everybodys_and_not_remembered(renderer, monkeypatch):
     failures = [TemplateError("it loses words"), TemplateError("it loses words")]
-    write = Sampler._written
+    write = Sampler.write
 
     def failing(self, *given):
         if failures:
             raise failures.pop()
         return write(self, *given)
 
-    monkeypatch.setattr(Sampler, "_written", failing)
+    monkeypatch.setattr(Sampler, "write", failing)
     talks = [Talk(renderer, ["Paris"]) for _ in range(3)]
     asking = [talk.ask(SYSTEM, LONG_ASK) for talk in talks]
     for exchange in asking:
@@ -169,13 +169,13 @@ async def test_a_failure_is_everybodys_and_not_remembered(renderer, monkeypatch)
 
 
 async def test_comparisons_are_counted_once(renderer, monkeypatch):
-    write = Sampler._written
+    write = Sampler.write
 
     def compared(self, *given):
         rendered, messages = write(self, *given)
         return replace(rendered, checks=CheckCounts(bridges_checked=3)), messages
 
-    monkeypatch.setattr(Sampler, "_written", compared)
+    monkeypatch.setattr(Sampler, "write", compared)
     talks = [Talk(renderer, ["Paris"]) for _ in range(3)]
     for talk in talks:
         await talk.says(SYSTEM, ASK)
@@ -210,14 +210,14 @@ async def test_memory_is_bounded():
     kept = Openings(most=1000)
     for name in ("a", "b", "c"):
         await kept.get(name.encode(), opening(name * 10))
-    assert list(kept._openings) == [b"b", b"c"]
+    assert list(kept.prompts) == [b"b", b"c"]
     await kept.get(b"b", opening("never made"))
     await kept.get(b"d", opening("d" * 10))
-    assert list(kept._openings) == [b"b", b"d"]
+    assert list(kept.prompts) == [b"b", b"d"]
     await kept.get(b"e", opening("e" * 1000))
-    assert list(kept._openings) == [b"b", b"d"], "what is too large is not kept"
-    assert kept._size == 824
-    assert not kept._making
+    assert list(kept.prompts) == [b"b", b"d"], "what is too large is not kept"
+    assert kept.size == 824
+    assert not kept.rendering
 
 
 async def test_each_loop_has_its_own():

@@ -60,14 +60,14 @@ async def agent(gateway, number, kind, middle):
 @pytest.fixture
 def rendering(monkeypatch):
     """Prompts are written when this is set; how often, is counted."""
-    go, write, seen = threading.Event(), Sampler._written, list[None]()
+    go, write, seen = threading.Event(), Sampler.write, list[None]()
 
     def waiting(self, *given):
         assert go.wait(20)
         seen.append(None)
         return write(self, *given)
 
-    monkeypatch.setattr(Sampler, "_written", waiting)
+    monkeypatch.setattr(Sampler, "write", waiting)
     go.seen = seen
     yield go
     go.set()
@@ -80,7 +80,7 @@ async def test_half_of_the_agents_go_wrong(renderer, rendering):
     async with Gateway() as gateway:
         answers = await played(gateway, talks, kinds, rendering)
         await settled(gateway)
-        assert not openings()._making
+        assert not openings().rendering
         for talk in talks:
             gateway.remove(talk.session)
         assert not gateway._sessions

@@ -75,7 +75,7 @@ def test_a_bridge_in_pieces_ends_the_sampled_turn_first(writer: Writer) -> None:
 
 def test_what_was_compared_is_counted_in_every_piece() -> None:
     writer = Writer(load_renderer(chatml_tokenizer(), tools=[LOOKUP]))
-    writer.renderer._turns.memo.state.every = 1  # type: ignore[attr-defined]
+    writer.renderer.turns.memo.state.every = 1  # type: ignore[attr-defined]
     action, _ = sampled(writer.renderer, "Let me see.", "x")
     entries = [Entry("tool", "found", call_id="gw-1"), Entry("assistant", "Got it."), Entry("user", "Go on.")]
     rendered = writer.bridge(writer.messages(HEAD, root=True), action, entries, ids={"gw-1": action.calls[0].id})

@@ -23,7 +23,7 @@ from agentrl._util.signals import Terminated, run  # noqa: E402
 from agentrl.cli import app  # noqa: E402
 from agentrl.errors import ConfigError  # noqa: E402
 from agentrl.models import folder_of, load_model, load_tokenizer, tiny_model, tiny_tokenizer  # noqa: E402
-from tests.models.fake_hub import COMMIT, FakeHub, listen_at, nobody_listens  # noqa: E402
+from tests.doubles.hub import COMMIT, FakeHub, listen_at, nobody_listens  # noqa: E402
 
 NAME = "some-org/Model-0.6B"
 

@@ -25,11 +25,11 @@ def primed_tail(self: Memo, template: Template, profile: Any, asked: Any, render
         {key: other(value) if key in ("content", "tool_call_id") else value for key, value in message.items()}
         for message in new
     ]
-    shape = memo._shape(template, memo._TailRequest(before, calls, new, content))
-    if shape is not None and not self.state.off and shape.key not in self._scaffolds:
+    shape = memo.shape_of(template, memo.TailRequest(before, calls, new, content))
+    if shape is not None and not self.state.off and shape.key not in self.scaffolds:
         try:
             made = tail(template, profile, calls, new, content=content, before=before)
-            self._learn(template, profile, memo._TailRequest(before, calls, new, content), shape, made)
+            self._learn(template, profile, memo.TailRequest(before, calls, new, content), shape, made)
         except TemplateError:
             pass
     return _plain_tail(self, template, profile, asked, render)

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken
 
 from agentrl.render import beginnings, load_renderer
-from agentrl.render.beginnings import BeginningEncoder, remembering
+from agentrl.render.beginnings import BeginningEncoder, TokenMemory, markers_in, remembering
 from agentrl.render.raw import encoder_of
 from tests.render.conftest import chatml_tokenizer, llama_tokenizer, sentencepiece_tokenizer
 from tests.render.markers import TOOL, template_files, tokenizer_of
@@ -33,7 +33,7 @@ PIECES = (
 
 @pytest.fixture(autouse=True)
 def memory(monkeypatch):
-    made = beginnings._Memory(1 << 20)
+    made = TokenMemory(1 << 20)
     monkeypatch.setattr(beginnings, "_memory", made)
     return made
 
@@ -76,13 +76,13 @@ def test_what_a_real_template_writes_has_the_same_tokens(path, monkeypatch):
 def test_prompts_with_the_same_tools_share_them(memory, monkeypatch):
     monkeypatch.setattr(beginnings, "_LONG", 100)
     renderer = load_renderer(chatml_tokenizer(), tools=[TOOL])
-    template, prompts = renderer._turns.template, []
+    template, prompts = renderer.turns.template, []
     for task in ("Why?", "When?"):
         messages = [{"role": "system", "content": "Be brief. " * 30}, {"role": "user", "content": task}]
         prompts.append(list(renderer.prompt(messages).tokens))
         assert prompts[-1] == template.encode(template.render(messages, generation_prompt=True))
     assert prompts[0] != prompts[1]
-    assert len(memory._entries) == 1
+    assert len(memory.entries) == 1
 
 
 def test_a_beginning_is_encoded_once(monkeypatch):
@@ -115,13 +115,13 @@ def test_a_special_token_that_another_one_swallows_is_no_cut(monkeypatch):
 def test_a_token_that_takes_what_is_beside_it_is_no_cut(wrong):
     tokenizer = chatml_tokenizer()
     tokenizer.add_tokens([AddedToken("<|odd|>", special=True, **wrong)], special_tokens=True)
-    assert "<|odd|>" not in beginnings._markers_in(tokenizer, tokenizer.chat_template + "<|odd|>")
+    assert "<|odd|>" not in markers_in(tokenizer, tokenizer.chat_template + "<|odd|>")
 
 
 def test_a_token_within_another_is_no_cut():
     tokenizer = chatml_tokenizer()
     tokenizer.add_tokens(["<|im_end|>\n"])
-    assert "<|im_end|>" not in beginnings._markers_in(tokenizer, tokenizer.chat_template)
+    assert "<|im_end|>" not in markers_in(tokenizer, tokenizer.chat_template)
 
 
 def test_an_encoder_that_does_not_cut_there_is_taken_as_it_is():
@@ -134,16 +134,16 @@ def test_an_encoder_that_does_not_cut_there_is_taken_as_it_is():
 
 
 def test_memory_is_bounded_and_drops_the_oldest(monkeypatch):
-    memory = beginnings._Memory(10)
+    memory = TokenMemory(10)
     for number in range(5):
         memory.get(str(number).encode(), lambda n=number: [n] * 4)
-    assert sorted(memory._entries) == [b"3", b"4"]
+    assert sorted(memory.entries) == [b"3", b"4"]
     memory.get(b"3", list)
     memory.get(b"5", lambda: [5] * 4)
-    assert sorted(memory._entries) == [b"3", b"5"]
+    assert sorted(memory.entries) == [b"3", b"5"]
     assert len(memory.get(b"huge", lambda: [1] * 11)) == 11
-    assert sorted(memory._entries) == [b"3", b"5"]
-    assert memory._size == 8
+    assert sorted(memory.entries) == [b"3", b"5"]
+    assert memory.size == 8
 
 
 def test_threads_share_it(memory):
@@ -159,5 +159,5 @@ def test_threads_share_it(memory):
     with ThreadPoolExecutor(4) as pool:
         for part, found in enumerate(pool.map(encode, range(4))):
             assert found == [own(text) for text in texts[part::4]]
-    assert len(memory._entries) == 3
-    assert memory._size == sum(map(len, memory._entries.values()))
+    assert len(memory.entries) == 3
+    assert memory.size == sum(map(len, memory.entries.values()))

@@ -258,7 +258,7 @@ def test_they_are_written_as_the_vocabulary_shows(known: tuple[str, ...], mark: 
 def proved(name: str) -> proof.Proof:
     """The certificate, not from the cache."""
     _, tokenizer = opened(name)
-    return proof._prove(Template.of(tokenizer, None, [TOOL], {}))
+    return proof.prove(Template.of(tokenizer, None, [TOOL], {}))
 
 
 def json_first(text: str, schema: Any, null: str = "") -> Any:
@@ -285,7 +285,7 @@ def test_certification_sees_an_argument_that_swallows_another(monkeypatch: pytes
 def test_certification_sees_a_type_key_that_hides_a_call(monkeypatch: pytest.MonkeyPatch, llama: Renderer) -> None:
     assert not any("as the template writes it" in departure for departure in llama.certificate.departures)
     monkeypatch.setattr(JsonCalls, "_is_call", lambda self, text, at: text[at:].startswith('{"name"'))
-    found = proof._prove(Template.of(llama_tokenizer(), None, [TOOL], {})).certificate
+    found = proof.prove(Template.of(llama_tokenizer(), None, [TOOL], {})).certificate
     assert any('with a "type" key first' in departure for departure in found.departures)
 
 

@@ -93,19 +93,19 @@ def differences(ours: Renderer, rendered: Renderer) -> list[str]:
 
 def anew(renderer: Renderer, every: int) -> MemoState:
     """The state of the renderer's memo, as if it had just been loaded."""
-    state = renderer._turns.memo.state = MemoState(every=every)  # type: ignore[attr-defined]
+    state = renderer.turns.memo.state = MemoState(every=every)  # type: ignore[attr-defined]
     return state
 
 
 def alone(renderer: Renderer) -> Renderer:
     """The renderer, which never renders the whole conversation: that would leave nothing to the memo."""
-    turns = renderer._turns  # type: ignore[attr-defined]
-    renderer._turns = replace(turns, context=Context()) if turns.context.whole else turns  # type: ignore[attr-defined]
+    turns = renderer.turns  # type: ignore[attr-defined]
+    renderer.turns = replace(turns, context=Context()) if turns.context.whole else turns  # type: ignore[attr-defined]
     return renderer
 
 
 def served(renderer: Renderer) -> int:
-    count: int = renderer._turns.memo.state.served  # type: ignore[attr-defined]
+    count: int = renderer.turns.memo.state.served  # type: ignore[attr-defined]
     return count
 
 
@@ -136,7 +136,7 @@ def test_the_independent_checker_finds_no_difference_without_a_memo(
 ) -> None:
     """With a memo, `test_checker` asks it of every template."""
     renderer = off(tokenizer_of(path), monkeypatch, tools=TOOLS)
-    assert renderer._turns.memo is None  # type: ignore[attr-defined]
+    assert renderer.turns.memo is None  # type: ignore[attr-defined]
     judge = Judge(renderer, tokenizer_of(path), TOOLS)
     allowed = [p for p in PROBES if all(renderer.certificate.capabilities.get(name, True) for name in p.needs)]
     found = [d for probe in allowed if judge.carries(probe) for d in judge.differences(probe)]
@@ -241,7 +241,7 @@ def _all_itself(patch: pytest.MonkeyPatch) -> None:
 def _ids_unrelated(patch: pytest.MonkeyPatch) -> None:
     """The shape does not say which result answers which call. Results stay in the order in which they come."""
     patch.setattr(TemplateRenderer, "_by_id", True)
-    shape = memo._shape
+    shape = memo.shape_of
 
     def forgetful(*args: Any) -> Any:
         found = shape(*args)
@@ -250,7 +250,7 @@ def _ids_unrelated(patch: pytest.MonkeyPatch) -> None:
         system, length, asks, says, content = found.key
         return found._replace(key=(system, length, asks, tuple(each[:3] for each in says), content))
 
-    patch.setattr(memo, "_shape", forgetful)
+    patch.setattr(memo, "shape_of", forgetful)
 
 
 MUTANTS: Sequence[tuple[str, str, Mutation]] = (
@@ -295,7 +295,7 @@ def test_a_memo_that_is_wrong_when_it_is_loaded_is_off(monkeypatch: pytest.Monke
     _no_guards(monkeypatch)
     renderer = load_renderer(small_tokenizer(asking("{{- m.content or 'nothing was found' -}}")), tools=TOOLS)
     assert renderer.certificate.bridges["tool"].startswith("render: it is")
-    assert renderer._turns.memo.state.off  # type: ignore[attr-defined]
+    assert renderer.turns.memo.state.off  # type: ignore[attr-defined]
 
 
 def test_a_difference_switches_the_memo_off_once_and_for_all(
@@ -303,7 +303,7 @@ def test_a_difference_switches_the_memo_off_once_and_for_all(
 ) -> None:
     tokenizer = small_tokenizer(asking(ASKING["asks"].replace("hint", "sign")))
     renderer, rendered = load_renderer(tokenizer, tools=TOOLS), off(tokenizer, monkeypatch, tools=TOOLS)
-    state = renderer._turns.memo.state  # type: ignore[attr-defined]
+    state = renderer.turns.memo.state  # type: ignore[attr-defined]
     state.every = 3  # of the requests, which messages decide
     _no_guards(monkeypatch)
     with caplog.at_level(logging.WARNING, "agentrl"):
@@ -379,10 +379,10 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_template_that_asks_too_much_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = small_tokenizer(asking("{{- m.content + '!' * (m.content | length) -}}"))
     renderer = load_renderer(tokenizer, tools=TOOLS)
-    memory: Memo = renderer._turns.memo  # type: ignore[attr-defined]
+    memory: Memo = renderer.turns.memo  # type: ignore[attr-defined]
     for length in range(40):
         call = ToolCall("c00000000", "book", {})
         action = Action("", "", None, (call,), "stop", None, ())
         renderer.bridge(HISTORY, action, [{"role": "tool", "tool_call_id": call.id, "content": "x" * length}])
     assert memory.reason == "its text depends on what the texts are"
-    assert [len(kept) for kept in memory._scaffolds.values() if kept] == []
+    assert [len(kept) for kept in memory.scaffolds.values() if kept] == []

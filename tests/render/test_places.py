@@ -247,7 +247,7 @@ def test_no_second_space_behind_a_stop_string() -> None:
     )
     renderer = load_renderer(tokenizer)
     history: list[Message] = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "It is mild. END"}]
-    template = renderer._turns.template  # type: ignore[attr-defined]
+    template = renderer.turns.template  # type: ignore[attr-defined]
     turn = template.encode(" It is mild. END", after="[/INST]")
     action = renderer.parse(turn, "stop", "END")
     bridge = renderer.bridge(history, action, [{"role": "user", "content": "More?"}])

@@ -227,7 +227,7 @@ def test_a_marker_that_swallows_space_still_does(side: str) -> None:
     tokenizer = chatml_tokenizer(template=PLAIN_CHATML)
     tokenizer.add_tokens([AddedToken("<|wide|>", special=True, **{side: True})], special_tokens=True)
     text = load_renderer(tokenizer).as_text()
-    template = text._turns.template
+    template = text.turns.template
     said = "<|wide|>  a <|im_end|> b  <|wide|>"
     guarded = said.replace("<|im_end|>", template.guarded("<|im_end|>"))
     assert text.decode(template.encode(guarded)) == text.decode(template.encode(said))

@@ -102,7 +102,7 @@ def test_the_judge_finds_a_bridge_that_forgets_its_switch(kind: str, monkeypatch
         renderer, different = judged(small_tokenizer(source), ("/no_think", "<|think_off|>", "Error", "[[quick]]"))
     except TemplateError:
         return  # its own conversations show it
-    assert different or renderer._turns.context.whole  # type: ignore[attr-defined]
+    assert different or renderer.turns.context.whole  # type: ignore[attr-defined]
 
 
 def judged(tokenizer: Any, words: Sequence[str]) -> tuple[Renderer, list[str]]:
@@ -159,7 +159,7 @@ def test_a_difference_is_counted_and_mended(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.undo()
     monkeypatch.setattr(certify, "dependence_of", lambda turns, _: Dependence(frozenset(), turns.context))
     renderer: Any = load_renderer(small_tokenizer("{#- watched -#}" + KINDS["any user"][0]), tools=TOOLS)
-    renderer._turns.watch.every = 1
+    renderer.turns.watch.every = 1
     tokens = renderer.encode(says("one"))
     action = renderer.parse(tokens, "stop", tokens[-1])
     plain = renderer.bridge([user("alpha"), says("one")], action, [user("beta")])

@@ -22,7 +22,7 @@ from agentrl.rewards import RelativeJudge
 from agentrl.rewards.ranking import attempt_text, kendall_tau, read_ranking
 from agentrl.rollout import Rollout, evaluate, run_groups
 from agentrl.trajectory.model_output import ModelOutput
-from tests.rewards.scripted_judge import OBEYED, ScriptedJudge, attempts, outside
+from tests.doubles.judge import OBEYED, ScriptedJudge, attempts, outside
 from tests.slime.conftest import Sample
 
 

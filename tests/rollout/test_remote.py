@@ -165,10 +165,10 @@ async def test_a_worker_killed_with_200_in_flight_loses_none(setting, tmp_path):
     async with here.workers(2) as rollout:
         pool = rollout.workers.pool
         playing = asyncio.create_task(run_groups(rollout, tasks, 1))
-        while [seat.pending for seat in pool._seats] != [100, 100]:
+        while [seat.pending for seat in pool.seats] != [100, 100]:
             await asyncio.sleep(0.01)
-        os.kill(pool._seats[0].link._process.pid, signal.SIGKILL)
-        while sum(seat.pending for seat in pool._seats) != 200 or pool._seats[1].pending != 200:
+        os.kill(pool.seats[0].pid, signal.SIGKILL)
+        while sum(seat.pending for seat in pool.seats) != 200 or pool.seats[1].pending != 200:
             await asyncio.sleep(0.01)
         (tmp_path / "go").touch()
         groups = await playing

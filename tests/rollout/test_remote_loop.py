@@ -123,7 +123,7 @@ async def test_a_parked_episode_whose_worker_has_ended_begins_anew(looping):
         pool = drawer.player.rollout.workers.pool
 
         def kill():
-            for seat in pool._seats:
+            for seat in pool.seats:
                 if seat.ready:
                     os.kill(seat.pid, signal.SIGKILL)
 

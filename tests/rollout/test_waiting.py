@@ -122,20 +122,20 @@ async def test_an_env_that_blocks_the_loop_is_named(renderer, monkeypatch, caplo
 def test_what_moves_is_not_named(monkeypatch, caplog):
     monkeypatch.setattr(waiting, "EVERY_S", 60.0)
     with flying("train-1", "a") as _:
-        assert waiting._line("step 1", "train", time.time()) == ""
-    assert "none of its episodes is played" in waiting._line("step 1", "train", time.time() - 120)
+        assert waiting.line_about("step 1", "train", time.time()) == ""
+    assert "none of its episodes is played" in waiting.line_about("step 1", "train", time.time() - 120)
 
 
 def test_an_episode_is_late_beside_those_that_have_ended(monkeypatch):
-    monkeypatch.setattr(in_flight, "_TOOK", defaultdict(deque))
+    monkeypatch.setattr(in_flight, "DURATIONS", defaultdict(deque))
     monkeypatch.setattr(in_flight, "_LATE_S", 0.0)
     with flying("train-1-0", "a"):
         assert late("train") == []  # nothing to compare with
         with flying("train-2-0", "a"):
             pass
-        in_flight._TOOK["train"].clear()
-        in_flight._TOOK["train"].append(0.0)
+        in_flight.DURATIONS["train"].clear()
+        in_flight.DURATIONS["train"].append(0.0)
         assert [flight.name for flight in late("train")] == ["train-1-0"]
         assert late("eval") == []
-        in_flight._TOOK["train"].append(1e6)
+        in_flight.DURATIONS["train"].append(1e6)
         assert late("train") == []

@@ -71,6 +71,6 @@ async def test_a_request_that_was_killed_is(code):
             return self.code, "</dev/shm/agentrl>", ""
 
     async with HostedSandbox(SPEC, Service()) as box:
-        box._service.code = code
+        box.service.code = code
         with pytest.raises(SandboxKilledError, match=rf"killed a request \(exit code {code}\)"):
             await box.exec("true")

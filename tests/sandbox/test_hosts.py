@@ -64,15 +64,15 @@ def made(monkeypatch):
 
     async def opens(box):
         await asyncio.sleep(0)
-        if box._host.name in broken:
-            raise SandboxError(f"{box._host.name} is full")
+        if box.engine_host.name in broken:
+            raise SandboxError(f"{box.engine_host.name} is full")
 
     monkeypatch.setattr(DockerSandbox, "_open", opens)
 
     def make(**cores):
         backend = DockerHosts(",".join(cores))
-        backend._hosts = [EngineHost(name) for name in cores]
-        for host in backend._hosts:
+        backend.engine_hosts = [EngineHost(name) for name in cores]
+        for host in backend.engine_hosts:
             host.backend, host.lost = Back(cores[host.name]), ""
         backend.broken = broken
         return backend
@@ -88,7 +88,7 @@ async def opened(backend, count):
 
 
 def loads(backend):
-    return {host.name: len(host.boxes) for host in backend._hosts}
+    return {host.name: len(host.boxes) for host in backend.engine_hosts}
 
 
 async def test_sandboxes_are_spread_by_the_hosts_room(made):
@@ -106,7 +106,7 @@ async def test_a_host_that_cannot_make_one_comes_after_the_others_for_a_while(ma
     await opened(backend, 6)
     assert loads(backend) == {"one": 0, "two": 6}
     backend.broken.clear()
-    for host in backend._hosts:
+    for host in backend.engine_hosts:
         host.doubted.clear()
     monkeypatch.setattr(hosts.time, "monotonic", lambda: 1e12)
     await opened(backend, 4)
@@ -121,11 +121,11 @@ async def test_a_lost_host_takes_only_its_own_along(made, monkeypatch):
     monkeypatch.setattr(hosts, "_SURE_S", 0.0)
     backend = made(one=2, two=2)
     boxes = await opened(backend, 4)
-    one, two = backend._hosts
+    one, two = backend.engine_hosts
     one.backend.engine.gone = "dead"
     assert await two.check() == ""
     await one.lose(await one.check())
-    on_one = [box for box in boxes if box._host is one]
+    on_one = [box for box in boxes if box.engine_host is one]
     assert len(on_one) == 2
     for box in boxes:
         assert box.doubtful == (box in on_one)
@@ -133,7 +133,7 @@ async def test_a_lost_host_takes_only_its_own_along(made, monkeypatch):
             with pytest.raises(SandboxError, match="host one was lost: it does not answer"):
                 await box.exec("true")
     assert backend.machine.cores == 2
-    assert all(box._host is two for box in await opened(backend, 3))
+    assert all(box.engine_host is two for box in await opened(backend, 3))
     for box in on_one:  # as if a container had been made
         box._requests.add(asyncio.create_task(asyncio.sleep(0)))
         await box.close()
@@ -172,7 +172,7 @@ async def test_a_ready_sandbox_of_a_doubted_host_is_checked_first():
     async with SandboxPool(yard, SPEC, size=2, grade=1, warm=2) as pool:
         while len(yard.open) < 3:  # noqa: ASYNC110 - the pool has no event for it
             await asyncio.sleep(0.01)
-        dying = [box.sandbox for box in pool._lanes["episode"].ready]
+        dying = [box.sandbox for box in pool.lanes["episode"].ready]
         for box in dying:
             box.doubtful, box.dead = True, "its host is gone"
         async with pool.acquire() as box:

@@ -59,7 +59,7 @@ async def gone(*pids: int) -> bool:
 
 async def released(sandbox) -> bool:
     for _ in range(100):
-        if not sandbox._processes:
+        if not sandbox.processes:
             return True
         await asyncio.sleep(0.02)
     return False
@@ -321,7 +321,7 @@ async def test_close_releases_the_pipes_that_an_unknown_process_holds():
     async with LocalSandbox(trusted=True) as box:
         await box.exec("(cd / && exec env -i setsid sleep 30) & echo $! > pid; sleep 0.2", check=True)
         pid = await pid_in(box, "pid")
-    assert not box._processes
+    assert not box.processes
     os.kill(pid, 9)
 
 
@@ -375,7 +375,7 @@ async def test_a_cancelled_close_still_cleans_up():
     assert not sandbox.root.exists()
     assert await gone(pid)
     await sandbox.close()  # what is left to wait for
-    assert not sandbox._processes
+    assert not sandbox.processes
 
 
 async def test_close_under_a_running_command_is_an_infrastructure_error():

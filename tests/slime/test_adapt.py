@@ -436,7 +436,7 @@ async def test_an_engine_that_aborts_for_a_weight_update_is_waited_for(serve, ma
         await wait_for(lambda: engine.requests)
         await asyncio.sleep(0.15)
         await engine.abort()  # as /pause_generation does, with slime's flag down
-        engine._seconds = 0.0
+        engine.seconds = 0.0
         await playing
     assert (sample.status, sample.reward) == (host.Sample.Status.COMPLETED, 1.0)
     assert sample.metadata["agentrl"]["turns"] == 2
@@ -482,8 +482,8 @@ async def test_the_first_caller_is_cancelled_alone(Sample, serve, make_args, eve
 @pytest.mark.thorough
 async def test_first_calls_at_once_make_everything_once(Sample, serve, make_args, events, monkeypatch):
     loads = []
-    load = _loop_resources._load.__wrapped__
-    monkeypatch.setattr(_loop_resources, "_load", lambda *key: loads.append(key) or load(*key))
+    load = _loop_resources.load_shared_renderer.__wrapped__
+    monkeypatch.setattr(_loop_resources, "load_shared_renderer", lambda *key: loads.append(key) or load(*key))
     async with serve() as (engine, url):
         args = make_args(url, engine=url)
         samples = await asyncio.gather(*(adapt(args, question(Sample), PARAMS) for _ in range(256)))
@@ -491,7 +491,7 @@ async def test_first_calls_at_once_make_everything_once(Sample, serve, make_args
     assert len({s.metadata["agentrl"]["session_id"] for s in samples}) == 256
     assert events.count("share") == 1
     assert len(loads) == 1
-    assert len(_loop_resources._loops) == 1
+    assert len(_loop_resources.loops) == 1
     assert len(engine.requests) == 512
 
 
@@ -527,7 +527,7 @@ def test_two_loops_in_two_threads(Sample, serve, make_args, events):
         thread.join()
     assert results == [[1.0] * 8] * 2
     assert (events.count("share"), events.count("unshare")) == (2, 2), "once a loop, and closed with it"
-    assert not _loop_resources._loops
+    assert not _loop_resources.loops
 
 
 def test_other_configurations_share_nothing(Sample, serve, make_args, events):
@@ -552,7 +552,7 @@ async def enter():
 asyncio.run_coroutine_threadsafe(enter(), loop).result()
 env = next(m for n, m in sys.modules.items() if n.startswith("agentrl_user_"))
 _loop_resources._close_running_loops()
-print(env.EVENTS, _loop_resources._loops)
+print(env.EVENTS, _loop_resources.loops)
 """
 
 

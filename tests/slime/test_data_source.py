@@ -238,7 +238,7 @@ def test_agentrls_rollout_functions_say_what_became_of_each_group(make):
     source = rollout_functions.SampleSource(data_source, partial=True)
     stale, taken, _ = [source.take(0) for _ in range(3)]
     source.drop(stale, "stale")
-    (shipped,) = rollout_functions._output(0, [taken], source, {})
+    (shipped,) = rollout_functions.shipped(0, [taken], source, {})
     assert numbers([shipped]) == [1]
     data_source.save(0)
     again = make(**path)
@@ -251,7 +251,7 @@ def test_a_data_source_of_somebody_else_is_told_nothing():
     source = rollout_functions.SampleSource(SimpleNamespace(get_samples=lambda n: [[Sample(index=0)]]), partial=True)
     group = source.take(0)
     source.drop(group, "stale")
-    assert rollout_functions._output(0, [group], source, {}) == [group.samples]
+    assert rollout_functions.shipped(0, [group], source, {}) == [group.samples]
 
 
 @pytest.mark.parametrize("fully_async", [False, True])

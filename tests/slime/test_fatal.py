@@ -112,12 +112,12 @@ async def test_samples_that_are_dropped_unread_end_in_the_error_again(Sample, ma
     monkeypatch.setattr(fatal, "_PAUSE_S", 0.0)
     args = make_args(env="nowhere:Env", args={"rollout_batch_size": 2, "n_samples_per_prompt": 3})
     raised = 0
-    for _ in range(1 + 2 * 2 * 3 + fatal._SWALLOWED):
+    for _ in range(1 + 2 * 2 * 3 + fatal.SWALLOWED):
         try:
             await adapt(args, question(Sample), PARAMS)
         except ConfigError:
             raised += 1
-    assert raised == 1 + fatal._SWALLOWED
+    assert raised == 1 + fatal.SWALLOWED
     with pytest.raises(fatal.EndedRun, match="no module 'nowhere'"):  # which `except Exception` does not swallow
         await adapt(args, question(Sample), PARAMS)
 

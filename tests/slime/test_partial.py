@@ -130,7 +130,7 @@ def slime(serve, make_args, host, renderer, world):
         given = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": False, **(args or {})}
         async with serve(engine) as (_, url):
             yield Slime(host, make_args(url, env=f"{ENV_FILE}:{env}", args=given, **config), engine)
-            if here := _loop_resources._loops.get(asyncio.get_running_loop()):
+            if here := _loop_resources.loops.get(asyncio.get_running_loop()):
                 await here.close()
 
     return running
@@ -273,7 +273,7 @@ async def restarted(host, sample, reason):
     """It begins anew, says why, and ends."""
     asked = len(host.engine.requests)
     del host.engine.handed_out[sample.session_id], host.engine.asked[sample.session_id]
-    host.engine._sessions.clear()
+    host.engine.positions.clear()
     await host.rollout([sample])
     check(host, sample)
     assert host.engine.requests[asked] == host.engine.requests[0]
@@ -414,7 +414,7 @@ async def test_zeros_of_the_host_stay(slime, world):
 async def test_cancelled_on_return(slime, world, env):
     async with slime(env, turns=4) as host:
         sample = await aborted_once(host, world)
-        host.engine._seconds = 30.0
+        host.engine.seconds = 30.0
         playing = asyncio.create_task(host.play(sample))
         async with asyncio.timeout(10):
             while len(host.engine.requests) < 2:  # noqa: ASYNC110
@@ -454,7 +454,7 @@ def test_the_end_of_a_loop_closes_what_is_parked_there(serve, make_args, host, r
     assert evaluated[0][0] == 1.0
     assert "in another loop or process" in evaluated[0][1]
     assert not world.OPEN
-    assert not _loop_resources._loops
+    assert not _loop_resources.loops
 
 
 # Metadata that is not as agentrl left it

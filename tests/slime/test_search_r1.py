@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl_envs.search_r1.prompts import INVALID, prompt_of
-from tests.envs.search_r1.served import Served
+from tests.envs.doubles.retriever import Served
 from tests.slime.test_partial import Accounted, Slime
 
 np = pytest.importorskip("numpy", reason="pandas reads lists as numpy's arrays")

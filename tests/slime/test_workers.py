@@ -64,9 +64,9 @@ async def all_ready(slime):
     """Start the workers, which the first episode does, wait for both, and have both play: a new one is slow."""
     async with slime("Adding") as rollouts:
         assert await rollouts.rollout([rollouts.sample(90)]) == []
-        pool = sample_workers(SIZE)._pool
+        pool = sample_workers(SIZE).pool
         async with asyncio.timeout(100):
-            while not all(seat.ready for seat in pool._seats):
+            while not all(seat.ready for seat in pool.seats):
                 await asyncio.sleep(0.01)
         assert await rollouts.rollout([rollouts.sample(91 + i) for i in range(4)]) == []
     return pool
@@ -143,11 +143,11 @@ async def test_an_open_env_is_lost_with_its_worker_and_the_episode_starts_over(s
         samples = [rollouts.sample(i, turns=6) for i in range(4)]
         aborted = await rollouts.rollout(samples, until=lambda: len(rollouts.engine.asked) == 4)
         assert len(aborted) == 4
-        victim = pool._seats[0].link._process.pid
+        victim = pool.seats[0].pid
         os.kill(victim, signal.SIGKILL)
-        while pool._seats[0].ready:
+        while pool.seats[0].ready:
             await asyncio.sleep(0.01)
-        rollouts.engine._sessions.clear()
+        rollouts.engine.positions.clear()
         assert await rollouts.rollout(aborted) == []
     assert [sample.reward for sample in samples] == [1.0] * 4
     assert sorted(account(sample).get("restarts", 0) for sample in samples) == [0, 0, 1, 1]
@@ -164,9 +164,9 @@ async def test_a_worker_killed_in_a_rollout(slime):
         playing = asyncio.create_task(rollouts.rollout(samples))
         while len(rollouts.engine.asked) < 8:
             await asyncio.sleep(0.01)
-        rollouts.engine._sessions.clear()  # a script's place; a model has none
-        seat = next(seat for seat in pool._seats if seat.ready)
-        os.kill(seat.link._process.pid, signal.SIGKILL)
+        rollouts.engine.positions.clear()  # a script's place; a model has none
+        seat = next(seat for seat in pool.seats if seat.ready)
+        os.kill(seat.pid, signal.SIGKILL)
         await playing
     lost = [sample for sample in samples if "workers_lost" in account(sample).get("info", {})]
     assert lost
@@ -295,9 +295,9 @@ async def test_a_cluster_that_grows_is_looked_at_again_when_a_worker_starts(slim
             assert (await adapt(rollouts.args, rollouts.sample(index), PARAMS)).reward == 1.0
             if index == 1:  # the workers have started
                 nodes.append({"Alive": True})  # and none of them is there
-        pool = sample_workers(SIZE)._pool
+        pool = sample_workers(SIZE).pool
         before = pool.started
-        os.kill(pool._seats[0].link._process.pid, signal.SIGKILL)
+        os.kill(pool.seats[0].pid, signal.SIGKILL)
         while pool.started == before:
             await asyncio.sleep(0.01)
         with pytest.raises(ConfigError, match=r"127\.0\.0\.1:.* is out of reach for workers on other nodes"):
@@ -330,10 +330,10 @@ async def test_workers_that_cannot_start_are_started_once(slime, monkeypatch):
 @pytest.mark.thorough
 async def test_workers_that_are_closed_while_they_start_end():
     workers = SampleWorkers(SIZE)
-    waiting = asyncio.create_task(workers.thread.run(workers._started()))
-    while workers._starting is None:
+    waiting = asyncio.create_task(workers.thread.run(workers.started()))
+    while workers.starting is None:
         await asyncio.sleep(0.001)
-    starting = workers._starting
+    starting = workers.starting
     await asyncio.to_thread(workers.close)
     assert starting.cancelled()
     waiting.cancel()

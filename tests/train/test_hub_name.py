@@ -10,7 +10,7 @@ import yaml
 
 from agentrl.models import load_model
 from agentrl.train import TrainConfig, train
-from tests.models.fake_hub import FakeHub, listen_at, nobody_listens
+from tests.doubles.hub import FakeHub, listen_at, nobody_listens
 
 
 @pytest.mark.thorough

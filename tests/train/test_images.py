@@ -352,7 +352,7 @@ async def test_a_loaded_teacher_reads_the_images_that_the_student_saw(parts, epi
     assert isinstance(found, LoadedTeacher)
     found.read(episodes)
     for trajectory in episodes:
-        of_teacher = list(found._scores[trajectory].values())
+        of_teacher = list(found.scores[trajectory].values())
         assert of_teacher == pytest.approx(scored(parts, model, trajectory, pads=False), abs=2e-5)
 
 
@@ -408,7 +408,7 @@ async def test_a_served_teacher_is_given_one_pad_and_the_image(parts, episodes, 
     assert [t.failure for t in episodes] == [None] * 3
     model = load_model(str(teacher))
     for trajectory in episodes:
-        of_server = list(found._scores[trajectory].values())
+        of_server = list(found.scores[trajectory].values())
         assert of_server == pytest.approx(scored(parts, model, trajectory, pads=True), abs=2e-5)
         assert of_server == pytest.approx(scored(parts, model, trajectory, pads=False), abs=0.05), "the pads' share"
     assert {body["input_ids"].count(parts.vision.pad) == len(body.get("image_data", ())) for body in asked} == {True}

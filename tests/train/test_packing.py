@@ -198,7 +198,7 @@ def test_a_varlen_kernel_gets_the_ends_of_rows_and_the_window(kind, monkeypatch)
     kernel = lambda *given: calls.append(given[-1]) or bottom_right(*given)  # noqa: E731
     monkeypatch.setattr(packing, "varlen_kernel", lambda: kernel)
     monkeypatch.setattr(packing, "MOST_MASKED", 0)
-    assert packing._computes_the_same(model, "varlen")
+    assert packing.computes_the_same(model, "varlen")
     calls.clear()
 
     loss = torch.zeros(())
@@ -231,11 +231,11 @@ def of_2_12(*states_and_ends, scale=None, window_size=(-1, -1), enable_gqa=False
 
 
 def test_the_kernel_of_each_torch_is_called_as_it_wants(monkeypatch):
-    assert packing._of_torch(of_2_10) is None
+    assert packing.kernel_of_torch(of_2_10) is None
     model = make("Qwen2")
     for varlen_attn in (of_2_11, of_2_12):
-        monkeypatch.setattr(packing, "varlen_kernel", lambda: packing._of_torch(varlen_attn))  # noqa: B023
-        assert packing._computes_the_same(model, "varlen")
+        monkeypatch.setattr(packing, "varlen_kernel", lambda: packing.kernel_of_torch(varlen_attn))  # noqa: B023
+        assert packing.computes_the_same(model, "varlen")
 
 
 def test_the_engine_finds_the_model_as_it_was():

@@ -23,7 +23,7 @@ from agentrl.models import load_model, load_tokenizer
 from agentrl.train import Trainer
 from agentrl.trajectory.trajectory import Trajectory
 
-LAUNCH = Path(__file__).parents[1] / "engine" / "fake_launch.py"
+LAUNCH = Path(__file__).parents[1] / "doubles" / "sglang_launch.py"
 SMALL = {"prompts_per_step": 1, "group_size": 3, "minibatches": 1}
 
 

@@ -29,10 +29,10 @@ async def main(job: str, folder: Path, kills: int) -> None:
         for number in range(kills):
             name = f"go{number}"
             asked = [asyncio.ensure_future(pool.play(pickle.dumps(("until", name)))) for _ in range(IN_FLIGHT)]
-            while sum(seat.pending for seat in pool._seats) < IN_FLIGHT:
+            while sum(seat.pending for seat in pool.seats) < IN_FLIGHT:
                 await asyncio.sleep(0.01)
             os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-            while all(seat.ready for seat in pool._seats):
+            while all(seat.ready for seat in pool.seats):
                 await asyncio.sleep(0.05)
             (folder / name).touch()
             answers = await asyncio.gather(*asked)
@@ -42,7 +42,7 @@ async def main(job: str, folder: Path, kills: int) -> None:
             node.kill_all_processes(check_alive=False, allow_graceful=False)
             cluster.worker_nodes.remove(node)
             node = cluster.add_node(num_cpus=1)
-            while not all(seat.ready for seat in pool._seats):
+            while not all(seat.ready for seat in pool.seats):
                 await asyncio.sleep(0.05)
     ray.shutdown()
     cluster.shutdown()

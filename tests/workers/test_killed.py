@@ -38,10 +38,10 @@ async def test_workers_killed_with_200_in_flight(workers, tmp_path):  # noqa: F8
             for file in tmp_path.glob("go*"):
                 file.unlink()
             asked = [ask(pool, "until", f"go{i % 4}") for i in range(IN_FLIGHT)]
-            await until(lambda: sum(seat.pending for seat in pool._seats) == IN_FLIGHT)
+            await until(lambda: sum(seat.pending for seat in pool.seats) == IN_FLIGHT)
             (tmp_path / "go0").touch()
             await asyncio.sleep(chance.random() * 0.3)
-            seat = chance.choice([seat for seat in pool._seats if seat.ready])
+            seat = chance.choice([seat for seat in pool.seats if seat.ready])
             os.kill(seat.pid, signal.SIGKILL)
             await asyncio.sleep(chance.random() * 0.3)
             for i in range(1, 4):
@@ -49,7 +49,7 @@ async def test_workers_killed_with_200_in_flight(workers, tmp_path):  # noqa: F8
             answers = await asyncio.gather(*asked)
             answers_once(answers)
             again.update(len(answer.lost) for answer in answers)
-            await until(lambda: all(seat.ready for seat in pool._seats))
+            await until(lambda: all(seat.ready for seat in pool.seats))
     assert again[1] > 0
     await until(lambda: not any(map(lives, pids(tmp_path))))
 

@@ -75,16 +75,16 @@ async def test_requests_go_to_the_least_busy_worker(workers, tmp_path):
     async with workers() as pool:
         waiting = [ask(pool, "until", f"go{i}") for i in range(2)]
         first, second = sorted(pids(tmp_path))
-        await until(lambda: [seat.pending for seat in pool._seats] == [1, 1])
+        await until(lambda: [seat.pending for seat in pool.seats] == [1, 1])
         third = ask(pool, "until", "go2")
         (tmp_path / "go0").touch()
         assert (await waiting[0]).result[1] in (first, second)
-        busy = {seat.pending for seat in pool._seats}
+        busy = {seat.pending for seat in pool.seats}
         assert busy == {0, 2} or busy == {1}
         for name in ("go1", "go2"):
             (tmp_path / name).touch()
         await asyncio.gather(*waiting, third)
-        assert [seat.pending for seat in pool._seats] == [0, 0]
+        assert [seat.pending for seat in pool.seats] == [0, 0]
     assert sorted(pids(tmp_path, "closed")) == [first, second]
     await until(lambda: not lives(first) and not lives(second))
 
@@ -107,7 +107,7 @@ async def test_an_error_keeps_its_class(workers, tmp_path):
 async def test_a_killed_worker_loses_no_request(workers, tmp_path, caplog):
     async with workers() as pool:
         asked = [ask(pool, "until", "go") for _ in range(200)]
-        await until(lambda: [seat.pending for seat in pool._seats] == [100, 100])
+        await until(lambda: [seat.pending for seat in pool.seats] == [100, 100])
         victim = pids(tmp_path)[0]
         os.kill(victim, signal.SIGKILL)
         await until(lambda: len(pids(tmp_path)) == 3)
@@ -177,7 +177,7 @@ class Full(PipeTransport):
         self.pool, self.places = pool, places
 
     async def open(self, number):
-        while number and not self.places and not any(seat.ready for seat in self.pool()._seats):
+        while number and not self.places and not any(seat.ready for seat in self.pool().seats):
             await asyncio.sleep(0.01)
         if number:
             self.places -= 1
@@ -198,16 +198,16 @@ async def test_a_worker_without_a_place_at_the_start_ends_the_run(tmp_path):
 async def test_a_worker_without_a_place_later_is_missed_by_nobody(tmp_path, caplog):
     pool = WorkerPool(transport=Full(lambda: pool, places=1), order=JobOrder(JOB, str(tmp_path)), size=2)
     async with pool:
-        os.kill(pool._seats[1].pid, signal.SIGKILL)
+        os.kill(pool.seats[1].pid, signal.SIGKILL)
         await until(lambda: "no place for worker 1; 1 workers are left" in caplog.text)
-        assert (await ask(pool, "echo", "on")).result == ("on", pool._seats[0].pid)
+        assert (await ask(pool, "echo", "on")).result == ("on", pool.seats[0].pid)
 
 
 @pytest.mark.thorough
 async def test_a_worker_that_cannot_be_replaced_ends_every_request(workers, tmp_path):
     async with workers(1) as pool:
         waiting = ask(pool, "until", "never")
-        await until(lambda: pool._seats[0].pending)
+        await until(lambda: pool.seats[0].pending)
         (tmp_path / "die").touch()
         os.kill(pids(tmp_path)[0], signal.SIGKILL)
         with pytest.raises(ConfigError, match="ended again before it was ready"):
@@ -233,14 +233,14 @@ async def test_workers_that_end_again_and_again_end_the_run(workers, tmp_path):
 async def test_an_abort_concerns_its_own_epoch_only(workers, tmp_path):
     async with workers() as pool:
         old = [ask(pool, "wait", i) for i in range(4)]
-        await until(lambda: sum(seat.pending for seat in pool._seats) == 4)
+        await until(lambda: sum(seat.pending for seat in pool.seats) == 4)
         late = pool.epoch
         pool.abort()
         assert [answer.result[1] for answer in await asyncio.gather(*old)] == ["aborted"] * 4
         pool.next_epoch()
         new = [ask(pool, "wait", i) for i in range(4)]
-        await until(lambda: sum(seat.pending for seat in pool._seats) == 4)
-        for seat in pool._seats:
+        await until(lambda: sum(seat.pending for seat in pool.seats) == 4)
+        for seat in pool.seats:
             seat.link.tell("abort", late)  # an abort of the last rollout that arrives now
         await asyncio.sleep(0.1)
         assert not any(task.done() for task in new)
@@ -252,7 +252,7 @@ async def test_an_abort_concerns_its_own_epoch_only(workers, tmp_path):
 async def test_a_cancelled_request_is_cancelled_in_its_worker(workers, tmp_path):
     async with workers(1) as pool:
         waiting = ask(pool, "until", "never")
-        await until(lambda: pool._seats[0].pending)
+        await until(lambda: pool.seats[0].pending)
         while "never" not in (await pool.status())[0]:
             await asyncio.sleep(0.01)
         waiting.cancel()
@@ -266,7 +266,7 @@ async def test_a_cancelled_request_is_cancelled_in_its_worker(workers, tmp_path)
 async def test_closing_cancels_what_is_played(workers, tmp_path):
     async with workers() as pool:
         waiting = ask(pool, "until", "never")
-        await until(lambda: any(seat.pending for seat in pool._seats))
+        await until(lambda: any(seat.pending for seat in pool.seats))
     assert (tmp_path / "never.cancelled").exists()
     with pytest.raises(InfraError, match="closed"):
         await waiting
@@ -288,7 +288,7 @@ async def test_what_a_worker_prints_is_shown_with_its_number(workers, request, c
         pytest.skip("Ray prints it")
     async with workers(1) as pool:
         await ask(pool, "print", "corpus loaded")
-        await until(lambda: any("corpus" in line for line in pool._seats[0].link.last_words().splitlines()))
+        await until(lambda: any("corpus" in line for line in pool.seats[0].link.last_words().splitlines()))
     assert "worker 0: corpus loaded\n" in capfd.readouterr().err
 
 

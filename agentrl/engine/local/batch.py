@@ -70,15 +70,15 @@ class Batch:
         self._max_batch, self._max_context, self._eos = max_batch, max_context, eos
         self._token_bytes = token_bytes
         self._images, self._forbidden = images, list(forbidden)
-        self._groups: dict[int, _Group] = {}
+        self.groups: dict[int, _Group] = {}
         self._split = False
-        self._sessions: dict[str, _KeptSession] = {}  # the least recently used first
+        self.sessions: dict[str, _KeptSession] = {}  # the least recently used first
         self._forgetting: set[GenerateRequest] = set()
         """Running rows with keys and values from old weights. Their keys and values are not stored at the end."""
 
     @property
     def requests(self) -> list[GenerateRequest]:
-        return [row for group in self._groups.values() for row in group.rows]
+        return [row for group in self.groups.values() for row in group.rows]
 
     @property
     def room(self) -> int:
@@ -87,18 +87,18 @@ class Batch:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the keys and values of running rows and kept sessions."""
-        stored = sum(part.nbytes for stored in self._sessions.values() for part in stored.memory)
-        return stored + sum(group.block.bytes for group in self._groups.values())
+        stored = sum(part.nbytes for stored in self.sessions.values() for part in stored.memory)
+        return stored + sum(group.block.bytes for group in self.groups.values())
 
     def forget(self) -> None:
         """Drop the stored sessions. Running rows continue, but are not stored at the end."""
-        self._sessions.clear()
+        self.sessions.clear()
         self._forgetting.update(self.requests)
 
     def clear(self) -> None:
         """Drop all rows and kept sessions, and free the memory."""
-        self._groups.clear()
-        self._sessions.clear()
+        self.groups.clear()
+        self.sessions.clear()
         self._forgetting.clear()
 
     # Admission
@@ -106,13 +106,13 @@ class Batch:
     @torch.inference_mode()
     def admit(self, requests: Sequence[GenerateRequest]) -> list[Failed]:
         """Admit up to `room` requests and prefill them. Returns the failed requests."""
-        sessions = {request: self._sessions.pop(request.session_id, None) for request in requests}
+        sessions = {request: self.sessions.pop(request.session_id, None) for request in requests}
         for request, session in sessions.items():
             request.tokens = list(request.input_ids)
             if session is not None:
                 request.cached_tokens = request.computed = min(session.shared(request), len(request.input_ids) - 1)
-        while len(self._sessions) > self.room - len(requests):
-            del self._sessions[next(iter(self._sessions))]
+        while len(self.sessions) > self.room - len(requests):
+            del self.sessions[next(iter(self.sessions))]
         new = sorted(requests, key=lambda row: len(row.input_ids) - row.computed)
         return self._enter(new, sessions)
 
@@ -120,18 +120,18 @@ class Batch:
         self, new: Sequence[GenerateRequest], sessions: dict[GenerateRequest, _KeptSession | None]
     ) -> list[Failed]:
         try:
-            self._arrange(new)
+            self.arrange(new)
         except RuntimeError as exc:  # too little memory: find the requests at fault
             if len(new) == 1:
                 return [_failed(new[0], exc)]
             return [failed for row in new for failed in self._enter([row], sessions)]
-        firsts = {key: len(group.rows) for key, group in self._groups.items()}
+        firsts = {key: len(group.rows) for key, group in self.groups.items()}
         for row in new:
-            group = self._groups[self._key(row)]
+            group = self.groups[self._key(row)]
             group.rows.append(row)
             if session := sessions[row]:
                 group.block.copy_in(len(group.rows) - 1, session.memory, row.computed)
-        failed = [failed for key, first in firsts.items() for failed in self._prefill(self._groups[key], first)]
+        failed = [failed for key, first in firsts.items() for failed in self._prefill(self.groups[key], first)]
         for failure in failed:
             self.remove(failure.request, failed=True)
         return failed
@@ -193,7 +193,7 @@ class Batch:
         """The key of a row's group: 0, or the power of two with room for the row's tokens."""
         return max(64, 1 << (len(row.tokens) - 1).bit_length()) if self._split else 0
 
-    def _arrange(self, new: Sequence[GenerateRequest] = ()) -> None:
+    def arrange(self, new: Sequence[GenerateRequest] = ()) -> None:
         """Give every row a block of the row's length class, with room for the `new` rows.
 
         One block for all rows is fastest, but is padded to the longest row. The block is split if padding would more
@@ -204,7 +204,7 @@ class Batch:
         padded = len(rows) * longest
         self._split = padded * self._token_bytes > SMALL_BYTES and padded > (1.5 if self._split else 2.0) * total
         self._regroup()
-        sizes = {key: [len(row.tokens) for row in group.rows] for key, group in self._groups.items()}
+        sizes = {key: [len(row.tokens) for row in group.rows] for key, group in self.groups.items()}
         for row in new:
             sizes.setdefault(self._key(row), []).append(len(row.tokens))
         for key, lengths in sizes.items():
@@ -213,7 +213,7 @@ class Batch:
         self._drop_empty({key for key, lengths in sizes.items() if lengths})
 
     def _regroup(self) -> None:
-        for key, group in list(self._groups.items()):
+        for key, group in list(self.groups.items()):
             for row in [row for row in group.rows if self._key(row) != key]:
                 target = self._group(self._key(row))
                 lengths = [len(row.tokens), *(len(other.tokens) for other in target.rows)]
@@ -224,7 +224,7 @@ class Batch:
                 target.rows.append(row)
 
     def _group(self, key: int) -> _Group:
-        return self._groups.setdefault(key, _Group(CacheBlock(self._token_bytes)))
+        return self.groups.setdefault(key, _Group(CacheBlock(self._token_bytes)))
 
     def _leave(self, group: _Group, row: GenerateRequest) -> None:
         """Remove a row. The last row of the group moves to the free place."""
@@ -236,9 +236,9 @@ class Batch:
 
     def _drop_empty(self, needed: set[int]) -> None:
         """Free blocks without rows, except the block for the next requests."""
-        for key, group in list(self._groups.items()):
+        for key, group in list(self.groups.items()):
             if key not in needed and not group.rows and (key or self._split or group.block.bytes > SMALL_BYTES):
-                del self._groups[key]
+                del self.groups[key]
 
     # Decoding
 
@@ -246,11 +246,11 @@ class Batch:
     def step(self) -> list[Outcome]:
         """Sample one token for each row. Returns the finished and failed rows."""
         try:
-            self._arrange()
+            self.arrange()
         except RuntimeError as exc:  # no memory for the longest row to grow
             outcomes: list[Outcome] = [_failed(max(self.requests, key=lambda row: len(row.tokens)), exc)]
         else:
-            groups = self._groups.values()
+            groups = self.groups.values()
             outcomes = [
                 outcome_of_row for group in groups for outcome_of_row in self._sample(group, 0, len(group.rows))
             ]
@@ -323,14 +323,14 @@ class Batch:
         """Remove a row. Keys and values are stored for the session, unless the row failed or the weights have
         changed.
         """
-        group = next(group for group in self._groups.values() if request in group.rows)
+        group = next(group for group in self.groups.values() if request in group.rows)
         seat = group.rows.index(request)
         if failed:
             group.block.wipe(seat)
         elif request.session_id and request not in self._forgetting:
-            self._sessions.pop(request.session_id, None)
+            self.sessions.pop(request.session_id, None)
             memory = group.block.copy_out(seat, request.computed)
-            self._sessions[request.session_id] = _KeptSession(request.tokens[: request.computed], memory, request.media)
+            self.sessions[request.session_id] = _KeptSession(request.tokens[: request.computed], memory, request.media)
         self._forgetting.discard(request)
         self._leave(group, request)
         self._drop_empty(set())

@@ -15,7 +15,7 @@ from agentrl.engine.local.sampling import Sampling
 from agentrl.errors import EngineError, RequestError
 from agentrl.render.read.lexer import is_tag
 
-_CACHE_BYTES = 256 << 20
+CACHE_BYTES = 256 << 20
 """Memory for compiled grammars."""
 _NO_TEXT = b"\xff"
 """No character in UTF-8 begins with this byte. A mark with this byte before the text is never part of a string
@@ -27,20 +27,20 @@ class GrammarState:
     """The position of one answer in the grammar."""
 
     def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+        self.matcher = matcher
 
     @property
     def ended(self) -> bool:
         """Whether a token has ended the answer."""
-        return bool(self._matcher.is_terminated())
+        return bool(self.matcher.is_terminated())
 
     def write(self, words: torch.Tensor, row: int) -> bool:
         """Write the allowed tokens as bits into a row of `words`. False if all tokens are allowed."""
-        return bool(self._matcher.fill_next_token_bitmask(words, row))
+        return bool(self.matcher.fill_next_token_bitmask(words, row))
 
     def take(self, token: int) -> None:
         """Go on by one token. Raises EngineError for a token outside the grammar."""
-        if not self._matcher.accept_token(token):
+        if not self.matcher.accept_token(token):
             raise EngineError(f"token {token} was sampled, which the grammar of its request excludes")
 
 
@@ -67,7 +67,7 @@ class Grammars:
         self._making = threading.Lock()
         self._compiling: _Compiling | None = None
         self._keeping = threading.Lock()
-        self._cache: OrderedDict[str, Any] = OrderedDict()
+        self.cache: OrderedDict[str, Any] = OrderedDict()
         """Compiled grammars by tag. The most recently used tag is last."""
 
     def begin(self, sampling: Sampling) -> GrammarState:
@@ -79,10 +79,10 @@ class Grammars:
         Compiles the request's tag, if new. Raises RequestError for a tag not accepted by xgrammar, and without xgrammar
         installed.
         """
-        tools = self._tools()
+        tools = self.tools()
         tag = sampling.structural_tag or ""
         try:
-            compiled = self._compiled(tools, tag)
+            compiled = self.compiled(tools, tag)
             named = set(_named(json.loads(tag)))
             ends = self._eos | (sampling.stop_token_ids & tools.marks - named)
             if not ends:
@@ -91,21 +91,21 @@ class Grammars:
         except (RuntimeError, ValueError, TypeError) as exc:
             raise RequestError(f"xgrammar refuses this structural_tag: {_words(exc)}") from exc
 
-    def _compiled(self, tools: _Compiling, tag: str) -> Any:
+    def compiled(self, tools: _Compiling, tag: str) -> Any:
         with self._keeping:
-            if (compiled := self._cache.get(tag)) is not None:
-                self._cache.move_to_end(tag)
+            if (compiled := self.cache.get(tag)) is not None:
+                self.cache.move_to_end(tag)
                 return compiled
         compiled = tools.compiler.compile_structural_tag(tag)
         with self._keeping:
-            self._cache[tag] = compiled
-            self._cache.move_to_end(tag)
-            size = sum(entry.memory_size_bytes for entry in self._cache.values())
-            while size > _CACHE_BYTES and len(self._cache) > 1:
-                size -= self._cache.popitem(last=False)[1].memory_size_bytes
+            self.cache[tag] = compiled
+            self.cache.move_to_end(tag)
+            size = sum(entry.memory_size_bytes for entry in self.cache.values())
+            while size > CACHE_BYTES and len(self.cache) > 1:
+                size -= self.cache.popitem(last=False)[1].memory_size_bytes
         return compiled
 
-    def _tools(self) -> _Compiling:
+    def tools(self) -> _Compiling:
         with self._making:
             if self._compiling is None:
                 self._compiling = self._make()

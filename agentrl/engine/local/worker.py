@@ -40,13 +40,13 @@ class BatchWorker:
 
     def __init__(self, batch: Batch) -> None:
         self.version = "0"
-        self._batch = batch
+        self.batch = batch
         self._pid = os.getpid()
         self._stepping = threading.Lock()  # held while the thread uses model or batch
         self._wake = threading.Condition()  # guards the fields below
-        self._waiting: list[GenerateRequest] = []
+        self.waiting: list[GenerateRequest] = []
         self._backlog: deque[GenerateRequest] = deque()
-        self._running: set[GenerateRequest] = set()
+        self.running: set[GenerateRequest] = set()
         self._lockstep: Lockstep | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -65,13 +65,13 @@ class BatchWorker:
                 _at_exit.add(self)
             if self._lockstep is not None:
                 self._lockstep.ask(request.future)
-            self._waiting.append(request)
+            self.waiting.append(request)
             self._wake.notify()
 
     def abort(self, rid: str | None) -> None:
         self._check_process()
         with self._wake:
-            for request in (*self._waiting, *self._running):
+            for request in (*self.waiting, *self.running):
                 request.aborted |= rid is None or request.rid == rid
             self._wake.notify()
 
@@ -104,7 +104,7 @@ class BatchWorker:
             self._pausing += 1
         try:
             with self._stepping:
-                yield self._batch
+                yield self.batch
         finally:
             with self._wake:
                 self._pausing -= 1
@@ -115,7 +115,7 @@ class BatchWorker:
         """Start requests in waves. Raises EngineError while requests run or a lockstep is open."""
         self._check_process()
         with self._wake:
-            if self._lockstep is not None or self._waiting or self._running:
+            if self._lockstep is not None or self.waiting or self.running:
                 raise EngineError("lockstep begins on an idle engine: requests or another lockstep are still running")
             self._lockstep = lockstep = Lockstep(episodes, self._change)
         with self.between_steps() as batch:
@@ -157,12 +157,12 @@ class BatchWorker:
         finally:
             with self._wake:
                 self._thread = None if not self._closed else self._thread
-                self._running.update(self._waiting)
-                self._waiting.clear()
+                self.running.update(self.waiting)
+                self.waiting.clear()
                 self._backlog.clear()
-                unanswered = list(self._running)
-                self._running.clear()
-            self._batch.clear()
+                unanswered = list(self.running)
+                self.running.clear()
+            self.batch.clear()
             for request in unanswered:
                 _settle(request, EngineError(error))
 
@@ -174,13 +174,13 @@ class BatchWorker:
                     self._wake.wait()
                     continue
                 self._drop_waiting()
-                idle = not self._backlog and not self._batch.requests
-                lockstep, waiting = self._lockstep, len(self._waiting)
+                idle = not self._backlog and not self.batch.requests
+                lockstep, waiting = self._lockstep, len(self.waiting)
                 if waiting and (lockstep is None or (idle and lockstep.is_complete(waiting))):
-                    in_order = self._waiting if lockstep is None else sorted(self._waiting, key=GenerateRequest.content)
+                    in_order = self.waiting if lockstep is None else sorted(self.waiting, key=GenerateRequest.content)
                     self._backlog.extend(in_order)
-                    self._running.update(in_order)
-                    self._waiting = []
+                    self.running.update(in_order)
+                    self.waiting = []
                     return True
                 if not idle:
                     return True
@@ -191,28 +191,28 @@ class BatchWorker:
 
     def _drop_waiting(self) -> None:
         """Answer aborted requests not begun yet, and drop requests without a caller."""
-        for request in self._waiting:
+        for request in self.waiting:
             if request.aborted:
                 self._answer(Finished(request, "abort"))
-        self._waiting = [request for request in self._waiting if not request.aborted and not request.abandoned]
+        self.waiting = [request for request in self.waiting if not request.aborted and not request.abandoned]
 
     def _turn(self) -> None:
         """Remove ended requests, admit new requests, then decode one token for each row."""
-        for request in self._batch.requests:
+        for request in self.batch.requests:
             if request.aborted or request.abandoned:
-                self._batch.remove(request)
+                self.batch.remove(request)
                 self._answer(Finished(request, "abort"))
         begin: list[GenerateRequest] = []
-        while self._backlog and len(begin) < self._batch.room:
+        while self._backlog and len(begin) < self.batch.room:
             request = self._backlog.popleft()
             if request.aborted or request.abandoned:
                 self._answer(Finished(request, "abort"))
             else:
                 begin.append(request)
         if begin:
-            self._answer_all(self._batch.admit(begin))
-        if self._batch.requests:
-            self._answer_all(self._batch.step())
+            self._answer_all(self.batch.admit(begin))
+        if self.batch.requests:
+            self._answer_all(self.batch.step())
 
     def _answer_all(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
@@ -221,7 +221,7 @@ class BatchWorker:
     def _answer(self, outcome: Outcome) -> None:
         request = outcome.request
         with self._wake:
-            self._running.discard(request)
+            self.running.discard(request)
         if isinstance(outcome, Failed):
             _settle(request, outcome.error)
             return
@@ -239,11 +239,11 @@ class BatchWorker:
 
     def _fail_running(self, error: EngineError) -> None:
         """Fail all requests that have begun. Waiting requests are not at fault."""
-        self._batch.clear()
+        self.batch.clear()
         queued = set(self._backlog)
         with self._wake:
-            started = self._running - queued
-            self._running &= queued
+            started = self.running - queued
+            self.running &= queued
         for request in started:
             _settle(request, error)
 

@@ -58,8 +58,8 @@ class HistoryEncoder:
         self._vocab_size = vocab_size
         self._max_tokens = max_tokens
         self._idle_s = idle_s
-        self._sent: OrderedDict[str, _Sent] = OrderedDict()
-        self._tokens = 0
+        self.sent: OrderedDict[str, _Sent] = OrderedDict()
+        self.tokens = 0
         self._lock = threading.Lock()
 
     def encode(self, session_id: str, input_ids: Sequence[int]) -> list[bytes]:
@@ -75,8 +75,8 @@ class HistoryEncoder:
                 sent.extend(ids, self._vocab_size)
             if session_id:
                 sent.used_at = time.monotonic()
-                self._sent[session_id] = sent
-                self._tokens += sent.count
+                self.sent[session_id] = sent
+                self.tokens += sent.count
                 self._trim()
             return list(sent.pieces)
 
@@ -87,20 +87,20 @@ class HistoryEncoder:
 
     def __len__(self) -> int:
         """The number of kept sessions."""
-        return len(self._sent)
+        return len(self.sent)
 
     def _trim(self) -> None:
         horizon = time.monotonic() - self._idle_s
-        while self._sent:
-            session_id, oldest = next(iter(self._sent.items()))
-            if self._tokens <= self._max_tokens and oldest.used_at >= horizon:
+        while self.sent:
+            session_id, oldest = next(iter(self.sent.items()))
+            if self.tokens <= self._max_tokens and oldest.used_at >= horizon:
                 return
             self._pop(session_id)
 
     def _pop(self, session_id: str) -> _Sent | None:
-        sent = self._sent.pop(session_id, None)
+        sent = self.sent.pop(session_id, None)
         if sent is not None:
-            self._tokens -= sent.count
+            self.tokens -= sent.count
         return sent
 
 

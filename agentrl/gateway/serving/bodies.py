@@ -15,7 +15,7 @@ BODY_BYTES = 64 << 20
 """The longest body in bytes, both as received and decompressed, unless a server has another limit."""
 BODY_S = 300.0
 """Seconds for a body to arrive."""
-_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 
 class DeniedError(Exception):
@@ -81,7 +81,7 @@ def _unpacker(coding: str, raw: bytes) -> Callable[[], Any]:
             415, f"Content-Encoding: {coding!r:.80} is not served; send the body plain, as gzip or as zstd"
         )
     try:
-        return import_module(_ZSTD).ZstdDecompressor  # type: ignore[no-any-return]
+        return import_module(ZSTD).ZstdDecompressor  # type: ignore[no-any-return]
     except ImportError as exc:
         raise DeniedError(
             415,

@@ -47,37 +47,37 @@ class Openings:
     """The first prompts of one event loop. The least recently used prompt is dropped first."""
 
     def __init__(self, most: int = _MOST) -> None:
-        self._most, self._size = most, 0
-        self._openings: OrderedDict[bytes, Opening] = OrderedDict()
-        self._making: dict[bytes, asyncio.Task[Opening]] = {}
+        self._most, self.size = most, 0
+        self.prompts: OrderedDict[bytes, Opening] = OrderedDict()
+        self.rendering: dict[bytes, asyncio.Task[Opening]] = {}
 
     async def get(self, key: bytes, make: Callable[[], Awaitable[Opening]]) -> Opening:
         """The prompt of a key, rendered on first use. All waiting callers get a failure, and the next caller retries.
 
         A cancelled caller does not cancel the render.
         """
-        if (opening := self._openings.get(key)) is not None:
-            self._openings.move_to_end(key)
+        if (opening := self.prompts.get(key)) is not None:
+            self.prompts.move_to_end(key)
             return opening
-        if (making := self._making.get(key)) is None:
+        if (making := self.rendering.get(key)) is None:
             # The task serves all sessions, so it runs without an episode's context.
             making = asyncio.get_running_loop().create_task(_run(make), context=Context())
-            self._making[key] = making
+            self.rendering[key] = making
             making.add_done_callback(partial(self._store, key))
         return await asyncio.shield(making)
 
     def _store(self, key: bytes, task: asyncio.Task[Opening]) -> None:
-        del self._making[key]
+        del self.rendering[key]
         if task.cancelled() or task.exception() is not None:
             return
         opening = task.result()
         if opening.size > self._most:
             return
-        self._openings[key] = opening
-        self._size += opening.size
-        while self._size > self._most:
-            _, dropped = self._openings.popitem(last=False)
-            self._size -= dropped.size
+        self.prompts[key] = opening
+        self.size += opening.size
+        while self.size > self._most:
+            _, dropped = self.prompts.popitem(last=False)
+            self.size -= dropped.size
 
 
 _here: PerLoop[Openings] = PerLoop()

@@ -182,7 +182,7 @@ class Sampler:
             _set(prompt, replace(opening.rendered, checks=checks), deepcopy(opening.messages))
 
     async def _aside(self, writer: Writer, prompt: Prompt, request: ChatRequest) -> tuple[Rendered, Sequence[Message]]:
-        rendered, messages = await aside(_size(prompt), lambda: self._written(writer, prompt, request))
+        rendered, messages = await aside(_size(prompt), lambda: self.write(writer, prompt, request))
         return replace(rendered, tokens=array("i", rendered.tokens)), messages
 
     async def _refuse_too_long(self, prompt: Prompt, renderer: Renderer) -> None:
@@ -195,7 +195,7 @@ class Sampler:
         if about is not None:
             raise _full(f"about {prompt.before + about}", bound)
 
-    def _written(self, writer: Writer, prompt: Prompt, request: ChatRequest) -> tuple[Rendered, Sequence[Message]]:
+    def write(self, writer: Writer, prompt: Prompt, request: ChatRequest) -> tuple[Rendered, Sequence[Message]]:
         """A prompt's new tokens and messages."""
         above = prompt.parent
         rendered = self._rendered(writer, prompt)

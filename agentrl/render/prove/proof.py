@@ -67,7 +67,7 @@ def proof_of(template: Template, tokenizer: str) -> Proof:
 
 def _tried(template: Template) -> Proof | TemplateError:
     try:
-        return _prove(template)
+        return prove(template)
     except TemplateError as exc:
         return exc
 
@@ -75,7 +75,7 @@ def _tried(template: Template) -> Proof | TemplateError:
 def _without_tools(template: Template, with_tools: Proof | TemplateError) -> Proof:
     """The proof without tools. Its certificate includes the findings with tools."""
     if isinstance(with_tools, TemplateError):
-        proof = _prove(template, _NO_CALLS, calls=False)
+        proof = prove(template, _NO_CALLS, calls=False)
         lacking = dict.fromkeys(_OF_CALLS, False)
         certificate = replace(
             proof.certificate,
@@ -84,7 +84,7 @@ def _without_tools(template: Template, with_tools: Proof | TemplateError) -> Pro
             capabilities={**proof.certificate.capabilities, **lacking},
         )
         return replace(proof, certificate=certificate, refuses_tools=str(with_tools))
-    proof = _prove(
+    proof = prove(
         template, _NO_CALLS if with_tools.refuses_tools else _Learnt(with_tools.parser.block, with_tools.turns.context)
     )
     return replace(
@@ -120,7 +120,7 @@ _OF_CALLS = ("calls", "tools", "parallel_calls", "tool_results", "orphan_tool", 
 """Capabilities that a template without calls lacks."""
 
 
-def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = True) -> Proof:
+def prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = True) -> Proof:
     """Learn the template and prove the learned facts. Without `calls`, leave out the turns of a model with tools."""
     with at_moment(PROBED):
         return _proved(detect_message_form(template) if calls else with_reasoning(template), learnt, calls=calls)

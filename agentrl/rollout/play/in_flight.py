@@ -63,7 +63,7 @@ class Flight:
 _FLYING: dict[str, Flight] = {}
 _STARTED: dict[str, float] = {}
 """When episodes began, by session id, until `take_started`. Evaluations use the same ids each time."""
-_TOOK: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+DURATIONS: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
 """Seconds of the last episodes of each kind."""
 
 
@@ -80,12 +80,12 @@ def flying(session_id: str, task: str, kind: str = "train", *, episode: bool = T
         activity.reset(token)
         _FLYING.pop(session_id, None)
         if episode:
-            _TOOK[kind].append(time.time() - flight.started)
+            DURATIONS[kind].append(time.time() - flight.started)
 
 
 def late(kind: str) -> Sequence[Flight]:
     """The episodes of a kind in flight for several times the duration of ended episodes."""
-    took = _TOOK[kind]
+    took = DURATIONS[kind]
     if not took:
         return []
     limit = max(_LATE_S, _LATE * median(took))

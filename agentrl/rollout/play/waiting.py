@@ -29,7 +29,7 @@ def waiting_for(waiter: str, kind: str = "train") -> Iterator[None]:
 
     def watch() -> None:
         while not ended.wait(EVERY_S):
-            if line := _line(waiter, kind, began):
+            if line := line_about(waiter, kind, began):
                 log.warning("%s", line)
 
     thread = threading.Thread(target=watch, name="agentrl-waiting", daemon=True)
@@ -41,7 +41,7 @@ def waiting_for(waiter: str, kind: str = "train") -> Iterator[None]:
         thread.join()
 
 
-def _line(waiter: str, kind: str, began: float) -> str:
+def line_about(waiter: str, kind: str, began: float) -> str:
     """The line of the warning. Empty if all flights move."""
     now = time.time()
     flights = [flight.to_json() for flight in of_kind(kind)]

@@ -107,7 +107,7 @@ class PlacedSandbox(DockerSandbox):
 
     def __init__(self, spec: SandboxSpec, hosts: DockerHosts, first: EngineHost) -> None:
         super().__init__(spec, *first.backend.parts)
-        self._hosts, self._host = hosts, first
+        self._hosts, self.engine_host = hosts, first
         self._opening: asyncio.Task[None] | None = None
 
     async def _open(self) -> None:
@@ -115,9 +115,9 @@ class PlacedSandbox(DockerSandbox):
         failure: SandboxError | None = None
         while True:
             host = self._hosts.choose(self.spec, tried, failure)
-            self._host = host
+            self.engine_host = host
             self._place(*host.backend.parts)
-            self._container_state.on_failure = host.doubted.set  # the host is checked at once
+            self.container_state.on_failure = host.doubted.set  # the host is checked at once
             host.boxes.add(self)
             try:
                 await self._open_here()
@@ -135,9 +135,9 @@ class PlacedSandbox(DockerSandbox):
             await opening
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not self._host.lost or (task is not None and task.cancelling()):
+            if not self.engine_host.lost or (task is not None and task.cancelling()):
                 raise
-            raise SandboxError(f"sandbox {self.sandbox_id}: {self._host.lost}") from None
+            raise SandboxError(f"sandbox {self.sandbox_id}: {self.engine_host.lost}") from None
 
     async def condemn(self, why: str) -> None:
         """See `DockerSandbox.condemn`. A sandbox being opened moves to the next host."""
@@ -148,18 +148,20 @@ class PlacedSandbox(DockerSandbox):
     @property
     def doubtful(self) -> bool:
         """Whether a check is needed, although the sandbox worked a moment ago."""
-        return bool(self._host.lost) or self._host.doubted.is_set() or self._container_state.ended is not None
+        return (
+            bool(self.engine_host.lost) or self.engine_host.doubted.is_set() or self.container_state.ended is not None
+        )
 
     async def _close(self) -> None:
         try:
             await super()._close()
         finally:
-            self._host.boxes.discard(self)
+            self.engine_host.boxes.discard(self)
 
     async def _remove(self) -> bool:
         removed = await super()._remove()
         if not removed:
-            self._host.abandoned.add(self.sandbox_id)
+            self.engine_host.abandoned.add(self.sandbox_id)
         return removed
 
 
@@ -177,16 +179,16 @@ class DockerHosts:
         self._names = [name.strip() for name in hosts.split(",")]
         if len(set(self._names)) < len(self._names) or not all(self._names):
             raise ConfigError(f"docker:{hosts}: write each host once, with commas between them")
-        self._hosts: list[EngineHost] = []
+        self.engine_hosts: list[EngineHost] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._hosts = [EngineHost(name) for name in self._names]
+        self.engine_hosts = [EngineHost(name) for name in self._names]
         async with AsyncExitStack() as stack:
-            await gather(self._try(host, stack) for host in self._hosts)
-            missing = [f"{host.name}: {host.lost}" for host in self._hosts if host.lost]
-            if len(missing) == len(self._hosts):
+            await gather(self._try(host, stack) for host in self.engine_hosts)
+            missing = [f"{host.name}: {host.lost}" for host in self.engine_hosts if host.lost]
+            if len(missing) == len(self.engine_hosts):
                 raise SandboxError(f"no host of sandboxes answers ({'; '.join(missing)})")
             for problem in missing:
                 log.warning("a host of sandboxes does not answer, and is tried again later: %s", problem)
@@ -194,7 +196,7 @@ class DockerHosts:
             await stack.enter_async_context(reaping(self))
             self._stack = stack.pop_all()
         self._watchers = [
-            asyncio.create_task(self._watch(host), name=f"docker-host {host.name}") for host in self._hosts
+            asyncio.create_task(self._watch(host), name=f"docker-host {host.name}") for host in self.engine_hosts
         ]
         return self
 
@@ -205,14 +207,14 @@ class DockerHosts:
         try:
             await self._stack.aclose()
         finally:
-            self._hosts = []
+            self.engine_hosts = []
 
     def sandbox(self, spec: SandboxSpec) -> DockerSandbox:
         """See `Backend.sandbox`."""
         first = self.choose(spec)
         for host in self._living:
             host.backend.check(spec)
-        if spec.sockets and not all(host.backend.engine.is_local for host in self._hosts):
+        if spec.sockets and not all(host.backend.engine.is_local for host in self.engine_hosts):
             raise ConfigError(
                 "a socket of this machine cannot be mounted on another host; reach the gateway or the retriever over "
                 "the network, with network: open"
@@ -228,7 +230,7 @@ class DockerHosts:
             return min(candidates, key=lambda host: host.rank(spec))
         if failure is not None:
             raise failure
-        raise SandboxError("; ".join(host.lost for host in self._hosts) or "the docker back end is not open")
+        raise SandboxError("; ".join(host.lost for host in self.engine_hosts) or "the docker back end is not open")
 
     async def prepare(self, image: str) -> None:
         """See `Backend.prepare`: on each host. One host with the image is enough."""
@@ -280,7 +282,7 @@ class DockerHosts:
 
     @property
     def _living(self) -> Sequence[EngineHost]:
-        return [host for host in self._hosts if not host.lost]
+        return [host for host in self.engine_hosts if not host.lost]
 
     async def _try(self, host: EngineHost, stack: AsyncExitStack) -> None:
         try:
@@ -308,7 +310,7 @@ class DockerHosts:
                 host.doubted.clear()
 
     def _report_abandoned(self) -> None:
-        for host in self._hosts:
+        for host in self.engine_hosts:
             if host.abandoned:
                 log.warning(
                     "%d sandboxes on host %s could not be removed; the next run that reaches it removes them",

@@ -59,9 +59,9 @@ class DockerSandbox(ShellSandbox):
     def _place(self, engine: DockerClient, images: Images, watch: DiskWatch) -> None:
         """Set the engine for opening."""
         self._engine, self._images, self._watch = engine, images, watch
-        self._container_state = ContainerState(self.spec, self.sandbox_id, engine)
+        self.container_state = ContainerState(self.spec, self.sandbox_id, engine)
         self._requests: set[asyncio.Task[Any]] = set()
-        self._siblings = (
+        self.siblings = (
             SiblingContainers(self.sandbox_id, self.spec, self.spec.services, engine, images)
             if self.spec.services is not None
             else None
@@ -70,39 +70,39 @@ class DockerSandbox(ShellSandbox):
 
     async def _open(self) -> None:
         image = await self._images.owned(self.spec)
-        with self._container_state.telling():
+        with self.container_state.telling():
             try:
-                if self._siblings is not None:
-                    await self._siblings.prepare(image, self._whole)
+                if self.siblings is not None:
+                    await self.siblings.prepare(image, self._whole)
                 await self._create(image)
             except DockerError as exc:
                 if exc.status != 404:  # the image has been removed meanwhile
                     raise
                 self._images.forget()
-                if self._siblings is not None:  # the next sandbox makes the missing image
+                if self.siblings is not None:  # the next sandbox makes the missing image
                     raise
                 image = await self._images.owned(self.spec)
                 await self._create(image)
             if not self.spec.read_only:
-                self._watch.add(self.sandbox_id, self.spec.disk_mb, self._container_state.kill_all)
-            await self._whole(self._container_state.container.start())
-            if self._siblings is not None:
-                for name, service in self._siblings.group.services.items():
+                self._watch.add(self.sandbox_id, self.spec.disk_mb, self.container_state.kill_all)
+            await self._whole(self.container_state.container.start())
+            if self.siblings is not None:
+                for name, service in self.siblings.group.services.items():
                     kill = functools.partial(self._kill_for, name)
-                    self._watch.add(self._siblings.name(name), service.disk_mb, kill)
-                await ServiceStart(self._siblings, self._whole).run()
+                    self._watch.add(self.siblings.name(name), service.disk_mb, kill)
+                await ServiceStart(self.siblings, self._whole).run()
         if image.seed:
             await self._sow()
 
     async def _create(self, image: Image) -> None:
         body = configuration(self.spec, self.sandbox_id, image, self._engine.host)
-        if self._siblings is not None:
-            host_config = self._siblings.main()
+        if self.siblings is not None:
+            host_config = self.siblings.main()
             body["HostConfig"] |= {**host_config, "Mounts": [*body["HostConfig"]["Mounts"], *host_config["Mounts"]]}
-            body["NetworkingConfig"] = self._siblings.endpoints(MAIN, self._siblings.group.main)
+            body["NetworkingConfig"] = self.siblings.endpoints(MAIN, self.siblings.group.main)
         await self._whole(self._engine.create(body, self.sandbox_id))
-        if self._siblings is not None:
-            await self._siblings.place(MAIN, self._siblings.group.main, self._whole)
+        if self.siblings is not None:
+            await self.siblings.place(MAIN, self.siblings.group.main, self._whole)
 
     async def _whole(self, request: Coroutine[Any, Any, T]) -> T:
         """A request to create an object. If the caller is cancelled, the request continues, and `_close` waits for the
@@ -113,15 +113,15 @@ class DockerSandbox(ShellSandbox):
         return await asyncio.shield(task)
 
     async def _kill_for(self, service: str, why: str) -> None:
-        await self._container_state.kill_all(f"its service {service}: {why}")
+        await self.container_state.kill_all(f"its service {service}: {why}")
 
     async def _listener(self) -> socket.socket:
-        with self._container_state.telling():
+        with self.container_state.telling():
             return await listener_in(self.sandbox_id, self.spec, self._engine, self._images)
 
     async def _sow(self) -> None:
         """Copy the image's content of the work folder, because the sandbox's work folder is in memory."""
-        output = await self._container_state.output_of(sowing(self.spec.workdir), SOWN, user=identity(self.spec.user))
+        output = await self.container_state.output_of(sowing(self.spec.workdir), SOWN, user=identity(self.spec.user))
         if not output.endswith(SOWN):
             raise SandboxError(
                 f"sandbox {self.sandbox_id}: the image's content of {self.spec.workdir} cannot be copied there: "
@@ -131,7 +131,7 @@ class DockerSandbox(ShellSandbox):
     async def _close(self) -> None:
         """If the engine does not answer, the container is left to the reaper of a later run."""
         self._watch.drop(self.sandbox_id)
-        for name in self._siblings.names if self._siblings is not None else ():
+        for name in self.siblings.names if self.siblings is not None else ():
             self._watch.drop(name)
         if self._requests:
             for request in self._requests:
@@ -150,8 +150,8 @@ class DockerSandbox(ShellSandbox):
             if self._engine.gone:
                 return False
             try:
-                with self._container_state.telling():
-                    if self._siblings is None:
+                with self.container_state.telling():
+                    if self.siblings is None:
                         await remove_container(self._engine, self.sandbox_id)
                     else:
                         await remove_groups(self._engine, [self.sandbox_id])
@@ -167,15 +167,15 @@ class DockerSandbox(ShellSandbox):
         self._admit(None)
         path = self._file(sandbox_path)
         if not self.spec.read_only and not any(f"{path}/".startswith(f"{folder}/") for folder in ("/tmp", "/dev")):
-            with self._container_state.telling():
+            with self.container_state.telling():
                 return await _stored(self._engine, self.sandbox_id, path, max_bytes)
         return await super().read_stored(sandbox_path, max_bytes=max_bytes)  # the engine does not see folders in memory
 
     async def snapshot(self) -> Snapshot:
         """See `Sandbox.snapshot`. Raises ConfigError if the sandbox has services: a service's state cannot be saved."""
-        if self._siblings is not None:
+        if self.siblings is not None:
             raise ConfigError(
-                f"sandbox {self.sandbox_id} has services ({', '.join(self._siblings.group.services)}), whose data no "
+                f"sandbox {self.sandbox_id} has services ({', '.join(self.siblings.group.services)}), whose data no "
                 "snapshot holds: its episode cannot be parked or branched, and starts again instead"
             )
         return await super().snapshot()
@@ -185,7 +185,7 @@ class DockerSandbox(ShellSandbox):
     async def _spawn(
         self, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str, stdin: bool, sink: OnOutput
     ) -> DockerProcess:
-        self._container_state.check_alive()
+        self.container_state.check_alive()
         starting = asyncio.create_task(self._begin(argv, user, env, cwd, stdin, sink))
         try:
             return await asyncio.shield(starting)
@@ -197,9 +197,9 @@ class DockerSandbox(ShellSandbox):
         self, argv: Sequence[str], user: str, env: Mapping[str, str], cwd: str, stdin: bool, sink: OnOutput
     ) -> DockerProcess:
         token = new_token()
-        with self._container_state.telling():
+        with self.container_state.telling():
             try:
-                command = await self._container_state.container.exec(
+                command = await self.container_state.container.exec(
                     wrapped(argv, token, cwd),
                     stdin=stdin,
                     user=identity(user),
@@ -210,25 +210,25 @@ class DockerSandbox(ShellSandbox):
                 async with asyncio.timeout(_START_S):
                     await stream.__aenter__()
             except DockerError:
-                await self._container_state.ensure_alive()  # raises the cause, if the container is gone
+                await self.container_state.ensure_alive()  # raises the cause, if the container is gone
                 raise
-        process = DockerProcess(self._container_state, command, stream, token, user, sink)
+        process = DockerProcess(self.container_state, command, stream, token, user, sink)
         self._processes.add(process)
         process.when_done(self._processes.discard)
-        with self._container_state.telling():
+        with self.container_state.telling():
             async with asyncio.timeout(_START_S):
                 await process.begun()
         return process
 
     async def condemn(self, why: str) -> None:
         """The engine is gone: running and later requests raise SandboxError with this reason."""
-        self._container_state.end(f"sandbox {self.sandbox_id}: {why}")
+        self.container_state.end(f"sandbox {self.sandbox_id}: {why}")
         self._condemned = True
         await asyncio.gather(*(process.abandon() for process in list(self._processes)))
 
     def _check_still_open(self) -> None:
         if self._condemned:  # the engine's loss ended the commands
-            self._container_state.check_alive()
+            self.container_state.check_alive()
         super()._check_still_open()
 
     async def _unwanted(self, starting: asyncio.Task[DockerProcess]) -> None:
@@ -239,11 +239,11 @@ class DockerSandbox(ShellSandbox):
     async def ping(self) -> None:
         """See `Sandbox.ping`. The engine answers within milliseconds; a command would take fifty."""
         self._admit(None)
-        with self._container_state.telling():
-            await self._container_state.look()
-            self._container_state.check_alive()
-            if await self._container_state.used_up() == "process":
-                raise SandboxKilledError(self._container_state.no_room())
+        with self.container_state.telling():
+            await self.container_state.look()
+            self.container_state.check_alive()
+            if await self.container_state.used_up() == "process":
+                raise SandboxKilledError(self.container_state.no_room())
 
 
 async def _stored(engine: DockerClient, container: str, path: str, max_bytes: int) -> bytes:

@@ -52,7 +52,7 @@ class SiblingContainers:
         self.sandbox_id, self.group, self.docker = sandbox_id, group, engine.docker
         self._spec, self._engine, self._images = spec, engine, images
         self._labels = labels(spec, sandbox_id)
-        self._addresses: dict[tuple[str, str], str] = {}
+        self.addresses: dict[tuple[str, str], str] = {}
         """Network and service -> the service's address, on networks without a way out."""
         self._volumes: dict[str, str] = {}
         """Volume of the group -> name on the engine."""
@@ -73,9 +73,9 @@ class SiblingContainers:
         }
         mounts = {name: self._all_mounts(name, images[name]) for name in images}
         for name in self._networks():
-            await whole(self._make_network(name))
+            await whole(self.make_network(name))
         for volume in self._sizes(mounts):
-            await whole(self._make_volume(*volume))
+            await whole(self.make_volume(*volume))
         if self._volumes:
             await self._hold(image, whole)
         for name, service in self._in_order():
@@ -103,7 +103,7 @@ class SiblingContainers:
 
     def endpoint(self, name: str, placed: Placed, network: str) -> dict[str, Any]:
         """The names of a container on a network, and the address, unless the engine chooses the address."""
-        address = self._addresses.get((network, name))
+        address = self.addresses.get((network, name))
         return {
             "Aliases": self._aliases(name, placed, network),
             **({"IPAMConfig": {"IPv4Address": address}} if address else {}),
@@ -132,7 +132,7 @@ class SiblingContainers:
     def _is_closed(self, network: str) -> bool:
         return self._spec.network != "open" or network in self.group.closed
 
-    async def _make_network(self, name: str) -> None:
+    async def make_network(self, name: str) -> None:
         closed = self._is_closed(name)
         body: dict[str, Any] = {
             "Name": self._network(name),
@@ -154,9 +154,7 @@ class SiblingContainers:
             else:
                 if closed:
                     members = [member for member, placed in self._parts().items() if name in placed.networks]
-                    self._addresses |= {
-                        (name, member): str(subnet[2 + number]) for number, member in enumerate(members)
-                    }
+                    self.addresses |= {(name, member): str(subnet[2 + number]) for number, member in enumerate(members)}
                 return
 
     def _parts(self) -> dict[str, Placed]:
@@ -179,7 +177,7 @@ class SiblingContainers:
                     users.setdefault(entry.volume, []).append(memory.get(name, self._spec.memory_mb))
         return [(entry, max(sizes) // 2) for entry, sizes in users.items()]
 
-    async def _make_volume(self, volume: str, size_mb: int) -> None:
+    async def make_volume(self, volume: str, size_mb: int) -> None:
         name = f"{self.sandbox_id}-v{len(self._volumes)}"
         body = {
             "Name": name,
@@ -268,7 +266,7 @@ class SiblingContainers:
             for other, part in self._parts().items():
                 if other != name and network in part.networks:
                     for alias in self._aliases(other, part, network):
-                        addresses.setdefault(alias, self._addresses[network, other])
+                        addresses.setdefault(alias, self.addresses[network, other])
         return {
             "ExtraHosts": [*placed.hosts, *(f"{alias}:{address}" for alias, address in addresses.items())],
             "Dns": ["127.0.0.1"],

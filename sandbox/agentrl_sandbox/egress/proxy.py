@@ -41,7 +41,7 @@ _IDLE_S = 120.0
 """Seconds without a byte in either direction."""
 _LOOKUPS = 4
 """Parallel name look-ups of one sandbox."""
-_MOST_ADDRESSES = 50
+MOST_ADDRESSES = 50
 """Refused addresses counted one by one. Further addresses are counted together."""
 _TRIES = 4
 """Addresses of a host to try."""
@@ -69,11 +69,11 @@ class EgressProxy:
         """
         self.refused: dict[str, int] = {}
         self._name, self._hosts = sandbox_id, AllowedHosts(entries)
-        self._resolve = resolve or _resolved
+        self.resolve = resolve or _resolved
         self._lookups = asyncio.Semaphore(_LOOKUPS)
-        self._budget = _BYTES
+        self.budget = _BYTES
         self._serving: asyncio.Task[None] | None = None
-        self._open: set[asyncio.Task[None]] = set()
+        self.connections: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve the connections to a listening socket. `close` closes the socket."""
@@ -83,7 +83,7 @@ class EgressProxy:
 
     async def close(self) -> None:
         """End all connections. Safe to call twice."""
-        tasks = {*self._open, *([self._serving] if self._serving is not None else [])}
+        tasks = {*self.connections, *([self._serving] if self._serving is not None else [])}
         for task in tasks:
             task.cancel()
         if tasks:
@@ -92,7 +92,7 @@ class EgressProxy:
     async def _accept(self, listener: socket.socket) -> None:
         """Accept connections. Connections beyond the limits wait in the kernel, not in this process."""
         while True:
-            if len(self._open) < _CONNECTIONS and len(_all_open) < _most_open():
+            if len(self.connections) < _CONNECTIONS and len(_all_open) < _most_open():
                 try:
                     link, _ = await asyncio.get_running_loop().sock_accept(listener)
                     wrapped = await _wrapped(link)
@@ -100,7 +100,7 @@ class EgressProxy:
                     log.debug("sandbox %s: no connection to its proxy: %s", self._name, exc)
                 else:
                     task = asyncio.create_task(self._connection(wrapped))
-                    for tasks in (self._open, _all_open):
+                    for tasks in (self.connections, _all_open):
                         tasks.add(task)
                         task.add_done_callback(tasks.discard)
             await asyncio.sleep(_PAUSE_S)
@@ -111,7 +111,7 @@ class EgressProxy:
                 await self._serve(link)
             link.close()
         finally:
-            if self._budget <= 0 or not link.writer.is_closing():
+            if self.budget <= 0 or not link.writer.is_closing():
                 link.writer.transport.abort()
 
     async def _serve(self, link: _Link) -> None:
@@ -169,7 +169,7 @@ class EgressProxy:
         try:
             async with asyncio.timeout(_REACHING_S):
                 await self._lookups.acquire()
-                looking = asyncio.get_running_loop().run_in_executor(_resolving, self._resolve, host)
+                looking = asyncio.get_running_loop().run_in_executor(_resolving, self.resolve, host)
                 looking.add_done_callback(self._looked_up)
                 addresses = await asyncio.shield(looking)
         except TimeoutError:
@@ -215,19 +215,19 @@ class EgressProxy:
 
     def _count(self, size: int) -> None:
         """Raises OSError once too much was sent and received."""
-        if self._budget > 0 >= self._budget - size:
+        if self.budget > 0 >= self.budget - size:
             log.warning("sandbox %s has used up its %d GiB of network traffic", self._name, _BYTES >> 30)
             self._refuse("(too many bytes)")
             if self._serving is not None:
                 self._serving.cancel()
-        self._budget -= size
-        if self._budget <= 0:
+        self.budget -= size
+        if self.budget <= 0:
             raise OSError("too many bytes")
 
     def _refuse(self, address: str, why: str = "") -> None:
         if address not in self.refused:
             log.info("sandbox %s was refused %s%s", self._name, address, why and f": {why}")
-            if len(self.refused) >= _MOST_ADDRESSES:
+            if len(self.refused) >= MOST_ADDRESSES:
                 address = _OTHERS
         self.refused[address] = self.refused.get(address, 0) + 1
 
@@ -361,7 +361,7 @@ def _most_open() -> int:
 
 
 def _warn_once(text: str) -> None:
-    if text not in _warned and len(_warned) < _MOST_ADDRESSES:
+    if text not in _warned and len(_warned) < MOST_ADDRESSES:
         _warned.add(text)
         log.warning("%s", text)
 

@@ -67,7 +67,7 @@ class HostedSandbox(ShellSandbox):
     def __init__(self, spec: SandboxSpec, service: SandboxService) -> None:
         self._check(spec)
         super().__init__(spec, f"{self.kind}-{secrets.token_hex(4)}")
-        self._service = service
+        self.service = service
         self._entering: asyncio.Future[Any] | None = None
         self._folder, self._word = "", secrets.token_hex(4)
         self._running: list[HostedProcess] = []
@@ -107,12 +107,12 @@ class HostedSandbox(ShellSandbox):
 
     async def _open(self) -> None:
         # Shielded, because an interrupted creation may leave an unknown machine.
-        self._entering = asyncio.ensure_future(self._service.__aenter__())
+        self._entering = asyncio.ensure_future(self.service.__aenter__())
         try:
             await asyncio.shield(self._entering)
         except Exception as exc:  # the service's boundary
             raise SandboxError(f"{self.sandbox_id}: the service made no machine: {_said(exc)}") from exc
-        self.sandbox_id = f"{self.kind}-{self._service.sandbox_id}"
+        self.sandbox_id = f"{self.kind}-{self.service.sandbox_id}"
         args = " ".join(map(quote, (self.spec.user, absolute(self.spec.workdir), self._word)))
         answer = await self._ask(f"sh -c {quote(scripts.SETUP)} sh {args}", _SETUP_S, "root")
         if (match := re.search(r"<(/[\w/]+/agentrl)>", answer)) is None:
@@ -132,7 +132,7 @@ class HostedSandbox(ShellSandbox):
             await asyncio.wait([self._entering])
             if self._entering.cancelled() or self._entering.exception() is not None:
                 return
-            await self._service.__aexit__(None, None, None)
+            await self.service.__aexit__(None, None, None)
         except Exception as exc:  # noqa: BLE001 - the service's boundary: the service's time limit ends the machine
             log.warning(
                 "sandbox %s could not be removed, and lasts until its service ends it: %s",
@@ -147,7 +147,7 @@ class HostedSandbox(ShellSandbox):
             return await self._ask(script, seconds, "root" if as_root else user)
 
         async def write(path: str, content: bytes) -> None:
-            await self._asked(self._service.write_file(path, content, user=user), "write_file")
+            await self._asked(self.service.write_file(path, content, user=user), "write_file")
 
         process = HostedProcess(f"{self._folder}/c{self._word}{secrets.token_hex(8)}", ask, write, sink, self._give_up)
         done = [running for running in self._running if running.finished]
@@ -164,7 +164,7 @@ class HostedSandbox(ShellSandbox):
         return process
 
     async def _ask(self, script: str, seconds: float, user: str) -> str:
-        request = self._service.exec(script, user=user, timeout=round(seconds), check=False, idempotent=True)
+        request = self.service.exec(script, user=user, timeout=round(seconds), check=False, idempotent=True)
         code, stdout, stderr = await self._asked(request, "exec")
         if code in _KILLED:
             raise SandboxKilledError(f"sandbox {self.sandbox_id}: something in it killed a request (exit code {code})")

@@ -70,7 +70,7 @@ class LocalSandbox(ShellSandbox):
         self.shell = (shutil.which("bash") or "/bin/sh", "-c")
         self.tool_path = os.environ.get("PATH", os.defpath)
         self._root: Path | None = None
-        self._processes: set[LocalProcess] = set()
+        self.processes: set[LocalProcess] = set()
         self._numbers = itertools.count()
 
     @property
@@ -88,12 +88,12 @@ class LocalSandbox(ShellSandbox):
     async def _close(self) -> None:
         if self._root is None:
             return
-        for process in self._processes:
+        for process in self.processes:
             process.kill_group()
         try:
             await asyncio.to_thread(self._destroy, self._root)
         finally:
-            await asyncio.gather(*(process.release() for process in self._processes))
+            await asyncio.gather(*(process.release() for process in self.processes))
 
     def _destroy(self, root: Path) -> None:
         _kill_all({f"{_MARK}={self.sandbox_id}".encode()}, root)
@@ -123,8 +123,8 @@ class LocalSandbox(ShellSandbox):
             raise FileNotFoundError(errno.ENOENT, "no such folder in the sandbox", cwd)
         marks = {_MARK: self.sandbox_id, _COMMAND: str(next(self._numbers))}
         process = LocalProcess(sink, {f"{name}={value}".encode() for name, value in marks.items()})
-        self._processes.add(process)
-        process.released.add_done_callback(lambda _: self._processes.discard(process))
+        self.processes.add(process)
+        process.released.add_done_callback(lambda _: self.processes.discard(process))
         limits = _LIMITED.format(blocks=self.spec.file_mb << 11, kilobytes=self.spec.memory_mb << 10)
         base = {"PATH": self.tool_path, "LANG": "C.UTF-8", "HOME": str(self.root)}
         try:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from agentrl.errors import ConfigError, InfraError
 from agentrl_envs.search_r1.retrieval import Document, HTTPRetriever, open_retriever, shown
-from tests.envs.search_r1.served import Served, passage, truly
+from tests.envs.doubles.retriever import Served, passage, truly
 
 
 def found_for(query, topk=3):

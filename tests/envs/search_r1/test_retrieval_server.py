@@ -68,15 +68,15 @@ async def test_what_is_asked_again_comes_from_the_cache_and_health_counts(index)
 
 
 def test_the_cache_forgets_what_was_not_asked_for_longest():
-    cache = server._Cache(3 * 310)
+    cache = server.AnswerCache(3 * 310)
     for at in range(3):
         cache.put((str(at), 1, False), b"x" * 100)
     assert cache.get(("0", 1, False)) is not None
     cache.put(("3", 1, False), b"x" * 100)
     assert [at for at in range(4) if cache.get((str(at), 1, False))] == [0, 2, 3]
     cache.put(("all", 1, False), b"x" * 1000)  # more than there is room for
-    assert not cache._answers
-    assert cache._bytes == 0
+    assert not cache.answers
+    assert cache.bytes == 0
 
 
 BAD = {

@@ -25,7 +25,7 @@ from agentrl.types import Generation, Limits
 from agentrl_envs.agents.start import Start
 from agentrl_sandbox.local.sandbox import LocalSandbox
 from agentrl_sandbox.spec import SandboxSpec
-from tests.gateway.clients.faults import Fault, Proxy, proxied
+from tests.doubles.faulty_proxy import Fault, Proxy, proxied
 from tests.gateway.clients.said import Script
 from tests.render.conftest import chatml_tokenizer
 

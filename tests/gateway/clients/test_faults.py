@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.doubles.faulty_proxy import Cut, Dropped, Stall, Status
 from tests.gateway.clients import said
-from tests.gateway.clients.faults import Cut, Dropped, Stall, Status
 from tests.gateway.clients.installed import ALL, slow
 from tests.gateway.clients.playing import play
 from tests.gateway.clients.said import Say, Script

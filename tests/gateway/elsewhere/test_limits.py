@@ -15,7 +15,7 @@ from agentrl.gateway.endpoint import RESET_PATH
 from agentrl.gateway.serving import limits
 from agentrl.gateway.serving.limits import SessionLimits
 from agentrl.gateway.serving.server import Gateway
-from tests.gateway.clients.faults import proxied
+from tests.doubles.faulty_proxy import proxied
 from tests.gateway.wires.conftest import gateway, session
 from tests.gateway.wires.fakes import FakeSession
 from tests.gateway.wires.test_server import asked, connected, read_until

@@ -48,14 +48,14 @@ async def test_a_packed_body_is_read(gateway, session, name):
 
 
 async def test_a_body_packed_with_zstd_is_read(gateway, session):
-    zstd = pytest.importorskip(bodies._ZSTD, reason="zstd needs backports.zstd: pip install -e '.[zstd]'")
+    zstd = pytest.importorskip(bodies.ZSTD, reason="zstd needs backports.zstd: pip install -e '.[zstd]'")
     for body in (zstd.compress(PLAIN), zstd.compress(PLAIN[:9]) + zstd.compress(PLAIN[9:])):
         assert (await post(gateway, body, "zstd"))[0] == 200
         assert session.request.entries[0].text == "Go. " * 100
 
 
 async def test_zstd_without_its_package_is_refused_with_the_remedy(gateway, session, monkeypatch):
-    monkeypatch.setitem(sys.modules, bodies._ZSTD, None)
+    monkeypatch.setitem(sys.modules, bodies.ZSTD, None)
     status, body = await post(gateway, b"\x28\xb5\x2f\xfd" + PLAIN, "zstd")
     assert status == 415
     assert "pip install 'agentrl-sdk[zstd]'" in body["error"]["message"]

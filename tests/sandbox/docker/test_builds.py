@@ -14,7 +14,7 @@ import pytest
 from agentrl.errors import SandboxError
 from agentrl_sandbox.docker import DockerBackend, addresses, builds, children, context
 from tests.sandbox.docker.conftest import SMALL
-from tests.sandbox.docker.registry import Registry
+from tests.sandbox.doubles.registry import Registry
 
 NEEDS = [
     ("RUN true\nRUN <<EOF\necho hi\nEOF\n", "the here-document <<EOF"),

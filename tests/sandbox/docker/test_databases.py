@@ -157,7 +157,7 @@ async def test_sandboxes_see_only_their_own_rows(docker, environment, capsys):
             await box.exec(f'psql "$DATABASE_URL" -c "{own}" && redis-cli -h cache set of {number}', check=True)
             assert await rows(box) == [f"of {number}"]
             assert (await box.exec("redis-cli -h cache get of; redis-cli -h cache dbsize")).stdout == f"{number}\n1\n"
-            sizes = [await used(docker, name) for name in box._siblings.names]
+            sizes = [await used(docker, name) for name in box.siblings.names]
             await everyone.wait()
             ended = time.monotonic()
         closing.append(time.monotonic() - ended)
@@ -208,7 +208,7 @@ async def state(docker, container):
 async def test_databases_that_are_killed(docker, environment):
     """One that restarts has what was committed; one that does not is gone, and nothing else with it."""
     async with docker.sandbox(spec_of(environment)) as box:
-        db, cache = box._siblings.names
+        db, cache = box.siblings.names
         await rows(box, "INSERT INTO products (name, price) VALUES ('kept', 1)")
         begun = await state(docker, db)
         os.kill(begun["Pid"], signal.SIGKILL)

@@ -18,7 +18,7 @@ from tests.sandbox.docker.conftest import SMALL
 
 async def stopped_from_outside(box) -> None:
     """What a restart of the engine does to a container."""
-    await box._container_state.container.kill()
+    await box.container_state.container.kill()
 
 
 @pytest.mark.parametrize("user", ["agent", "root"])
@@ -52,7 +52,7 @@ async def test_an_engine_that_hangs_while_a_command_is_killed_is_named(docker, b
     monkeypatch.setattr(state, "_KILL_S", 0.3)
     process = await box.start("sleep 60")
     for name in ("exec", "kill", "show"):
-        monkeypatch.setattr(box._container_state.container, name, hangs)
+        monkeypatch.setattr(box.container_state.container, name, hangs)
     with pytest.raises(SandboxError, match="did not answer in time") as caught:
         await process.wait(timeout=0.2)
     assert not isinstance(caught.value, SandboxKilledError)
@@ -69,14 +69,14 @@ async def test_a_kill_that_hangs_ends_with_the_whole_sandbox(docker, box, monkey
         monkeypatch.setattr(state, "_KILL_S", patience)
         await kill_all(why)
 
-    patience, kill_all = state._KILL_S, box._container_state.kill_all
+    patience, kill_all = state._KILL_S, box.container_state.kill_all
     monkeypatch.setattr(state, "_KILL_S", 0.3)
-    monkeypatch.setattr(box._container_state, "kill_all", kills)
+    monkeypatch.setattr(box.container_state, "kill_all", kills)
     process = await box.start("sleep 60")
-    monkeypatch.setattr(box._container_state, "output_of", hangs)
+    monkeypatch.setattr(box.container_state, "output_of", hangs)
     with pytest.raises(SandboxKilledError, match="could not be killed"):
         await process.wait(timeout=0.2)
-    assert not (await box._container_state.container.show())["State"]["Running"]
+    assert not (await box.container_state.container.show())["State"]["Running"]
 
 
 async def test_an_engine_that_stops_a_sandbox_while_a_command_is_killed_is_named(docker, box, monkeypatch):
@@ -86,7 +86,7 @@ async def test_an_engine_that_stops_a_sandbox_while_a_command_is_killed_is_named
         raise SandboxError("went away")
 
     process = await box.start("sleep 60")
-    monkeypatch.setattr(box._container_state, "output_of", stops)
+    monkeypatch.setattr(box.container_state, "output_of", stops)
     with pytest.raises(SandboxError, match="stopped from outside") as caught:
         await process.wait(timeout=0.2)
     assert not isinstance(caught.value, SandboxKilledError)
@@ -94,7 +94,7 @@ async def test_an_engine_that_stops_a_sandbox_while_a_command_is_killed_is_named
 
 async def test_an_engine_without_room_for_a_process_is_not_the_agent_s_fault(docker, box, monkeypatch):
     process = DockerProcess.__new__(DockerProcess)
-    process._state, process._user = box._container_state, "agent"
+    process._state, process._user = box.container_state, "agent"
     process._early = [("stdout", b"runc: fork/exec /proc/self/exe: resource temporarily unavailable")]
     error = await process._refused(126)
     assert not isinstance(error, SandboxKilledError)
@@ -122,29 +122,29 @@ async def test_a_writable_root_may_hold_what_it_was_given(docker):
 
 async def test_an_engine_with_quotas_is_asked_for_one_and_another_only_once(docker, monkeypatch):
     asked = []
-    create = docker._engine.docker.containers.create
+    create = docker.engine.docker.containers.create
 
     async def creates(body, *, name):
         asked.append(body["HostConfig"].get("StorageOpt"))
         return await create(body, name=name)
 
-    monkeypatch.setattr(docker._engine.docker.containers, "create", creates)
+    monkeypatch.setattr(docker.engine.docker.containers, "create", creates)
     writable = SMALL.model_copy(update={"read_only": False})
     for spec in (writable, writable, SMALL):
         async with docker.sandbox(spec):
             pass
     asked = [one for one in asked if one is not None]
-    if docker._engine.host.quotas:
+    if docker.engine.host.quotas:
         assert asked == [{"size": "64m"}, {"size": "64m"}, {}]
     else:
         assert asked == [{"size": "64m"}, {}, {}, {}]
 
 
 async def test_the_machine_of_sandboxes_is_the_engine_s(docker, monkeypatch):
-    info = await docker._engine.docker.system.info()
-    assert docker._engine.host.here
+    info = await docker.engine.docker.system.info()
+    assert docker.engine.host.here
     assert (docker.machine.cores <= info["NCPU"], docker.machine.memory_mb <= info["MemTotal"] >> 20) == (True, True)
-    monkeypatch.setattr(docker._engine, "host", Host(64.0, 256 << 10, here=False))
+    monkeypatch.setattr(docker.engine, "host", Host(64.0, 256 << 10, here=False))
     async with SandboxPool(docker, SMALL.model_copy(update={"memory_mb": 2048}), warm=0) as pool:
         lanes = pool.figures().lanes
         assert (lanes["episode"].capacity, lanes["grade"].capacity) == (72, 24)
@@ -169,6 +169,6 @@ async def test_an_image_that_is_removed_is_made_again(docker):
     async with docker.sandbox(spec):
         pass
     made = await docker._images.owned(spec)
-    await docker._engine.docker.images.delete(made.name, force=True)
+    await docker.engine.docker.images.delete(made.name, force=True)
     async with docker.sandbox(spec) as box:
         await box.ping()

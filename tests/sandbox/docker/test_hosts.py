@@ -22,8 +22,8 @@ from agentrl_sandbox.docker import hosts
 from agentrl_sandbox.docker.backend import missing_images
 from agentrl_sandbox.services import Mount, Service, ServiceGroup
 from agentrl_sandbox.spec import SandboxSpec
-from tests.sandbox.docker.registry import Registry
 from tests.sandbox.docker.remote import IMAGE, Daemon, SshServer, free_port, needs
+from tests.sandbox.doubles.registry import Registry
 from tests.sandbox.engine import ALONE, SOAK
 
 pytestmark = ALONE
@@ -211,7 +211,7 @@ async def test_an_engine_that_hangs_is_lost_and_comes_back(two, ssh, monkeypatch
         finally:
             os.kill(two[0].pid, signal.SIGCONT)
         async with asyncio.timeout(60):
-            while any(host.lost or host.abandoned for host in backend._hosts):  # noqa: ASYNC110
+            while any(host.lost or host.abandoned for host in backend.engine_hosts):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
         assert sum(len(engine.containers()) for engine in two) == 2
         for box in late:
@@ -308,7 +308,7 @@ async def test_an_engine_that_dies_takes_only_its_own_episodes(two, ssh, rendere
         await killer
         figures = envs.shared.figures()
         async with asyncio.timeout(90):  # until the engine is used again, and what was left there is gone
-            while any(host.lost or host.abandoned for host in envs.shared._backend._hosts):  # noqa: ASYNC110
+            while any(host.lost or host.abandoned for host in envs.shared._backend.engine_hosts):  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
     played = list(chain(*groups))
     again = [one for one in played if "restarted" in one.info]

@@ -18,4 +18,4 @@ async def test_images_are_left_once_no_sandbox_is_there(docker, base, tmp_path):
     assert await survey.left("docker") == []
     async with docker.sandbox(spec) as box:  # made again, by a back end that had it before
         assert (await box.exec("pwd")).stdout == "/app\n"
-    assert (await docker._engine.docker.images.inspect(base))["Id"]
+    assert (await docker.engine.docker.images.inspect(base))["Id"]

@@ -98,7 +98,7 @@ async def test_a_service_has_names_files_and_limits_and_no_way_out(docker, servi
         for line in ("CapBnd:\t00000000000404fb", "NoNewPrivs:\t1", str(64 << 20), "/mem 7:8 750", "size=3072k"):
             assert line in shown
         assert (await box.exec("cat /proc/self/status", user="root")).stdout.count("0000000000000000") >= 4
-        own = box._siblings._addresses["default", "main"]
+        own = box.siblings.addresses["default", "main"]
         await box.write_file("ways.py", WAYS_OUT)
         assert (await box.exec(f"python3 ways.py {port} {own} {here} 1.1.1.1", check=True)).stdout == ""
         assert await things(docker, box.sandbox_id) == (2, 1, 0)
@@ -260,8 +260,8 @@ async def test_what_is_left_without_a_container_is_found(docker, service):
     """An owner that was killed before its first container was created."""
     wanted = spec(db=service(command=("sleep", "99"))).model_copy(update={"lifetime_s": 0.1})
     box = docker.sandbox(wanted)
-    await box._siblings._make_network("default")
-    await box._siblings._make_volume("v", 1)
+    await box.siblings.make_network("default")
+    await box.siblings.make_volume("v", 1)
     await asyncio.sleep(0.2)
     (found,) = [one for one in await docker.list() if one.sandbox_id == box.sandbox_id]
     assert found.gone

@@ -71,7 +71,7 @@ def found(running: Running) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _started() -> Iterator[Running]:
-    process = subprocess.Popen([sys.executable, "-m", "tests.sandbox.e2b.service"], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-m", "tests.sandbox.doubles.e2b"], stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         yield Running(process, f"http://127.0.0.1:{int(process.stdout.readline())}")

@@ -244,7 +244,7 @@ async def test_slow_clients_and_slow_hosts_are_given_up(serving, host, monkeypat
     name, whole = f"good.org:{host.port}", hello("good.org")
     assert (await says(serving, connect(name) + whole)).endswith(whole)  # and it ended, although neither side did
     await says(serving, f"POST http://{name}/ HTTP/1.1\r\nHost: {name}\r\nContent-Length: 9\r\n\r\nabc".encode())
-    assert not serving._open
+    assert not serving.connections
 
 
 async def test_a_host_that_is_listed_but_does_not_answer(serving, host):
@@ -258,7 +258,7 @@ async def test_a_host_that_is_listed_but_does_not_answer(serving, host):
 async def test_a_name_service_that_hangs(serving, host, monkeypatch):
     monkeypatch.setattr(proxies, "_REACHING_S", 0.2)
     hanging = threading.Event()
-    serving._resolve = lambda name: hanging.wait(20) or []
+    serving.resolve = lambda name: hanging.wait(20) or []
     wanted = connect(f"good.org:{host.port}")
     try:
         said = await asyncio.gather(*(says(serving, wanted) for _ in range(6)))
@@ -272,7 +272,7 @@ async def test_connections_beyond_the_limit_wait(serving, monkeypatch):
     held = [await asyncio.open_connection("127.0.0.1", serving.port) for _ in range(3)]
     asking = asyncio.create_task(says(serving, get("evil.org")))
     await asyncio.sleep(0.2)
-    assert (len(serving._open), serving.refused) == (3, {})
+    assert (len(serving.connections), serving.refused) == (3, {})
     held[0][1].close()
     assert b"403" in await asking
     for _, writer in held:
@@ -283,14 +283,14 @@ async def test_all_sandboxes_together_leave_files_for_the_rest(serving, monkeypa
     monkeypatch.setattr(proxies, "_most_open", lambda: 0)
     asking = asyncio.create_task(says(serving, get("evil.org")))
     await asyncio.sleep(0.1)
-    assert not serving._open
+    assert not serving.connections
     monkeypatch.setattr(proxies, "_most_open", lambda: 1)
     assert b"403" in await asking
     assert not proxies._all_open
 
 
 async def test_bytes_in_all(serving, host, caplog):
-    serving._budget = 300_000
+    serving.budget = 300_000
     name = f"good.org:{host.port}"
     head = f"POST http://{name}/ HTTP/1.1\r\nHost: {name}\r\nContent-Length: 1000000\r\n\r\n".encode()
     said = await says(serving, head + b"x" * 1_000_000)
@@ -302,9 +302,9 @@ async def test_bytes_in_all(serving, host, caplog):
 
 
 async def test_refused_addresses_are_bounded(serving):
-    for number in range(proxies._MOST_ADDRESSES + 5):
+    for number in range(proxies.MOST_ADDRESSES + 5):
         await says(serving, get(f"h{number}.org"))
-    assert len(serving.refused) == proxies._MOST_ADDRESSES + 1
+    assert len(serving.refused) == proxies.MOST_ADDRESSES + 1
     assert serving.refused["others"] == 5
 
 

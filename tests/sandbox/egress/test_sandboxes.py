@@ -132,7 +132,7 @@ async def test_https_goes_through_a_tunnel(backend, certificate):
     server = await asyncio.start_server(serve, HERE, 0, ssl=context)
     port = server.sockets[0].getsockname()[1]
     async with backend.sandbox(listing(f"good.test:{port}", HERE)) as box:
-        box._proxy._resolve = lambda name: [HERE]
+        box._proxy.resolve = lambda name: [HERE]
         assert await fetch(box, f"https://good.test:{port}/") == "secret"
         assert "403" in await fetch(box, f"https://evil.test:{port}/")
         assert box.refused == {f"evil.test:{port}": 1}
@@ -251,7 +251,7 @@ async def test_closing_ends_what_is_under_way(backend):
     async with backend.sandbox(listing(f"{HERE}:{port}")) as box:
         await box.start(f"python3 -c '{FETCH}' http://{HERE}:{port}/")
         await asyncio.wait_for(asked.wait(), 60)
-    assert not box._proxy._open
+    assert not box._proxy.connections
     server.close()
 
 

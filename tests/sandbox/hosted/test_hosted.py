@@ -53,7 +53,7 @@ async def test_requests_that_arrive_twice_change_nothing():
 async def test_output_comes_while_the_command_runs_and_nobody_waits():
     heard = asyncio.Queue()
     async with HostedBackend(machine).sandbox(SPEC) as box:
-        assert not SLIME or isinstance(box._service, E2BSandbox)
+        assert not SLIME or isinstance(box.service, E2BSandbox)
         process = await box.start("cat", on_output=lambda stream, data: heard.put_nowait((stream, data)))
         for word in (b"one", b"two"):
             await process.send(word)
@@ -137,10 +137,10 @@ async def test_an_answer_that_is_none_is_never_a_result(answer):
             return 0, answer.replace("{token}", token), ""
 
     async with HostedBackend(Odd).sandbox(SPEC) as box:
-        box._service.odd = True
+        box.service.odd = True
         with pytest.raises(SandboxError, match=r"not what was asked|wrote into the machine's answers"):
             await box.exec("true")
-        box._service.odd = False
+        box.service.odd = False
 
 
 async def test_an_image_that_lacks_something_is_said():
@@ -188,7 +188,7 @@ async def test_a_cancelled_command_is_cancelled_though_its_machine_is_gone(vendo
     async with HostedBackend(Plain).sandbox(SPEC) as box:
         running = asyncio.create_task(box.exec("sleep 30"))
         await asyncio.sleep(0.5)
-        box._service.exec = gone
+        box.service.exec = gone
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -226,7 +226,7 @@ def test_what_no_service_promises_is_refused(change, says):
 def test_a_class_is_named_by_its_path():
     backend = open_backend(f"hosted:{machine.__module__}:Plain")
     box = backend.sandbox(SPEC.model_copy(update={"lifetime_s": 90.0}))
-    assert (backend.name, type(box._service), box._service.timeout) == ("hosted", Plain, 90)
+    assert (backend.name, type(box.service), box.service.timeout) == ("hosted", Plain, 90)
     made = []
     HostedBackend(lambda image: made.append(image)).sandbox(SPEC)
     assert made == ["a-template"]

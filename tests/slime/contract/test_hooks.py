@@ -18,8 +18,8 @@ from agentrl.render import load_renderer
 from agentrl.rewards import grader
 from agentrl.slime import log_eval, log_rollout
 from agentrl.slime.logs import rollout_metrics
+from tests.doubles.judge import ScriptedJudge, serving
 from tests.episode.test_thinking import TEMPLATE
-from tests.rewards.scripted_judge import ScriptedJudge, serving
 from tests.slime.conftest import ENV_FILE
 from tests.slime.player import Player
 

@@ -24,9 +24,9 @@ def start(start, host):
     yield start
 
     async def stop():
-        for loop, _ in list(rollout_functions._loops.values()):
+        for loop, _ in list(rollout_functions.loops.values()):
             await loop.stop()
-        rollout_functions._loops.clear()
+        rollout_functions.loops.clear()
 
     host.run(stop())
 

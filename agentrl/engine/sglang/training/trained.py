@@ -89,7 +89,7 @@ class TrainedSGLang(AsyncClosing):
         self._start_s = start_s
         self._server: TrainingServer | None = None
         self._client: SGLangEngine | None = None
-        self._scratch: Path | None = None
+        self.scratch: Path | None = None
         self._version: str | None = None
         """The version of the server's weights; None before the first update."""
         self._asleep: list[str] = []
@@ -199,9 +199,9 @@ class TrainedSGLang(AsyncClosing):
 
     def _new_folder(self, model: Any) -> Path:
         """A folder with a name new to this server."""
-        if self._scratch is None:
-            self._scratch = self._make_scratch(model)
-        return self._scratch / f"{self._prefix}v{self._updates}"
+        if self.scratch is None:
+            self.scratch = self._make_scratch(model)
+        return self.scratch / f"{self._prefix}v{self._updates}"
 
     def _make_scratch(self, model: Any) -> Path:
         # A server at a URL may be in a container with a separate /dev/shm.
@@ -240,10 +240,10 @@ class TrainedSGLang(AsyncClosing):
         trains_image_side = self.takes_images and self._adapter is None
         environment = variables(self._python, training.device, image_side=trains_image_side)
         await asyncio.to_thread(check_interpreter, self._python, environment)
-        self._scratch = self._scratch or self._make_scratch(self._model)
+        self.scratch = self.scratch or self._make_scratch(self._model)
         launch = Launch(
             self._python,
-            self._scratch / "base",
+            self.scratch / "base",
             f"agentrl-{secrets.token_hex(4)}",
             training.dtype,
             training.device,
@@ -253,7 +253,7 @@ class TrainedSGLang(AsyncClosing):
             self._args,
         )
         weights.save_whole(self._model, self._tokenizer, launch.model, self._vision)
-        place = ProcessSettings(training.folder / "engine.log", environment, self._scratch)
+        place = ProcessSettings(training.folder / "engine.log", environment, self.scratch)
         server = await TrainingServer.launch(launch, place, seconds=self._start_s, say=training.say)
         shutil.rmtree(launch.model)  # the server has loaded the model, and has a copy for waking up
         return server
@@ -277,8 +277,8 @@ class TrainedSGLang(AsyncClosing):
         for part in (self._client, self._server):
             if part is not None:
                 await part.close()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def _check_route(route: str | None, adapter: weights.Adapter | None) -> None:

@@ -50,24 +50,24 @@ class _Body(BaseModel):
             raise web.HTTPBadRequest(text=f"the body is not JSON ({exc}); write {_SHOWN}") from None
 
 
-class _Cache:
+class AnswerCache:
     """The latest answers, ready to send, up to so many bytes."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._bytes = most, 0
-        self._answers: OrderedDict[tuple[str, int, bool], bytes] = OrderedDict()
+        self._most, self.bytes = most, 0
+        self.answers: OrderedDict[tuple[str, int, bool], bytes] = OrderedDict()
 
     def get(self, key: tuple[str, int, bool]) -> bytes | None:
-        if (answer := self._answers.get(key)) is not None:
-            self._answers.move_to_end(key)
+        if (answer := self.answers.get(key)) is not None:
+            self.answers.move_to_end(key)
         return answer
 
     def put(self, key: tuple[str, int, bool], answer: bytes) -> None:
-        if key not in self._answers:
-            self._answers[key] = answer
-            self._bytes += _size(key, answer)
-        while self._bytes > self._most:
-            self._bytes -= _size(*self._answers.popitem(last=False))
+        if key not in self.answers:
+            self.answers[key] = answer
+            self.bytes += _size(key, answer)
+        while self.bytes > self._most:
+            self.bytes -= _size(*self.answers.popitem(last=False))
 
 
 def _size(key: tuple[str, int, bool], answer: bytes) -> int:
@@ -77,7 +77,7 @@ def _size(key: tuple[str, int, bool], answer: bytes) -> int:
 class _SearchServer:
     def __init__(self, index: TantivyIndex, topk: int) -> None:
         self._index, self._topk = index, topk
-        self._cache = _Cache(_CACHE_BYTES)
+        self._cache = AnswerCache(_CACHE_BYTES)
         self._workers = os.cpu_count() or 1
         self._threads = ThreadPoolExecutor(self._workers, "agentrl-search")
         self._queries = self._cached = 0

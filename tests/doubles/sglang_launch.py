@@ -1,4 +1,4 @@
-"""Stands in for an interpreter that has SGLang: `fake_launch.py -m sglang.launch_server FLAGS`.
+"""Stands in for an interpreter that has SGLang: `sglang_launch.py -m sglang.launch_server FLAGS`.
 
 It answers as soon as it listens, and starts one process more, as SGLang does. FAKE_SGLANG in the environment lets it go
 wrong: `missing` (not installed), `never` (up), `crash`, `another` (it is not the one that was started).

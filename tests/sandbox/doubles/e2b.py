@@ -1,4 +1,4 @@
-"""A stand-in for the service around E2B's machines: python -m tests.sandbox.e2b.service. It prints its address.
+"""A stand-in for the service around E2B's machines: python -m tests.sandbox.doubles.e2b. It prints its address.
 
 The requests come from the official client, which also reads the answers; what runs in a machine is E2B's own `envd`
 (`guest.py`). Ours are only the life of machines (create, list, remove, extend, pause, resume, fork, snapshot), as E2B's

@@ -1,0 +1,86 @@
+"""CI plays a test once. A test that failed beside others has one more try, and few tests may need it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_a_step_whose_tests_all_passed_before(tmp_path, processes):
+    passed = tmp_path / "passed"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/trajectory/test_plain.py",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        processes,
+    ]
+
+    def play():
+        return subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "AGENTRL_PASSED": str(passed)}, capture_output=True, text=True
+        )
+
+    first = play()
+    names = passed.read_text().splitlines()
+    passed.write_text("".join(f"{name}\n" for name in names[1:]))
+    second = play()
+    third = play()
+
+    assert first.returncode == second.returncode == third.returncode == 0, third.stdout
+    assert f"{len(names)} passed" in first.stdout
+    assert f"1 passed, {len(names) - 1} skipped" in second.stdout
+    assert f"{len(names)} passed in an earlier step of CI" in third.stdout
+    assert sorted(passed.read_text().splitlines()) == sorted(names)
+
+
+FAILS_FIRST = """
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("name", {names})
+def test_fails_first(name):
+    assert name == "steady" or (tried := Path(name)).exists() or tried.touch()
+
+def test_fails():
+    assert {passes}
+"""
+
+
+@pytest.mark.thorough
+def test_few_tests_pass_only_at_the_second_try(tmp_path):
+    environment = {
+        **os.environ,
+        "AGENTRL_PASSED": str(tmp_path / "passed"),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # several plugins take a second
+        "PYTEST_ADDOPTS": "-p xdist.plugin",
+    }
+
+    def step(*names, passes=True):
+        (tmp_path / "test_it.py").write_text(FAILS_FIRST.format(names=names, passes=passes))
+        command = [sys.executable, str(ROOT / ".ci" / "again.py"), "-q", "test_it.py"]
+        played = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return played.returncode, played.stdout
+
+    name = "test_it.py::test_fails_first"
+    code, printed = step("a", "b", "steady")
+    assert code == 0, printed
+    assert f"passed only at the second try (2 of at most 2):\n  {name}[a]\n  {name}[b]\n" in printed
+    (tmp_path / "passed").touch()  # as a step of CI leaves it
+    code, printed = step("c")
+    assert code == 1, printed
+    assert f"again: no second try, because 3 tests would have one:\n  {name}[a]\n  {name}[b]\n  {name}[c]\n" in printed
+    (tmp_path / "passed").unlink()  # as CI begins
+    code, printed = step("d", passes=False)
+    assert code == 1, printed
+    assert f"second try (1 of at most 2):\n  {name}[d]\n" in printed
