@@ -15,11 +15,10 @@ from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
 from agentrl.rollout.play.filters import NO_SPREAD, drop_reason
 from agentrl.rollout.play.groups import Rollout
 from agentrl.rollout.play.remote import EpisodeOrder
-from agentrl.train.beside import FullyAsync
+from agentrl.train.async_order import AsyncOrder
 from agentrl.train.config import TrainConfig
 from agentrl.train.handover import HandOver
-from agentrl.train.order import Collect, InTurn, StepEnd, StepOrder
-from agentrl.train.overlap import Overlap
+from agentrl.train.order import Collect, InTurn, StepOrder
 from agentrl.train.rows import drawer_of, filters_of, teach
 from agentrl.types import SamplingParams
 
@@ -29,7 +28,7 @@ Drawer: TypeAlias = GroupDrawer | LoopDrawer
 def order_of(config: TrainConfig, tokenizer: Any, vision: Vision | None) -> EpisodeOrder:
     """The workers' needs for the episodes of a run."""
     order = EpisodeOrder.of(config, tokenizer, vision)
-    return replace(order, failures=config.failures.policy(), at_once=config.at_once.phases())
+    return replace(order, failures=config.failures.policy(), at_once=config.at_once)
 
 
 def open_drawer(
@@ -37,16 +36,15 @@ def open_drawer(
 ) -> tuple[Drawer, Rollout]:
     """The rollout of each step's groups, and the rollout of evaluations.
 
-    Whole rollouts in waves, which an engine with lockstep repeats to the bit, or a loop for `fully_async` and
-    `over_sample`.
+    Whole rollouts in waves, which an engine with lockstep repeats to the bit, or a loop for `staleness`.
     """
-    bounds = config.at_once.phases()
-    rollout = replace(rollout, failures=config.failures.policy(), phases=PhaseSlots(bounds) if bounds else None)
-    if not config.fully_async and config.over_sample == 1:
+    phases = PhaseSlots(config.at_once) if config.at_once else None
+    rollout = replace(rollout, failures=config.failures.policy(), phases=phases)
+    if not config.staleness:
         return drawer_of(config, rollout, buffer, warn), rollout
     if rollout.envs.cls.seats:
         raise ConfigError(
-            f"{rollout.envs.cls.__name__} has seats, which fully_async and over_sample do not play: leave them out"
+            f"{rollout.envs.cls.__name__} has seats, which are played in turn with the updates: leave out staleness"
         )
     filters = filters_of(config)
     settings = LoopSettings(
@@ -56,7 +54,6 @@ def open_drawer(
         teach=lambda groups: teach(groups, config, filters),
         why=lambda group: drop_reason(filters, group) or NO_SPREAD,
         refill=config.refill,
-        over_sample=config.over_sample,
         staleness=config.staleness,
         stale=config.stale,
         steps=config.steps,
@@ -66,13 +63,8 @@ def open_drawer(
     return drawer, drawer.evaluating
 
 
-def open_order(
-    config: TrainConfig, drawer: Drawer, handover: HandOver, collect: Collect, state: Callable[[], StepEnd]
-) -> StepOrder:
-    """Rollouts and updates in turn, whole rollouts during updates, or episodes that never stop."""
-    if config.fully_async:
-        assert isinstance(drawer, LoopDrawer)
-        return FullyAsync(config.staleness, drawer, handover, collect, eval_share=config.eval_share)
-    if config.staleness:
-        return Overlap(config.staleness, config.steps, handover, collect, state)
+def open_order(config: TrainConfig, drawer: Drawer, handover: HandOver, collect: Collect) -> StepOrder:
+    """Rollouts and updates in turn, or episodes that never stop."""
+    if isinstance(drawer, LoopDrawer):
+        return AsyncOrder(config.staleness, drawer, handover, collect)
     return InTurn(handover, collect)

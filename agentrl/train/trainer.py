@@ -38,9 +38,9 @@ from agentrl.rollout.play.evaluate import Evaluation, evaluate
 from agentrl.rollout.play.groups import BugError, Rollout
 from agentrl.rollout.play.remote import with_workers
 from agentrl.train import lora
+from agentrl.train.async_order import check_own_weights, half_the_threads
 from agentrl.train.batch import Row
 from agentrl.train.bill import Bill, billed
-from agentrl.train.by_heart import keep_apart, warnings_by_heart
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import uncredited_groups
 from agentrl.train.data import evaluation_tasks, limit_prompts, training_tasks
@@ -48,8 +48,7 @@ from agentrl.train.engine_choice import device_of, with_engine_chosen
 from agentrl.train.handover import HandOver
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
 from agentrl.train.memory_advice import memory_lines
-from agentrl.train.order import Groups, StepEnd
-from agentrl.train.overlap import check_own_weights, half_the_threads
+from agentrl.train.order import Groups
 from agentrl.train.progress import Position, Progress
 from agentrl.train.records import RunRecords
 from agentrl.train.report import (
@@ -71,9 +70,11 @@ from agentrl.train.teacher import Teacher, open_teacher
 from agentrl.train.trackers import Trackers, check_wandb
 from agentrl.train.warm_start import (
     demonstration_batches,
+    keep_apart,
     make_optimizers,
     read_demonstrations,
     warm_start_schedule,
+    warnings_by_heart,
 )
 from agentrl.train.weights import load_reference, load_weights, save_random_base
 from agentrl.trajectory.trajectory import Trajectory
@@ -99,7 +100,6 @@ class Trainer:
         self.canaries = Canaries(config.canaries) if config.canaries else None
         self.numerics = NumericsWatch(config.numerics) if config.numerics else None
         self._resume, self._accept_changed_data, self._created = resume, accept_changed_data, False
-        self._step_end: StepEnd | None = None
         self._progress_saved: tuple[int, int, bool] | None = None
         """The position in the last checkpoint: steps of RL, steps of the warm start, and whether RL has begun."""
         self.teacher: Teacher | None = None
@@ -165,7 +165,7 @@ class Trainer:
         if config.warm_start is None or self.position.started:
             return
         self.demonstrations = await read_demonstrations(config, self.learner.text_config, renderer, self.console)
-        if config.canaries is not None and config.canaries.learned_by_heart:
+        if config.canaries is not None:
             read = self.demonstrations
             read.rows, read.apart = keep_apart(read.rows, config.warm_start, config.seed)
         self.warm_optimizers = make_optimizers(
@@ -193,7 +193,7 @@ class Trainer:
         self._stack.push_async_callback(self.drawer.stop)
         if config.staleness and self.learner.device.type == "cpu":
             self._stack.enter_context(half_the_threads())
-        self.order = open_order(config, self.drawer, self.handover, self.collect, self._present_state)
+        self.order = open_order(config, self.drawer, self.handover, self.collect)
         self._stack.push_async_callback(self.order.stop)
 
     def _make_folder(self, checkpoint: Path | None) -> None:
@@ -262,7 +262,7 @@ class Trainer:
             for step, rows in enumerate(islice(batches, done, None), done + 1):
                 for optimizer in self.warm_optimizers:
                     set_learning_rate(optimizer, warm_start_schedule(step, config.steps))
-                loss = self.learner.imitate(rows, self.warm_optimizers, config.micro_batch_tokens)
+                loss = self.learner.imitate(rows, self.warm_optimizers, self.config.warm_start_tokens)
                 tokens += sum(len(row.tokens) for row in rows)
                 self.position.warm_steps = step
                 self.bill.count(imitated=sum(len(row.tokens) for row in rows))
@@ -283,13 +283,12 @@ class Trainer:
         update = {**await self.order.learn(rollout, self.update), **drawn.metrics}
         self.buffer.trained(step, drawn.pending)
         self.bill.add("hand_over", rollout.hand_over_s)
-        self._step_end = rollout.end
         uncredited = uncredited_groups(rollout.groups) if self.config.credit == "turn" else 0
         equal = update.pop("zero_advantage_groups") + len(drawn.replaced)
         metrics = replace(metrics, zero_advantage_groups=equal, uncredited_groups=uncredited)
         self.records.write_step(step_name(step), step, rollout.groups, self.config.save_groups)
         return StepReport(
-            step, metrics, update, rollout.hand_over_s, rollout.rollout_s, rollout.train_s, rollout.overlap
+            step, metrics, update, rollout.hand_over_s, rollout.rollout_s, rollout.train_s, rollout.async_report
         )
 
     @billed("rollout")
@@ -383,24 +382,18 @@ class Trainer:
         def write(path: Path) -> None:
             self._save_model(path)
             warm = [optimizer.state_dict() for optimizer in self.warm_optimizers]
-            torch.save(
-                {**self.learner.state_dict(), **self._step_state.random_states, "warm": warm}, path / "optimizer.pt"
-            )
-            state = {"position": asdict(self.position), "data": self._step_state.data}
+            torch.save({**self.learner.state_dict(), **self._random_states, "warm": warm}, path / "optimizer.pt")
+            state = {"position": asdict(self.position), "data": self._data_state}
             state["schedule"] = asdict(self.learner.schedule)
             (path / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
 
         self.folder.save_checkpoint(self.position.step, write)
-        self.buffer.saved(self._step_state.data)
+        self.buffer.saved(self._data_state)
         self._progress_saved = self._progress_made()
 
     def _note_step_end(self) -> None:
-        """Record the untrained groups and the random states, with `staleness` as of the rollout's end."""
-        now, end = self._present_state(), self._step_end
-        self._step_state, self._step_end = StepEnd(now.data, (end or now).random_states), None
-
-    def _present_state(self) -> StepEnd:
-        return StepEnd(self.buffer.state(), random_states(self.learner.device))
+        """Record the untrained groups and the random states: a checkpoint may be written later."""
+        self._data_state, self._random_states = self.buffer.state(), random_states(self.learner.device)
 
     def _open_journal(self) -> Journal:
         journal = Journal(self.folder.path / "journal.db")
@@ -458,9 +451,10 @@ class Trainer:
         self._stack.push_async_callback(engine.close)
         if not isinstance(engine, TrainedEngine):
             raise ConfigError(f"engine {config.engine} cannot take the trained weights: use local or sglang")
-        if config.staleness:
-            check_own_weights(engine, config)
-        return PausableEngine(engine, at_once=config.at_once.generate) if config.fully_async else engine
+        if not config.staleness:
+            return engine
+        check_own_weights(engine, config)
+        return PausableEngine(engine)
 
     def _save_model(self, path: Path) -> None:
         save_model(self.learner.model, self.tokenizer, path, self.learner.vision)

@@ -6,11 +6,11 @@ import json
 import random
 
 import pytest
+from agentrl.rollout.data.pass_rates import pass_rate
 
 from agentrl import StopReason, Task, Trajectory
 from agentrl.errors import ConfigError
 from agentrl.rollout import TaskStream
-from agentrl.rollout.data.pass_rates import pass_rate
 
 
 def tasks(n, levels=None):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -20,11 +20,9 @@ from agentrl.engine.base import Engine
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
 from agentrl.episode.phases import PhaseSlots
-from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode
 from agentrl.episode.scoring import give, is_relative, nothing_earned
-from agentrl.episode.state import Parked
-from agentrl.errors import AgentRLError, ConfigError, Failure, ResumeError
+from agentrl.errors import AgentRLError, ConfigError, Failure
 from agentrl.render.base import Renderer
 from agentrl.rollout.play.failures import RETRY, FailurePolicy, with_retries
 from agentrl.rollout.play.in_flight import AGAIN, flying, note_turn
@@ -87,13 +85,8 @@ class RemotePlayer(Protocol):
         session_id: str,
         *,
         hooks: EpisodeHooks | None = None,
-        parked: Parked | None = None,
     ) -> Trajectory:
-        """As `play_episode`. Of `hooks`, `aborted` and `park` are used."""
-        ...
-
-    async def abort(self, cut: Callable[[], Awaitable[None]]) -> None:
-        """Stop the episodes whose `aborted` is set. `cut` ends the engine's requests."""
+        """As `play_episode`. Of `hooks`, only `aborted` counts: whether an episode outlives the engine's aborts."""
         ...
 
 
@@ -363,14 +356,12 @@ async def play_episode(
     session_id: str,
     *,
     hooks: EpisodeHooks | None = None,
-    parked: Parked | None = None,
 ) -> Trajectory:
     """Play an episode, with further attempts by `rollout.failures` after a failure of the environment.
 
-    `parked` is continued where it stopped, or restarted if resuming fails. Raises BugError for a bug, ConfigError, and
-    InfraError if a failure ends the run.
+    Raises BugError for a bug, ConfigError, and InfraError if a failure ends the run.
     """
-    return await _play_with_retry(rollout, task, params, session_id, _NoLockstep(), hooks, parked)
+    return await _play_with_retry(rollout, task, params, session_id, _NoLockstep(), hooks)
 
 
 async def _play_with_retry(
@@ -380,23 +371,17 @@ async def _play_with_retry(
     session_id: str,
     lockstep: LockstepProtocol,
     hooks: EpisodeHooks | None = None,
-    parked: Parked | None = None,
 ) -> Trajectory:
     """Play an episode. After a failure of the environment, play it again under other session ids."""
     if rollout.workers is not None:
-        return await rollout.workers.play(task, params, session_id, hooks=hooks, parked=parked)
+        return await rollout.workers.play(task, params, session_id, hooks=hooks)
     hooks = replace(hooks or EpisodeHooks(on_turn=note_turn), slots=rollout.phases)
 
     async def play(attempt: int) -> list[Trajectory]:
-        name = _name_of(session_id, attempt)
-        if parked is not None and not attempt:
-            return [await _resume(rollout, parked, params, name, hooks)]
-        return [await _play(rollout, task, params, name, hooks)]
+        return [await _play(rollout, task, params, _name_of(session_id, attempt), hooks)]
 
     (trajectory,) = await with_retries(rollout.failures, play, lockstep.begin_again)
-    continues = trajectory.stop is StopReason.ABORTED and hooks.park is not None
-    if not continues:
-        _mask_invalid(trajectory)
+    _mask_invalid(trajectory)
     return trajectory
 
 
@@ -462,27 +447,6 @@ async def _play(
         session_id=session_id,
         hooks=hooks,
     )
-    return raise_bug(trajectory)
-
-
-async def _resume(
-    rollout: Rollout, parked: Parked, params: SamplingParams, session_id: str, hooks: EpisodeHooks
-) -> Trajectory:
-    """Continue a parked episode. If resuming fails, play the task from the beginning."""
-    try:
-        trajectory = await resume_episode(
-            parked,
-            parked.env or rollout.envs.make(),
-            engine=rollout.engine,
-            renderer=rollout.renderer,
-            options=replace(rollout.options, sampling_params=params),
-            reward=rollout.reward,
-            hooks=hooks,
-        )
-    except ResumeError as exc:
-        log.warning("episode %s begins anew: %s", session_id, exc)
-        state = parked.episode
-        return await _play(rollout, state.given or state.trajectory.task, params, session_id, hooks)
     return raise_bug(trajectory)
 
 
