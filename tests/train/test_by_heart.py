@@ -6,13 +6,12 @@ import io
 from random import Random
 
 import pytest
-from agentrl.train.by_heart import keep_apart, passes
 from rich.console import Console
 
 from agentrl.monitor.canaries import learned_by_heart
 from agentrl.train import Trainer
 from agentrl.train.config import WarmStartConfig
-from agentrl.train.warm_start import Demonstration
+from agentrl.train.warm_start import Demonstration, keep_apart, passes
 
 
 def config(steps=1000, **values):
