@@ -1,7 +1,7 @@
 """The embedded trainer: reinforcement learning on a single machine.
 
-`config.py` holds the settings of a run, `trainer.py` the steps, `order.py` and `overlap.py` the order of rollouts and
-updates, and `run_folder.py` the files. `credit.py`, `batch.py`, `loss.py` and `learner.py` turn rewards into new
+`config.py` holds the settings of a run, `trainer.py` the steps, `order.py` and `async_order.py` the order of rollouts
+and updates, and `run_folder.py` the files. `credit.py`, `batch.py`, `loss.py` and `learner.py` turn rewards into new
 weights. `warm_start.py` is the imitation before RL.
 """
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
+from agentrl.env.env import Env
 from agentrl.episode.phases import PhaseSlots
 from agentrl.errors import ConfigError
 from agentrl.models.vision import Vision
@@ -14,9 +17,11 @@ from agentrl.rollout.loop.drawing import GroupDrawer
 from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
 from agentrl.rollout.play.filters import NO_SPREAD, drop_reason
 from agentrl.rollout.play.groups import Rollout
+from agentrl.rollout.play.opponents import POLICY, Opponents, open_opponents
 from agentrl.rollout.play.remote import EpisodeOrder
 from agentrl.train.async_order import AsyncOrder
 from agentrl.train.config import TrainConfig
+from agentrl.train.engine_choice import device_of
 from agentrl.train.handover import HandOver
 from agentrl.train.order import Collect, InTurn, StepOrder
 from agentrl.train.rows import drawer_of, filters_of, teach
@@ -68,3 +73,23 @@ def open_order(config: TrainConfig, drawer: Drawer, handover: HandOver, collect:
     if isinstance(drawer, LoopDrawer):
         return AsyncOrder(config.staleness, drawer, handover, collect)
     return InTurn(handover, collect)
+
+
+def run_opponents(
+    config: TrainConfig, env: type[Env], tokenizer: Any, stack: AsyncExitStack
+) -> tuple[Opponents, Opponents]:
+    """The opponents of training and of evaluations. `stack` closes the engines. Raises ConfigError."""
+    fixed = [name for name in config.opponents if name != POLICY]
+    evaluated = config.eval_opponents or fixed or [POLICY]
+    if not env.seats:
+        if fixed or config.eval_opponents:
+            raise ConfigError(f"opponents: {env.__name__} has no seats; leave opponents and eval_opponents out")
+        return Opponents(), Opponents()
+    open_them = partial(
+        open_opponents,
+        stack=stack,
+        vocabulary=tokenizer.get_vocab(),
+        device=device_of(config.device),
+        dtype=config.dtype,
+    )
+    return open_them(config.opponents), open_them(evaluated)

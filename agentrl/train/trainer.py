@@ -62,10 +62,9 @@ from agentrl.train.report import (
     nothing_learned,
     told_evaluation,
 )
-from agentrl.train.rollouts import open_drawer, open_order, order_of
+from agentrl.train.rollouts import open_drawer, open_order, order_of, run_opponents
 from agentrl.train.rows import buffer_of, normaliser, rows_to_learn
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
-from agentrl.train.seats import run_opponents
 from agentrl.train.teacher import Teacher, open_teacher
 from agentrl.train.trackers import Trackers, check_wandb
 from agentrl.train.warm_start import (
