@@ -1,4 +1,7 @@
-"""Rewards by a key of the tasks' metadata, with bootstrap intervals."""
+"""Rewards by a key of the tasks' metadata, and pass@k, with bootstrap intervals.
+
+pass@k is the probability that at least one of k episodes of a task passes.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from agentrl.train.run_folder import model_folder
 if TYPE_CHECKING:
     from agentrl.train.learner import DivergedError
     from agentrl.train.report import Summary
-    from agentrl.train.trainer import Trainer
-    from agentrl.train.whole_run import train
+    from agentrl.train.trainer import Trainer, train
 
 __all__ = ["DivergedError", "Summary", "TrainConfig", "Trainer", "WarmStartConfig", "model_folder", "train"]
 
@@ -29,7 +28,7 @@ _LAZY = {
     "DivergedError": "agentrl.train.learner",
     "Summary": "agentrl.train.report",
     "Trainer": "agentrl.train.trainer",
-    "train": "agentrl.train.whole_run",
+    "train": "agentrl.train.trainer",
 }
 
 

@@ -6,23 +6,29 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from agentrl.engine.base import TrainedEngine
+from agentrl.engine.pausable import PausableEngine
+from agentrl.engine.table import EngineParts, TrainingParts, open_engine
 from agentrl.env.env import Env
 from agentrl.episode.phases import PhaseSlots
 from agentrl.errors import ConfigError
 from agentrl.models.vision import Vision
+from agentrl.render.base import Renderer
 from agentrl.rollout.loop.buffer import GroupBuffer
 from agentrl.rollout.loop.drawing import GroupDrawer
 from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
+from agentrl.rollout.play.episodes import Rollout
 from agentrl.rollout.play.filters import NO_SPREAD, drop_reason
-from agentrl.rollout.play.groups import Rollout
 from agentrl.rollout.play.opponents import POLICY, Opponents, open_opponents
 from agentrl.rollout.play.remote import EpisodeOrder
-from agentrl.train.async_order import AsyncOrder
+from agentrl.train.async_order import AsyncOrder, check_own_weights
 from agentrl.train.config import TrainConfig
 from agentrl.train.engine_choice import device_of
 from agentrl.train.handover import HandOver
+from agentrl.train.learner import Learner
 from agentrl.train.order import Collect, InTurn, StepOrder
 from agentrl.train.rows import drawer_of, filters_of, teach
 from agentrl.types import SamplingParams
@@ -66,6 +72,21 @@ def open_drawer(
     )
     drawer = LoopDrawer(rollout, buffer, settings)
     return drawer, drawer.evaluating
+
+
+def open_trained_engine(
+    config: TrainConfig, run: Path, learner: Learner, tokenizer: Any, renderer: Renderer, say: Callable[[str], None]
+) -> TrainedEngine:
+    """The engine of a run. Its weights may change at any time with `staleness`. Raises ConfigError."""
+    training = TrainingParts(run, learner.device.type, config.dtype, say, overlap=config.staleness > 0)
+    parts = EngineParts(tokenizer, renderer, lambda: learner.model, config.concurrency, training)
+    engine = open_engine(config.engine, parts, config.engine_config)
+    if not isinstance(engine, TrainedEngine):
+        raise ConfigError(f"engine {config.engine} cannot take the trained weights: use local or sglang")
+    if not config.staleness:
+        return engine
+    check_own_weights(engine, config)
+    return PausableEngine(engine)
 
 
 def open_order(config: TrainConfig, drawer: Drawer, handover: HandOver, collect: Collect) -> StepOrder:

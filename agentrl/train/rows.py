@@ -9,8 +9,8 @@ from agentrl.rollout.data.source import TaskSource
 from agentrl.rollout.loop.buffer import GroupBuffer
 from agentrl.rollout.loop.drawing import GroupDrawer
 from agentrl.rollout.loop.journal import Journal
+from agentrl.rollout.play.episodes import Rollout
 from agentrl.rollout.play.filters import NO_SPREAD, GroupFilter, OwnFilter, drop_reason
-from agentrl.rollout.play.groups import Rollout
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import assign_advantages

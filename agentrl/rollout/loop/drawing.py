@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 from agentrl.errors import ConfigError
 from agentrl.rollout.loop.buffer import GroupBuffer, PendingGroup
-from agentrl.rollout.play.groups import Rollout, run_groups
+from agentrl.rollout.play.episodes import Rollout
+from agentrl.rollout.play.groups import run_groups
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, SamplingParams
 

@@ -11,7 +11,7 @@ from agentrl.rollout.loop.drawing import Drawn, Group
 from agentrl.rollout.loop.group_loop import GroupLoop, Stale
 from agentrl.rollout.loop.player import GroupPlayer, group_ages
 from agentrl.rollout.loop.slots import EpisodeSlots
-from agentrl.rollout.play.groups import Rollout
+from agentrl.rollout.play.episodes import Rollout
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import SamplingParams
 

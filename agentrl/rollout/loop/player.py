@@ -14,15 +14,9 @@ from agentrl.rollout.loop.buffer import GroupBuffer, PendingGroup
 from agentrl.rollout.loop.flow import Flow
 from agentrl.rollout.loop.group_loop import ABORTED
 from agentrl.rollout.loop.slots import EpisodeSlots
+from agentrl.rollout.play.episodes import Rollout, play_episode
 from agentrl.rollout.play.failures import too_few
-from agentrl.rollout.play.groups import (
-    GroupReward,
-    Rollout,
-    play_episode,
-    refuse_unscored,
-    score_group,
-    settle_rewards,
-)
+from agentrl.rollout.play.groups import GroupReward, refuse_unscored, score_group, settle_rewards
 from agentrl.rollout.play.in_flight import flying, late, note_turn
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import SamplingParams, StopReason
