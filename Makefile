@@ -40,8 +40,8 @@ quick: check  ## Lint, types, and the tests that need no model: under two minute
 pythons: $(STAMP)  ## Install the wheels into empty environments of Python 3.11, 3.12 and 3.13, where this machine has them, and play tests there.
 	$(BIN)/python .ci/packaging.py --pythons
 
-soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), whole storms, a retriever killed ten times, an overlapped run killed twenty times.
-	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/gateway/test_told.py tests/slime/contract/test_soak.py tests/slime/test_partial.py::test_storm tests/slime/test_nodes.py tests/episode/test_storm.py tests/envs/search_r1/test_retrieval_killed.py tests/train/test_overlap_killed.py
+soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), whole storms, a retriever killed ten times, a run with staleness killed twenty times.
+	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/gateway/test_told.py tests/slime/contract/test_soak.py tests/slime/test_partial.py::test_storm tests/slime/test_nodes.py tests/episode/test_storm.py tests/envs/search_r1/test_retrieval_killed.py tests/train/test_order_killed.py
 
 crash: $(STAMP)  ## kill -9 of a rollout of 2,000 prompts, 50 times, with and without rewinds: each prompt is trained once (eight minutes).
 	AGENTRL_CRASH=50 $(BIN)/python -m pytest tests/rollout/crash

@@ -42,7 +42,7 @@ from agentrl.episode.shared import loop_resources
 from agentrl.gateway.serving.server import loop_gateway
 from agentrl.render import load_renderer
 from agentrl.rollout import Rollout
-from agentrl.rollout.play.groups import play_episode
+from agentrl.rollout.play.episodes import play_episode
 from agentrl.rollout.play.remote import EpisodeOrder, with_workers
 from benchmarks.peers import engine_body, load_tokenizer, save, which_tokenizer
 

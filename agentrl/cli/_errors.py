@@ -11,7 +11,7 @@ import typer
 from agentrl._util.loading import own_frames
 from agentrl._util.signals import Terminated
 from agentrl.errors import CanaryError, ConfigError, InfraError
-from agentrl.rollout.play.groups import BugError
+from agentrl.rollout.play.episodes import BugError
 
 BUG = 1
 DISK_FULL = 1

@@ -23,7 +23,7 @@ from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.chat.client import ChatModel
-    from agentrl.rollout.play.groups import Rollout
+    from agentrl.rollout.play.episodes import Rollout
     from agentrl.trajectory.trajectory import Trajectory
     from agentrl.types import SamplingParams, Task
 
@@ -156,7 +156,8 @@ async def play_all(
     does; `results` then has the finished episodes.
     """
     from agentrl.chat.engine import ChatEngine
-    from agentrl.rollout.play.groups import Rollout, settle_rewards
+    from agentrl.rollout.play.episodes import Rollout
+    from agentrl.rollout.play.groups import settle_rewards
 
     reward = own_reward(api.config)
     if results.missing(samples):
@@ -234,7 +235,7 @@ def _kept(results: Results) -> Iterator[None]:
 
 
 async def _play(rollout: Rollout, api: Api, task: Task, session_id: str) -> Trajectory:
-    from agentrl.rollout.play.groups import play_episode
+    from agentrl.rollout.play.episodes import play_episode
 
     params: SamplingParams = {} if api.temperature is None else {"temperature": api.temperature}
     return await play_episode(rollout, task, params, session_id)

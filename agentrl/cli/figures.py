@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from agentrl.cli.episodes import warn_unscored
-from agentrl.monitor.by_key import Score, score_of, scores_by
+from agentrl.monitor.by_key import Score, passes, score_of, scores_by
 from agentrl.monitor.earned import rewards_of
-from agentrl.monitor.passes import passes
 
 if TYPE_CHECKING:
     from agentrl.trajectory.trajectory import Trajectory

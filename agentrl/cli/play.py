@@ -273,7 +273,8 @@ def _how_to_go_on(out: Path | None, player: str | None, yours: Sequence[Trajecto
 
 def _play_script(job: _PlayJob, path: str) -> list[Trajectory]:
     """All episodes, including episodes of a killed command. Episodes to keep are written."""
-    from agentrl.rollout.play.groups import RewardSeen, settle_rewards
+    from agentrl.rollout.play.episodes import RewardSeen
+    from agentrl.rollout.play.groups import settle_rewards
 
     envs, tasks = job.prepare()
     if tuple(job.config.opponents) != ("policy",):

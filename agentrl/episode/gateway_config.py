@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _REMOTE_RATE = 20.0
-"""Requests a second of a session from other machines. The default of `requests_per_s`."""
+"""Requests a second of a session from other machines."""
 
 
 class GatewayConfig(BaseModel):
@@ -33,11 +33,6 @@ class GatewayConfig(BaseModel):
     public_url: str | None = None
     """The base URL for agents that reach the gateway by another name or through a proxy: `https://agents.example.org`.
     `{port}` stands for the port."""
-    body_mb: float = Field(default=64.0, gt=0, le=1024)
-    """The largest body of a request, in MiB, as received and decompressed."""
-    requests_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Requests a second of a session, with bursts of three times as many. Further requests get a 503. Default: 20, or
-    no limit if only this machine reaches the gateway."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -72,13 +67,9 @@ class GatewayConfig(BaseModel):
 
     @property
     def rate(self) -> float | None:
-        """Requests a second of a session. None: no limit."""
-        default = None if self.local and self.public_url is None else _REMOTE_RATE
-        return default if self.requests_per_s is None else self.requests_per_s
-
-    @property
-    def body_bytes(self) -> int:
-        return int(self.body_mb * (1 << 20))
+        """Requests a second of a session, with bursts of three times as many. Further requests get a 503. None: no
+        limit, because only this machine reaches the gateway."""
+        return None if self.local and self.public_url is None else _REMOTE_RATE
 
     def url(self, port: int) -> str:
         """The base URL for agents, without a slash at the end. `port` is the gateway's port."""

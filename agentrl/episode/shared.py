@@ -87,7 +87,7 @@ class LoopResources:
 
         async def make() -> SGLangEngine:
             from agentrl.engine.sglang import SGLangEngine  # aiohttp is imported only on use
-            from agentrl.models.vocabulary import vocabulary_size
+            from agentrl.models.hub import vocabulary_size
 
             vocab_size = vocabulary_size(model) if model else None
             engine = SGLangEngine(url, extra=extra, vocab_size=vocab_size, retry_s=retry_s)

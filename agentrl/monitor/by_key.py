@@ -1,10 +1,14 @@
-"""Rewards by a key of the tasks' metadata, with bootstrap intervals."""
+"""Rewards by a key of the tasks' metadata, and pass@k, with bootstrap intervals.
+
+pass@k is the probability that at least one of k episodes of a task passes.
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -107,3 +111,38 @@ def _drawn_means(rewards: Sequence[float], seed: Sequence[int]) -> Array:
     sizes = [min(many, _REPLICATES - start) for start in range(0, _REPLICATES, many)]
     share = counts / len(rewards)
     return np.concatenate([random.multinomial(len(rewards), share, size) @ values for size in sizes]) / len(rewards)
+
+
+def pass_at(k: int, groups: Sequence[Sequence[Trajectory]], least: float = 1.0) -> Score:
+    """The mean over tasks of the unbiased estimator of pass@k, with the interval. An episode passes with a reward of at
+    least `least`.
+
+    Only valid, scored episodes count. A task with fewer than k such episodes is left out.
+    """
+    counts = [_counts(group, least) for group in groups]
+    values = [estimate(n, passed, k) for n, passed in counts if n >= k]
+    return score_of(values, sum(not trajectory.is_valid for group in groups for trajectory in group))
+
+
+def passes(groups: Sequence[Sequence[Trajectory]], least: float = 1.0) -> Mapping[int, Score]:
+    """pass@k for k = 1, 2, 4, ... up to the samples of a task."""
+    return {k: pass_at(k, groups, least) for k in _ks(max(map(len, groups), default=0))}
+
+
+def estimate(n: int, passed: int, k: int) -> float:
+    """1 - C(n - passed, k) / C(n, k): the share of sets of k out of n episodes with at least one passed episode."""
+    return 1.0 - comb(n - passed, k) / comb(n, k)
+
+
+def _counts(group: Sequence[Trajectory], least: float) -> tuple[int, int]:
+    rewards = rewards_of(group)
+    return len(rewards), sum(reward >= least for reward in rewards)
+
+
+def _ks(samples: int) -> Iterator[int]:
+    k = 1
+    while k < samples:
+        yield k
+        k *= 2
+    if samples:
+        yield samples

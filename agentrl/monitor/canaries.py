@@ -16,44 +16,36 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentrl.errors import CanaryError
 from agentrl.monitor.metrics import RolloutMetrics
 
-_WINDOW, _FAILING_SHARE = 10, 0.05
-"""Number of steps over which failing groups are counted, and the share of all groups that causes a warning."""
-_BASELINE_STEPS, _BASELINE_AT_LEAST = 10, 3
-"""Number of latest steps without a jump to which a step is compared, and the smallest number of such steps."""
+_WINDOW, _FAILING_STEPS, _FAILING_SHARE = 10, 3, 0.05
+"""Number of steps over which failing groups are counted, and the number of these steps and the share of groups that
+cause a warning."""
+_BASELINE_STEPS, _BASELINE_AT_LEAST, _BAD_CALL_STEPS = 10, 3, 3
+"""Number of latest steps without a jump to which a step is compared, the smallest number of such steps, and the number
+of steps that a jump lasts."""
+_FLAT_STEPS = 10
+"""Number of consecutive steps with equal rewards in every group that causes a warning."""
 
 
 class CanaryConfig(BaseModel):
-    """When a run stops or warns. Each canary can be switched off."""
+    """When a run stops. Other canaries need no setting: a step without trainable tokens stops the run, too. Warnings
+    report equal rewards in every group, groups in which every episode fails, tools that raise unexpected exceptions,
+    and a warm start that has learned the demonstrations by heart."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    no_trainable_tokens: bool = True
-    """Stop at a step without trainable tokens."""
     no_tool_calls: int = Field(default=10, ge=0)
     """Stop after this many steps in a row without any tool call, if there are tools. 0: never."""
     bad_call_jump: float = Field(default=0.5, ge=0, le=1)
-    """Stop if the share of turns with a wrong tool call is this much higher than before. 0: never."""
-    bad_call_steps: int = Field(default=3, gt=0)
-    """Consecutive steps with such a share before a stop."""
-    zero_advantage: int = Field(default=10, ge=0)
-    """Warn after this many consecutive steps with equal rewards in every group. 0: never."""
-    failing_groups: int = Field(default=3, ge=0)
-    """Warn if in this many of the last ten steps every episode of some groups failed. 0: never."""
-    learned_by_heart: bool = True
-    """Warn after a warm start that has learned the demonstrations by heart. For the test, up to 32 of 160 or more
-    demonstrations are held out, if the warm start reads each demonstration more than once.
-    """
-    tool_errors: bool = True
-    """Warn at the first unexpected exception of each type in each tool. Such an exception is a bug, but the model reads
-    an answer.
-    """
+    """Stop if the share of turns with a wrong tool call is this much higher than before, three steps in a row. 0:
+    never."""
 
 
 class Canaries:
     """Watches the steps of one run, in order."""
 
-    def __init__(self, config: CanaryConfig) -> None:
-        self._config = config
+    def __init__(self, config: CanaryConfig, *, grouped: bool = True) -> None:
+        """`grouped`: the rewards of a group are compared, so equal rewards teach nothing."""
+        self._config, self._grouped = config, grouped
         self._silent_steps = self._silent_episodes = self._flat_steps = self._loud_steps = 0
         self._calm: deque[float] = deque(maxlen=_BASELINE_STEPS)
         self._failing: deque[RolloutMetrics] = deque(maxlen=_WINDOW)
@@ -77,7 +69,7 @@ class Canaries:
     def _trainable_tokens(self, step: int, metrics: RolloutMetrics) -> None:
         # The user asked to mask overlong episodes, and a step may hold only overlong episodes.
         asked_for = 0 < metrics.sampled_tokens == metrics.masked_tokens.get("overlong", 0)
-        if self._config.no_trainable_tokens and metrics.trained_tokens == 0 and not asked_for:
+        if metrics.trained_tokens == 0 and not asked_for:
             raise CanaryError(
                 f"step {step}: no token can be trained: {metrics.sampled_tokens} were sampled, "
                 f"masked: {_listed(metrics.masked_tokens)}; the {metrics.episodes} episodes ended so: "
@@ -104,7 +96,7 @@ class Canaries:
             self._calm.append(rate)
             return
         self._loud_steps += 1
-        if self._loud_steps >= self._config.bad_call_steps:
+        if self._loud_steps >= _BAD_CALL_STEPS:
             raise CanaryError(
                 f"{_steps(step, self._loud_steps)}: {rate:.0%} of the turns hold a wrong tool call, before "
                 f"it was {before:.0%}; look at one with agentrl show; a lower learning rate, or a penalty in "
@@ -114,8 +106,7 @@ class Canaries:
     def _zero_advantage(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:
         flat = metrics.zero_advantage_groups == metrics.groups
         self._flat_steps = self._flat_steps + 1 if flat else 0
-        wait = self._config.zero_advantage
-        if wait and self._flat_steps and self._flat_steps % wait == 0:
+        if self._grouped and self._flat_steps and self._flat_steps % _FLAT_STEPS == 0:
             yield (
                 f"{_steps(step, self._flat_steps)}: the rewards of no group differed (their mean is "
                 f"{metrics.reward_mean:.3g}{_failed(metrics)}), so nothing is learned; are the tasks too hard, too "
@@ -123,7 +114,7 @@ class Canaries:
             )
 
     def _uncredited(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:
-        if metrics.uncredited_groups and self._config.zero_advantage and not self._said_uncredited:
+        if metrics.uncredited_groups and self._grouped and not self._said_uncredited:
             self._said_uncredited = True
             yield (
                 f"step {step}: in {metrics.uncredited_groups} of {metrics.groups} groups all episodes have the same "
@@ -138,7 +129,7 @@ class Canaries:
         self._said_failing -= 1
         failing = [window for window in self._failing if window.failed_groups]
         failed, groups = sum(window.failed_groups for window in failing), sum(window.groups for window in self._failing)
-        often = 0 < self._config.failing_groups <= len(failing) and failed >= _FAILING_SHARE * groups
+        often = len(failing) >= _FAILING_STEPS and failed >= _FAILING_SHARE * groups
         if not often or not metrics.failed_groups or self._said_failing > 0:
             return
         self._said_failing = _WINDOW
@@ -152,7 +143,7 @@ class Canaries:
     def _new_tool_errors(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:
         new = {kind: count for kind, count in metrics.tool_errors.items() if kind not in self._tool_errors}
         self._tool_errors.update(new)
-        if self._config.tool_errors and new:
+        if new:
             yield (
                 f"step {step}: a tool raised what no tool should: {_listed(new)}; the model reads it as an "
                 "answer; the log has the first traceback (raise ToolError to speak to the model)"

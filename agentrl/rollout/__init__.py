@@ -6,8 +6,9 @@ from agentrl.monitor.canaries import Canaries, CanaryConfig
 from agentrl.rollout.data.stream import TaskStream
 from agentrl.rollout.data.tasks import load_tasks, tasks_of
 from agentrl.rollout.play.branching import Budget, EpisodeTree
+from agentrl.rollout.play.episodes import BugError, Rollout
 from agentrl.rollout.play.evaluate import Evaluation, evaluate
-from agentrl.rollout.play.groups import BugError, Rollout, run_groups
+from agentrl.rollout.play.groups import run_groups
 
 __all__ = [
     "Budget",

@@ -153,7 +153,7 @@ def _flat(name: str, value: JSON) -> dict[str, float]:
 @cache
 def _canaries(grouped: bool) -> Canaries:
     """The canaries of this process, which is a whole run. Equal rewards are no alarm if groups are not compared."""
-    return Canaries(CanaryConfig() if grouped else CanaryConfig(zero_advantage=0))
+    return Canaries(CanaryConfig(), grouped=grouped)
 
 
 def _canary_warnings(canaries: Canaries, step: int, metrics: RolloutMetrics) -> list[str]:

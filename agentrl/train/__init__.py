@@ -1,7 +1,7 @@
 """The embedded trainer: reinforcement learning on a single machine.
 
-`config.py` holds the settings of a run, `trainer.py` the steps, `order.py` and `overlap.py` the order of rollouts and
-updates, and `run_folder.py` the files. `credit.py`, `batch.py`, `loss.py` and `learner.py` turn rewards into new
+`config.py` holds the settings of a run, `trainer.py` the steps, `order.py` and `async_order.py` the order of rollouts
+and updates, and `run_folder.py` the files. `credit.py`, `batch.py`, `loss.py` and `learner.py` turn rewards into new
 weights. `warm_start.py` is the imitation before RL.
 """
 
@@ -17,8 +17,7 @@ from agentrl.train.run_folder import model_folder
 if TYPE_CHECKING:
     from agentrl.train.learner import DivergedError
     from agentrl.train.report import Summary
-    from agentrl.train.trainer import Trainer
-    from agentrl.train.whole_run import train
+    from agentrl.train.trainer import Trainer, train
 
 __all__ = ["DivergedError", "Summary", "TrainConfig", "Trainer", "WarmStartConfig", "model_folder", "train"]
 
@@ -29,7 +28,7 @@ _LAZY = {
     "DivergedError": "agentrl.train.learner",
     "Summary": "agentrl.train.report",
     "Trainer": "agentrl.train.trainer",
-    "train": "agentrl.train.whole_run",
+    "train": "agentrl.train.trainer",
 }
 
 

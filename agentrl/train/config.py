@@ -11,11 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_valid
 
 from agentrl._util.yaml_files import read_yaml
 from agentrl.episode.config import EpisodeConfig
+from agentrl.episode.phases import Phase
 from agentrl.models.hub import SEEDED
 from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig
 from agentrl.rollout.loop.group_loop import Stale
-from agentrl.train.rollout_config import AtOnceConfig, FailureConfig
+from agentrl.rollout.play.failures import FailurePolicy
 
 Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo", "flash_reinforce"]
 Credit: TypeAlias = Literal["episode", "turn", "return"]
@@ -44,8 +45,6 @@ class WarmStartConfig(BaseModel):
     optimizer: Literal["adamw", "muon"] = "adamw"
     """muon: hidden matrices by Muon at five times the learning rate, the rest by AdamW. For models from scratch. adamw
     is the run's `optimizer`."""
-    micro_batch_tokens: int = Field(1024, gt=0)
-    """As in RL."""
 
 
 class ColumnsConfig(BaseModel):
@@ -61,22 +60,6 @@ class ColumnsConfig(BaseModel):
     """An object, or the JSON text of an object."""
     tool_key: str | None = None
     """A list of tools, or the JSON text of a list."""
-
-
-class FiltersConfig(BaseModel):
-    """Groups that are replaced although their rewards differ. Drops are counted by reason."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    pass_rate: tuple[float, float] | None = None
-    """The window for the group's mean of rewards, each clipped to 0 to 1, such as [0.2, 0.8]."""
-    max_tokens: int | None = Field(None, gt=0)
-    """The mean of the tokens after the prompt."""
-    tool_use: int = Field(0, ge=0)
-    """How many episodes must call a tool."""
-    functions: list[str] = Field(default_factory=list)
-    """Functions of yours, written like `env`. Each gets the group's trajectories, and returns True to keep the group,
-    False or the reason as text to drop it."""
 
 
 class LoRAConfig(BaseModel):
@@ -114,6 +97,24 @@ class TeacherConfig(BaseModel):
     @property
     def is_served(self) -> bool:
         return self.model.startswith(("http://", "https://"))
+
+
+class FailureConfig(BaseModel):
+    """The fate of episodes whose environment fails. They have no reward, and are not part of the baseline."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    again: int = Field(default=1, ge=0)
+    """How often such an episode is played once more, with a fresh Env."""
+    wait_s: float = Field(default=0.0, ge=0)
+    """Seconds before each retry, doubled each time."""
+    least: int = Field(default=0, ge=0)
+    """With staleness, groups with fewer valid episodes are dropped, and replaced by other tasks."""
+    ends_run: bool = False
+    """Fail fast: an episode that fails for good ends the run."""
+
+    def policy(self) -> FailurePolicy:
+        return FailurePolicy(again=self.again, wait_s=self.wait_s, least=self.least, ends_run=self.ends_run)
 
 
 _ALGORITHM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -171,18 +172,9 @@ class TrainConfig(EpisodeConfig):
     refill: int = Field(0, ge=0)
     """How often a step replaces groups of equal rewards, which teach nothing, by groups of fresh tasks: DAPO's dynamic
     sampling (arXiv 2503.14476). 0: never."""
-    filters: FiltersConfig | None = None
-    """Further groups that `refill` replaces, for example {tool_use: 2}. null: none."""
-    buffer_filter: str = "pop_first"
-    """The order of groups that wait to be played again: pop_first (in order), freshest_first (by the weights that
-    sampled the tokens), priority (by that number in the task's metadata), or a function with slime's signature:
-    filter(args, rollout_id, buffer, num_samples)."""
-    pass_rates: tuple[float, float] | None = None
-    """Draw only tasks whose last pass rate, a group's mean reward clipped to 0 to 1, was in this window, such as [0.1,
-    0.9]. Other tasks rest for an epoch, then for two, and so on. null: all tasks."""
-    curriculum: float | None = Field(None, gt=0, le=1)
-    """Draw tasks with a low `difficulty`, a number in the task's metadata, and the next level as soon as the last 16
-    groups of the highest level have this mean pass rate, such as 0.7. null: all levels at once."""
+    filters: list[str] = Field(default_factory=list)
+    """Functions of yours, written like `env`. Each gets the trajectories of a group, and returns True to keep the
+    group. `refill` replaces the group after False, or the reason as text."""
     temperature: float = Field(1.0, gt=0)
     """Temperature of sampling and of the trained log-probs. Evaluation is greedy."""
     concurrency: int = Field(128, gt=0)
@@ -191,25 +183,17 @@ class TrainConfig(EpisodeConfig):
     """Processes that play the episodes: 0 for the run's own, or one for each free core. See docs/training.md."""
     staleness: int = Field(0, ge=0)
     """How many steps old the weights may be that sampled a token, when it is trained. 0: rollouts and updates take
-    turns. 1: the next rollout is played while the learner learns (one-step off-policy, as in AReaL, arXiv 2505.24298),
-    on an engine with separate weights: sglang, or local in a separate process. More helps only if rollouts differ
-    much in length. No token is trained at a greater age, and tis_clip corrects for the age."""
-    fully_async: bool = False
-    """Episodes never stop: `concurrency` episodes are in flight while the learner learns, the engine gets new weights
-    in the middle of turns, and each step takes the finished groups. Needs `staleness`. For episodes of very different
-    lengths."""
+    turns. More: episodes never stop (fully asynchronous, as in AReaL, arXiv 2505.24298). `concurrency` episodes are in
+    flight while the learner learns, the engine gets new weights in the middle of turns, and each step takes the
+    finished groups. The engine needs separate weights: sglang, or local in a separate process. No token is trained at
+    a greater age, and tis_clip corrects for the age."""
     stale: Stale = "drop"
-    """With fully_async, the fate of a group that began too long ago for `staleness`. drop: the group is dropped, and
+    """With staleness, the fate of a group that began too long ago for `staleness`. drop: the group is dropped, and
     counted. retry: the task is played once more from the beginning. mask: the group is trained without the tokens that
     are too old."""
-    over_sample: float = Field(1.0, ge=1)
-    """Without fully_async: groups in flight at once, as a multiple of prompts_per_step. A step takes the groups that
-    end first, and aborts the rest: aborted tasks are played again, with staleness from where they stopped. More than 1
-    prefers short episodes, and does not repeat to the bit."""
-    eval_share: float = Field(0.25, gt=0, lt=1)
-    """With fully_async, the share of `concurrency` that an evaluation gets while training continues."""
-    at_once: AtOnceConfig = AtOnceConfig()
-    """Bounds on a phase of the episodes in flight, such as `{step: 32}` for a service that takes no more."""
+    at_once: dict[Phase, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
+    """The most episodes that may be in a phase at once, such as `{step: 32}` for a service that takes no more. The
+    phases: reset (most environments start their sandbox there), step (tools included), and score."""
     failures: FailureConfig = FailureConfig()
     """The fate of episodes whose environment fails."""
     minibatches: int = Field(2, gt=0)
@@ -221,8 +205,6 @@ class TrainConfig(EpisodeConfig):
     gradient_checkpointing: bool | None = None
     """Store one activation a layer and compute the rest again in the backward pass: a small part of the memory, a third
     more time. null: for models of 100 million parameters and more."""
-    compile: bool = False
-    """Compile the model's layers for learning (torch.compile). The first step takes a minute or two more."""
     lora: LoRAConfig | None = None
     """Train small added matrices (peft) and freeze the weights: little memory for optimizer and gradients, small
     checkpoints, and KL's reference is the model without the matrices. `agentrl merge` makes a whole model. null: train
@@ -393,27 +375,17 @@ class TrainConfig(EpisodeConfig):
     def _check_draw(self) -> Self:
         if self.refill and self.algorithm == "flash_reinforce":
             raise ValueError("refill is for groups, and algorithm flash_reinforce has none: leave it out, or take grpo")
-        if self.filters is not None and not self.refill:
+        if self.filters and not self.refill:
             raise ValueError("filters: refill replaces the groups that they drop, and it is 0: set refill, such as 3")
         if self.refill and not self.learns_from_rewards:
             raise ValueError(
                 "refill looks at rewards, and teacher does without: set teacher.beside_reward, or leave it out"
             )
-        if self.pass_rates is not None and not 0 <= self.pass_rates[0] < self.pass_rates[1] <= 1:
-            raise ValueError(f"pass_rates must be two rising numbers from 0 to 1, not {list(self.pass_rates)}")
-        if self.pass_rates is not None and self.group_size == 1:
-            raise ValueError("pass_rates: one episode is no rate: set group_size of at least 2, or leave it out")
         return self
 
     @model_validator(mode="after")
     def _check_rollout(self) -> Self:
-        if self.fully_async and not self.staleness:
-            raise ValueError("fully_async trains tokens of earlier weights: set staleness, such as 2, or leave it out")
-        if self.fully_async and self.over_sample != 1:
-            raise ValueError("over_sample ends each rollout early, and with fully_async none ends: leave one out")
-        if self.at_once.generate is not None and not self.fully_async:
-            raise ValueError("at_once.generate is for fully_async: otherwise concurrency bounds the engine's requests")
-        for phase, bound in self.at_once.phases().items():
+        for phase, bound in self.at_once.items():
             if bound < self.workers:
                 raise ValueError(
                     f"at_once.{phase}: {bound} is divided among {self.workers} workers; give {self.workers} or more"
@@ -450,6 +422,11 @@ class TrainConfig(EpisodeConfig):
         if self.minibatches > episodes:
             raise ValueError(f"minibatches ({self.minibatches}) exceeds the {episodes} episodes of a step")
         return self
+
+    @property
+    def warm_start_tokens(self) -> int:
+        """Tokens of a pass of the warm start: half of RL's, since prompts have log-probs there, too."""
+        return max(self.micro_batch_tokens // 2, 1)
 
     @property
     def learns_from_rewards(self) -> bool:

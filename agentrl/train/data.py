@@ -35,7 +35,7 @@ def training_tasks(config: TrainConfig, envs: EnvFactory) -> TaskSource:
         tasks = _tasks(config, envs, path, check)
         _warn_of_missing(envs, tasks)
         sizes.append(len(tasks))
-        streams.append(TaskStream(tasks, config.seed, pass_rates=config.pass_rates, curriculum=config.curriculum))
+        streams.append(TaskStream(tasks, config.seed))
     return streams[0] if len(streams) == 1 else Mixture(streams, sizes, [weight for _, weight in weighed])
 
 

@@ -1,11 +1,11 @@
-"""Faster arithmetic on a GPU: liger-kernel's norm, rotary and SwiGLU, compiled layers, and TF32."""
+"""Faster arithmetic on a GPU: liger-kernel's norm, rotary and SwiGLU, and TF32."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -67,27 +67,6 @@ def try_kernels(model: Any, apply: Callable[..., None]) -> bool:
 
 def _attributes(model: Any) -> list[tuple[Any, dict[str, Any]]]:
     return [(module, dict(vars(module))) for module in model.modules()]
-
-
-def compile_layers(layers: Sequence[Any]) -> list[Callable[..., Any]]:
-    """The layers' forward functions, compiled by torch.compile for all lengths. The first call compiles."""
-    return [torch.compile(layer.forward, dynamic=True) for layer in layers]
-
-
-@contextmanager
-def running(layers: Sequence[Any], forwards: Sequence[Callable[..., Any]]) -> Iterator[None]:
-    """While the context is open, the layers run these forward functions, if there are any."""
-    used = list(zip(layers, forwards, strict=False))
-    before = [vars(layer).get("forward") for layer, _ in used]
-    for layer, forward in used:
-        layer.forward = forward
-    try:
-        yield
-    finally:
-        for (layer, _), forward in zip(used, before, strict=True):
-            del layer.forward
-            if forward is not None:
-                layer.forward = forward
 
 
 @contextmanager

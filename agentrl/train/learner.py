@@ -19,9 +19,9 @@ from agentrl.models.attention import without_cudnn
 from agentrl.models.vision import Vision
 from agentrl.monitor.numerics import Numerics, compare
 from agentrl.train.batch import MicroBatch, Row, micro_batches
-from agentrl.train.checkpointing import checkpointing, layers_of, layers_to_checkpoint
+from agentrl.train.checkpointing import checkpointing, layers_to_checkpoint
 from agentrl.train.config import TrainConfig
-from agentrl.train.fused import compile_layers, running, tf32, use_fused_kernels
+from agentrl.train.fused import tf32, use_fused_kernels
 from agentrl.train.images import RowImages
 from agentrl.train.lora import AdapterReference
 from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, tis_weights
@@ -95,7 +95,6 @@ class Learner:
         self.device = next(model.parameters()).device
         use_fused_kernels(model, self.device)
         self._layers = layers_to_checkpoint(model, config.gradient_checkpointing)
-        self._compiled = compile_layers(layers_of(model)) if config.compile else []
         self.images = None if vision is None else RowImages.of(model, vision)
         self.packing = packing_of(model) if vision is None else None
         """The packing of rows. None: rows are padded."""
@@ -131,8 +130,7 @@ class Learner:
         attention = attending_by_rows(self.model) if self.packing else nullcontext()
         # A model in float32 keeps its precision, as its engine does.
         half = self.model.dtype != torch.float32
-        kernels = running(layers_of(self.model), self._compiled)
-        with attention, without_cudnn(), tf32(half), kernels, checkpointing(self._layers):
+        with attention, without_cudnn(), tf32(half), checkpointing(self._layers):
             yield
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> Iterator[MicroBatch]:

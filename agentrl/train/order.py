@@ -1,4 +1,4 @@
-"""The order of rollouts and updates. Here: in turn, each rollout with the newest weights. See also overlap.py."""
+"""The order of rollouts and updates. Here: in turn, each rollout with the newest weights. See also async_order.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from agentrl.train.handover import HandOver
-from agentrl.train.report import OverlapReport
+from agentrl.train.report import AsyncReport
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
@@ -20,28 +20,17 @@ PlayEvaluation: TypeAlias = Callable[[], Awaitable[Mapping[str, JSON]]]
 """Plays the held-out tasks, and returns metrics."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepEnd:
-    """The state in a checkpoint besides the weights: the position from which later steps begin."""
-
-    data: Mapping[str, Any]
-    """The state of the buffer: the untrained groups, and the position in the tasks."""
-    random_states: Mapping[str, Any]
-    """The random states of the process."""
-
-
 @dataclass(slots=True)
 class Played:
     """The rollout of a step, and the seconds of the step's parts."""
 
     step: int
     groups: Groups
-    end: StepEnd | None = None
-    """None: the state at the end of the step."""
     hand_over_s: float = 0.0
     rollout_s: float = 0.0
     train_s: float = 0.0
-    overlap: OverlapReport | None = None
+    async_report: AsyncReport | None = None
+    """None where rollouts and updates take turns."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -76,14 +65,6 @@ class StepOrder(Protocol):
         ...
 
 
-async def evaluate_between(order: StepOrder, evaluate: PlayEvaluation | None) -> Mapping[str, JSON]:
-    """Play an evaluation while no rollout is played."""
-    if evaluate is None:
-        return {}
-    async with order.paused():
-        return await evaluate()
-
-
 class InTurn:
     """A rollout, then updates, then the next rollout. The engine may share the learner's weights and device."""
 
@@ -112,7 +93,7 @@ class InTurn:
         return nullcontext()
 
     async def evaluate(self, step: int, evaluate: PlayEvaluation | None, *, last: bool) -> Mapping[str, JSON]:
-        return await evaluate_between(self, evaluate)
+        return {} if evaluate is None else await evaluate()
 
     async def stop(self) -> None:
         pass

@@ -116,13 +116,11 @@ def _first_and_last(metrics: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str,
 
 
 @dataclass(slots=True)
-class OverlapReport:
-    """The overlap of rollouts and updates in a step. Seconds are wall-clock."""
+class AsyncReport:
+    """A step that learned while episodes were played. Seconds are wall-clock."""
 
     trainer_wait_s: float = 0.0
-    """Seconds that the learner waited for the rollout."""
-    engine_wait_s: float = 0.0
-    """The engine waited before this rollout: for the learner's updates, and for the weights."""
+    """Seconds that the learner waited for groups."""
     token_age_mean: float = 0.0
     """Updates between the weights that sampled a trained token and the weights that learn from the token."""
     token_age_max: int = 0
@@ -141,32 +139,33 @@ class StepReport:
     """Until the engine had the weights."""
     rollout_s: float
     train_s: float
-    overlap: OverlapReport | None = None
+    async_report: AsyncReport | None = None
     """None where rollouts and updates take turns."""
 
     @property
     def same_weights(self) -> bool:
         """Whether all tokens were sampled from the weights at the beginning of the step."""
-        return self.overlap is None or self.overlap.token_age_max == 0
+        return self.async_report is None or self.async_report.token_age_max == 0
 
     @property
     def seconds(self) -> float:
         """The whole step."""
-        return self.hand_over_s + self.rollout_s + self.train_s if self.overlap is None else self.overlap.seconds
+        return (
+            self.hand_over_s + self.rollout_s + self.train_s if self.async_report is None else self.async_report.seconds
+        )
 
     def shown(self) -> dict[str, float]:
         """The figures of the progress line."""
-        failed, overlap = self.rollout.failed_episodes, dict[str, float]()
+        failed, waits = self.rollout.failed_episodes, dict[str, float]()
         unique = self.update.get("unique_tokens", 0)
-        if self.overlap is not None:
-            waits = {"trainer_waits_s": self.overlap.trainer_wait_s, "engine_waits_s": self.overlap.engine_wait_s}
-            overlap = {**{name: round(wait, 2) for name, wait in waits.items()}, "age": self.overlap.token_age_mean}
+        if (report := self.async_report) is not None:
+            waits = {"trainer_waits_s": round(report.trainer_wait_s, 2), "age": report.token_age_mean}
         return {
             "reward": self.rollout.reward_mean,
             **({"failed": failed} if failed else {}),
             "tokens_s": self.rollout.sampled_tokens / self.seconds,
             **({"computed_x": round(self.update["computed_tokens"] / unique, 2)} if unique else {}),
-            **overlap,
+            **waits,
         }
 
     def to_json(self) -> dict[str, JSON]:
@@ -178,7 +177,7 @@ class StepReport:
             "hand_over_s": self.hand_over_s,
             "rollout_s": self.rollout_s,
             "train_s": self.train_s,
-            **(asdict(self.overlap) if self.overlap else {}),
+            **(asdict(self.async_report) if self.async_report else {}),
             "seconds": self.seconds,
             "tokens_per_second": sampled / self.seconds,
             "rollout_tokens_per_second": sampled / self.rollout_s,

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from agentrl.engine.base import TrainedEngine
+from agentrl.engine.pausable import PausableEngine
+from agentrl.engine.table import EngineParts, TrainingParts, open_engine
+from agentrl.env.env import Env
 from agentrl.episode.phases import PhaseSlots
 from agentrl.errors import ConfigError
 from agentrl.models.vision import Vision
+from agentrl.render.base import Renderer
 from agentrl.rollout.loop.buffer import GroupBuffer
 from agentrl.rollout.loop.drawing import GroupDrawer
 from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
+from agentrl.rollout.play.episodes import Rollout
 from agentrl.rollout.play.filters import NO_SPREAD, drop_reason
-from agentrl.rollout.play.groups import Rollout
+from agentrl.rollout.play.opponents import POLICY, Opponents, open_opponents
 from agentrl.rollout.play.remote import EpisodeOrder
-from agentrl.train.beside import FullyAsync
+from agentrl.train.async_order import AsyncOrder, check_own_weights
 from agentrl.train.config import TrainConfig
+from agentrl.train.engine_choice import device_of
 from agentrl.train.handover import HandOver
-from agentrl.train.order import Collect, InTurn, StepEnd, StepOrder
-from agentrl.train.overlap import Overlap
+from agentrl.train.learner import Learner
+from agentrl.train.order import Collect, InTurn, StepOrder
 from agentrl.train.rows import drawer_of, filters_of, teach
 from agentrl.types import SamplingParams
 
@@ -29,7 +39,7 @@ Drawer: TypeAlias = GroupDrawer | LoopDrawer
 def order_of(config: TrainConfig, tokenizer: Any, vision: Vision | None) -> EpisodeOrder:
     """The workers' needs for the episodes of a run."""
     order = EpisodeOrder.of(config, tokenizer, vision)
-    return replace(order, failures=config.failures.policy(), at_once=config.at_once.phases())
+    return replace(order, failures=config.failures.policy(), at_once=config.at_once)
 
 
 def open_drawer(
@@ -37,16 +47,15 @@ def open_drawer(
 ) -> tuple[Drawer, Rollout]:
     """The rollout of each step's groups, and the rollout of evaluations.
 
-    Whole rollouts in waves, which an engine with lockstep repeats to the bit, or a loop for `fully_async` and
-    `over_sample`.
+    Whole rollouts in waves, which an engine with lockstep repeats to the bit, or a loop for `staleness`.
     """
-    bounds = config.at_once.phases()
-    rollout = replace(rollout, failures=config.failures.policy(), phases=PhaseSlots(bounds) if bounds else None)
-    if not config.fully_async and config.over_sample == 1:
+    phases = PhaseSlots(config.at_once) if config.at_once else None
+    rollout = replace(rollout, failures=config.failures.policy(), phases=phases)
+    if not config.staleness:
         return drawer_of(config, rollout, buffer, warn), rollout
     if rollout.envs.cls.seats:
         raise ConfigError(
-            f"{rollout.envs.cls.__name__} has seats, which fully_async and over_sample do not play: leave them out"
+            f"{rollout.envs.cls.__name__} has seats, which are played in turn with the updates: leave out staleness"
         )
     filters = filters_of(config)
     settings = LoopSettings(
@@ -56,7 +65,6 @@ def open_drawer(
         teach=lambda groups: teach(groups, config, filters),
         why=lambda group: drop_reason(filters, group) or NO_SPREAD,
         refill=config.refill,
-        over_sample=config.over_sample,
         staleness=config.staleness,
         stale=config.stale,
         steps=config.steps,
@@ -66,13 +74,43 @@ def open_drawer(
     return drawer, drawer.evaluating
 
 
-def open_order(
-    config: TrainConfig, drawer: Drawer, handover: HandOver, collect: Collect, state: Callable[[], StepEnd]
-) -> StepOrder:
-    """Rollouts and updates in turn, whole rollouts during updates, or episodes that never stop."""
-    if config.fully_async:
-        assert isinstance(drawer, LoopDrawer)
-        return FullyAsync(config.staleness, drawer, handover, collect, eval_share=config.eval_share)
-    if config.staleness:
-        return Overlap(config.staleness, config.steps, handover, collect, state)
+def open_trained_engine(
+    config: TrainConfig, run: Path, learner: Learner, tokenizer: Any, renderer: Renderer, say: Callable[[str], None]
+) -> TrainedEngine:
+    """The engine of a run. Its weights may change at any time with `staleness`. Raises ConfigError."""
+    training = TrainingParts(run, learner.device.type, config.dtype, say, overlap=config.staleness > 0)
+    parts = EngineParts(tokenizer, renderer, lambda: learner.model, config.concurrency, training)
+    engine = open_engine(config.engine, parts, config.engine_config)
+    if not isinstance(engine, TrainedEngine):
+        raise ConfigError(f"engine {config.engine} cannot take the trained weights: use local or sglang")
+    if not config.staleness:
+        return engine
+    check_own_weights(engine, config)
+    return PausableEngine(engine)
+
+
+def open_order(config: TrainConfig, drawer: Drawer, handover: HandOver, collect: Collect) -> StepOrder:
+    """Rollouts and updates in turn, or episodes that never stop."""
+    if isinstance(drawer, LoopDrawer):
+        return AsyncOrder(config.staleness, drawer, handover, collect)
     return InTurn(handover, collect)
+
+
+def run_opponents(
+    config: TrainConfig, env: type[Env], tokenizer: Any, stack: AsyncExitStack
+) -> tuple[Opponents, Opponents]:
+    """The opponents of training and of evaluations. `stack` closes the engines. Raises ConfigError."""
+    fixed = [name for name in config.opponents if name != POLICY]
+    evaluated = config.eval_opponents or fixed or [POLICY]
+    if not env.seats:
+        if fixed or config.eval_opponents:
+            raise ConfigError(f"opponents: {env.__name__} has no seats; leave opponents and eval_opponents out")
+        return Opponents(), Opponents()
+    open_them = partial(
+        open_opponents,
+        stack=stack,
+        vocabulary=tokenizer.get_vocab(),
+        device=device_of(config.device),
+        dtype=config.dtype,
+    )
+    return open_them(config.opponents), open_them(evaluated)

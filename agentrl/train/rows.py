@@ -6,19 +6,11 @@ from collections.abc import Callable, Sequence
 
 from agentrl._util.loading import load_object
 from agentrl.rollout.data.source import TaskSource
-from agentrl.rollout.loop.buffer import GroupBuffer, buffer_filter
+from agentrl.rollout.loop.buffer import GroupBuffer
 from agentrl.rollout.loop.drawing import GroupDrawer
 from agentrl.rollout.loop.journal import Journal
-from agentrl.rollout.play.filters import (
-    NO_SPREAD,
-    GroupFilter,
-    OwnFilter,
-    PassRate,
-    ResponseLength,
-    ToolUse,
-    drop_reason,
-)
-from agentrl.rollout.play.groups import Rollout
+from agentrl.rollout.play.episodes import Rollout
+from agentrl.rollout.play.filters import NO_SPREAD, GroupFilter, OwnFilter, drop_reason
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import assign_advantages
@@ -28,14 +20,7 @@ from agentrl.trajectory.trajectory import Trajectory, total_ledger
 
 def buffer_of(config: TrainConfig, source: TaskSource, journal: Journal | None) -> GroupBuffer:
     """The groups of a run. Without `staleness` a repeated step repeats to the bit: no episode is stored."""
-    return GroupBuffer(
-        source,
-        config.group_size,
-        policy=buffer_filter(config.buffer_filter),
-        args=config,
-        journal=journal,
-        keeps_episodes=config.staleness > 0,
-    )
+    return GroupBuffer(source, config.group_size, journal=journal, keeps_episodes=config.staleness > 0)
 
 
 def drawer_of(config: TrainConfig, rollout: Rollout, buffer: GroupBuffer, warn: Callable[[str], None]) -> GroupDrawer:
@@ -101,14 +86,7 @@ def teach(
 
 def filters_of(config: TrainConfig) -> list[GroupFilter]:
     """The configured filters. Raises ConfigError for a missing function."""
-    if (settings := config.filters) is None:
-        return []
-    filters: list[GroupFilter] = [] if settings.pass_rate is None else [PassRate(*settings.pass_rate)]
-    if settings.max_tokens is not None:
-        filters.append(ResponseLength(settings.max_tokens))
-    if settings.tool_use:
-        filters.append(ToolUse(settings.tool_use))
-    return filters + [OwnFilter(load_object(path), path.rpartition(":")[2]) for path in settings.functions]
+    return [OwnFilter(load_object(path), path.rpartition(":")[2]) for path in config.filters]
 
 
 def _trained(trajectory: Trajectory) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,7 +14,6 @@ from uuid import uuid4
 from agentrl._util.files import write_atomically
 from agentrl.errors import ConfigError
 from agentrl.train.config import TrainConfig
-from agentrl.train.event_file import EventFile
 from agentrl.train.report import BOARD
 
 _WANDB_ID = "wandb_id"
@@ -100,3 +100,36 @@ def _import_wandb() -> Any:
         warnings.simplefilter("ignore")
         import wandb
     return wandb
+
+
+class EventFile:
+    """A new event file in `folder`. Figures of older files from `step` on are replaced.
+
+    Raises ImportError if tensorboardX is not installed.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        # SummaryWriter writes in a thread: a full disk would end the thread, and later block the run.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads files in the order of their names, which have whole seconds.
+        self._file = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        self._write(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+
+    def add(self, step: int, figures: Mapping[str, float]) -> None:
+        """Write the figures of a step, so that TensorBoard sees them at once. Raises OSError."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+        self._write(Event(step=step, summary=Summary(value=values)))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, event: Any) -> None:
+        event.wall_time = time.time()
+        self._file.write_event(event)
+        self._file.flush()

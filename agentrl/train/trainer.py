@@ -17,39 +17,33 @@ from typing import Any, Self
 import torch
 from rich.console import Console
 from torch.optim import Optimizer
-from transformers.utils.logging import disable_progress_bar
 
 from agentrl._util.files import write_atomically
-from agentrl.engine.base import TrainedEngine
-from agentrl.engine.pausable import PausableEngine
-from agentrl.engine.table import EngineParts, TrainingParts, open_engine
+from agentrl._util.signals import run
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import RewardFn
 from agentrl.errors import ConfigError, EngineError
-from agentrl.models import SEEDED, load_tokenizer, save_model, set_ends
-from agentrl.models.vision import vision_of
+from agentrl.models import SEEDED, save_model, set_ends
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.render import load_renderer
 from agentrl.render.base import Renderer
 from agentrl.render.ends import turn_ends
 from agentrl.rollout.loop.drawing import Drawn
 from agentrl.rollout.loop.journal import Journal
+from agentrl.rollout.play.episodes import BugError, Rollout
 from agentrl.rollout.play.evaluate import Evaluation, evaluate
-from agentrl.rollout.play.groups import BugError, Rollout
 from agentrl.rollout.play.remote import with_workers
 from agentrl.train import lora
+from agentrl.train.async_order import half_the_threads
 from agentrl.train.batch import Row
 from agentrl.train.bill import Bill, billed
-from agentrl.train.by_heart import keep_apart, warnings_by_heart
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import uncredited_groups
 from agentrl.train.data import evaluation_tasks, limit_prompts, training_tasks
-from agentrl.train.engine_choice import device_of, with_engine_chosen
+from agentrl.train.engine_choice import with_engine_chosen
 from agentrl.train.handover import HandOver
-from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
-from agentrl.train.memory_advice import memory_lines
-from agentrl.train.order import Groups, StepEnd
-from agentrl.train.overlap import check_own_weights, half_the_threads
+from agentrl.train.learner import DivergedError, Schedule, random_states, set_learning_rate
+from agentrl.train.order import Groups
 from agentrl.train.progress import Position, Progress
 from agentrl.train.records import RunRecords
 from agentrl.train.report import (
@@ -63,19 +57,20 @@ from agentrl.train.report import (
     nothing_learned,
     told_evaluation,
 )
-from agentrl.train.rollouts import open_drawer, open_order, order_of
+from agentrl.train.rollouts import open_drawer, open_order, open_trained_engine, order_of, run_opponents
 from agentrl.train.rows import buffer_of, normaliser, rows_to_learn
-from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
-from agentrl.train.seats import run_opponents
+from agentrl.train.run_folder import RunFolder, model_folder, step_name
 from agentrl.train.teacher import Teacher, open_teacher
 from agentrl.train.trackers import Trackers, check_wandb
 from agentrl.train.warm_start import (
     demonstration_batches,
+    keep_apart,
     make_optimizers,
     read_demonstrations,
     warm_start_schedule,
+    warnings_by_heart,
 )
-from agentrl.train.weights import load_reference, load_weights, save_random_base
+from agentrl.train.weights import load_learner, load_reference, save_random_base
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
@@ -99,7 +94,6 @@ class Trainer:
         self.canaries = Canaries(config.canaries) if config.canaries else None
         self.numerics = NumericsWatch(config.numerics) if config.numerics else None
         self._resume, self._accept_changed_data, self._created = resume, accept_changed_data, False
-        self._step_end: StepEnd | None = None
         self._progress_saved: tuple[int, int, bool] | None = None
         """The position in the last checkpoint: steps of RL, steps of the warm start, and whether RL has begun."""
         self.teacher: Teacher | None = None
@@ -139,7 +133,7 @@ class Trainer:
         checkpoint = self._find_checkpoint() if self._resume else None
         self.buffer = buffer_of(config, source, self._open_journal() if checkpoint is not None else None)
         state = self._read_state(checkpoint) if checkpoint is not None else None
-        self._load_model(checkpoint)
+        self.tokenizer, self.learner = load_learner(config, checkpoint, self.folder.base, self._say)
         self.teacher = await open_teacher(config, self.tokenizer, self.learner.device, self.learner.vision)
         if self.teacher is not None:
             self._stack.push_async_callback(self.teacher.close)
@@ -165,7 +159,7 @@ class Trainer:
         if config.warm_start is None or self.position.started:
             return
         self.demonstrations = await read_demonstrations(config, self.learner.text_config, renderer, self.console)
-        if config.canaries is not None and config.canaries.learned_by_heart:
+        if config.canaries is not None:
             read = self.demonstrations
             read.rows, read.apart = keep_apart(read.rows, config.warm_start, config.seed)
         self.warm_optimizers = make_optimizers(
@@ -175,7 +169,10 @@ class Trainer:
     async def _open_rollout(self, envs: EnvFactory, reward: RewardFn | None, renderer: Renderer) -> None:
         """Open the engine, the workers and the order of the steps."""
         config = self.config
-        self.engine = self._open_engine(renderer)
+        self.engine = open_trained_engine(
+            config, self.folder.path.absolute(), self.learner, self.tokenizer, renderer, self._say
+        )
+        self._stack.push_async_callback(self.engine.close)
         self.handover = HandOver(self.engine, self.learner)
         opponents, self.eval_opponents = run_opponents(config, envs.cls, self.tokenizer, self._stack)
         rollout = Rollout(
@@ -193,7 +190,7 @@ class Trainer:
         self._stack.push_async_callback(self.drawer.stop)
         if config.staleness and self.learner.device.type == "cpu":
             self._stack.enter_context(half_the_threads())
-        self.order = open_order(config, self.drawer, self.handover, self.collect, self._present_state)
+        self.order = open_order(config, self.drawer, self.handover, self.collect)
         self._stack.push_async_callback(self.order.stop)
 
     def _make_folder(self, checkpoint: Path | None) -> None:
@@ -262,7 +259,7 @@ class Trainer:
             for step, rows in enumerate(islice(batches, done, None), done + 1):
                 for optimizer in self.warm_optimizers:
                     set_learning_rate(optimizer, warm_start_schedule(step, config.steps))
-                loss = self.learner.imitate(rows, self.warm_optimizers, config.micro_batch_tokens)
+                loss = self.learner.imitate(rows, self.warm_optimizers, self.config.warm_start_tokens)
                 tokens += sum(len(row.tokens) for row in rows)
                 self.position.warm_steps = step
                 self.bill.count(imitated=sum(len(row.tokens) for row in rows))
@@ -283,13 +280,12 @@ class Trainer:
         update = {**await self.order.learn(rollout, self.update), **drawn.metrics}
         self.buffer.trained(step, drawn.pending)
         self.bill.add("hand_over", rollout.hand_over_s)
-        self._step_end = rollout.end
         uncredited = uncredited_groups(rollout.groups) if self.config.credit == "turn" else 0
         equal = update.pop("zero_advantage_groups") + len(drawn.replaced)
         metrics = replace(metrics, zero_advantage_groups=equal, uncredited_groups=uncredited)
         self.records.write_step(step_name(step), step, rollout.groups, self.config.save_groups)
         return StepReport(
-            step, metrics, update, rollout.hand_over_s, rollout.rollout_s, rollout.train_s, rollout.overlap
+            step, metrics, update, rollout.hand_over_s, rollout.rollout_s, rollout.train_s, rollout.async_report
         )
 
     @billed("rollout")
@@ -383,24 +379,18 @@ class Trainer:
         def write(path: Path) -> None:
             self._save_model(path)
             warm = [optimizer.state_dict() for optimizer in self.warm_optimizers]
-            torch.save(
-                {**self.learner.state_dict(), **self._step_state.random_states, "warm": warm}, path / "optimizer.pt"
-            )
-            state = {"position": asdict(self.position), "data": self._step_state.data}
+            torch.save({**self.learner.state_dict(), **self._random_states, "warm": warm}, path / "optimizer.pt")
+            state = {"position": asdict(self.position), "data": self._data_state}
             state["schedule"] = asdict(self.learner.schedule)
             (path / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
 
         self.folder.save_checkpoint(self.position.step, write)
-        self.buffer.saved(self._step_state.data)
+        self.buffer.saved(self._data_state)
         self._progress_saved = self._progress_made()
 
     def _note_step_end(self) -> None:
-        """Record the untrained groups and the random states, with `staleness` as of the rollout's end."""
-        now, end = self._present_state(), self._step_end
-        self._step_state, self._step_end = StepEnd(now.data, (end or now).random_states), None
-
-    def _present_state(self) -> StepEnd:
-        return StepEnd(self.buffer.state(), random_states(self.learner.device))
+        """Record the untrained groups and the random states: a checkpoint may be written later."""
+        self._data_state, self._random_states = self.buffer.state(), random_states(self.learner.device)
 
     def _open_journal(self) -> Journal:
         journal = Journal(self.folder.path / "journal.db")
@@ -439,29 +429,6 @@ class Trainer:
         self.buffer.restore(state["data"], accept_changes=self._accept_changed_data)
         return state
 
-    def _load_model(self, checkpoint: Path | None) -> None:
-        disable_progress_bar()  # transformers' own bars at each load and save would disturb ours
-        source = str(checkpoint) if checkpoint else weights_of(self.config.model)
-        self.tokenizer = load_tokenizer(source)
-        for line in memory_lines(self.config, source, device_of(self.config.device)):
-            self._say(line)
-        base = lora.name_of_base(self.folder.base, self.config.model, source)
-        model = lora.attach(load_weights(self.config, source), self.config.lora, base=base, seed=self.config.seed)
-        self.learner = Learner(model, self.config, vision_of(model, source))
-
-    def _open_engine(self, renderer: Renderer) -> TrainedEngine:
-        config = self.config
-        run, device = self.folder.path.absolute(), self.learner.device.type
-        training = TrainingParts(run, device, config.dtype, self._say, overlap=config.staleness > 0)
-        parts = EngineParts(self.tokenizer, renderer, lambda: self.learner.model, config.concurrency, training)
-        engine = open_engine(config.engine, parts, config.engine_config)
-        self._stack.push_async_callback(engine.close)
-        if not isinstance(engine, TrainedEngine):
-            raise ConfigError(f"engine {config.engine} cannot take the trained weights: use local or sglang")
-        if config.staleness:
-            check_own_weights(engine, config)
-        return PausableEngine(engine, at_once=config.at_once.generate) if config.fully_async else engine
-
     def _save_model(self, path: Path) -> None:
         save_model(self.learner.model, self.tokenizer, path, self.learner.vision)
 
@@ -498,3 +465,28 @@ class Trainer:
         for line in summary.report(self.config.out):
             self._say(line)
         return summary
+
+
+def train(
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    accept_changed_data: bool = False,
+    trainer: type[Trainer] | None = None,
+    console: Console | None = None,
+) -> Summary:
+    """Run to the end, and return a summary.
+
+    Raises ConfigError before anything is written, BugError for a bug in the Env, and DivergedError for a loss that is
+    not finite. Raises CanaryError if nothing can be learned, or if engine and trainer disagree. After such an error, or
+    after a kill, `resume` continues from the last checkpoint. After Ctrl-C and SIGTERM it continues where the run was.
+    A run that fails before the first step leaves no folder, or only the engine's log. `accept_changed_data`: continue
+    even if tasks have changed.
+    """
+
+    async def whole() -> Summary:
+        kind = trainer or Trainer
+        async with kind(config, resume=resume, accept_changed_data=accept_changed_data, console=console) as running:
+            return await running.run()
+
+    return run(whole())

@@ -1,15 +1,22 @@
-"""The weights of a run: the trained model, the reference of KL, and the random base of an adapter."""
+"""The weights of a run: the trained model and its learner, the reference of KL, and the random base of an adapter."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from agentrl.models import SEEDED, load_model, save_model
+from transformers.utils.logging import disable_progress_bar
+
+from agentrl.models import SEEDED, load_model, load_tokenizer, save_model
+from agentrl.models.vision import vision_of
+from agentrl.train import lora
 from agentrl.train.config import TrainConfig
 from agentrl.train.engine_choice import device_of
 from agentrl.train.learner import Learner
 from agentrl.train.lora import AdapterReference
-from agentrl.train.run_folder import RunFolder
+from agentrl.train.memory_advice import memory_lines
+from agentrl.train.run_folder import RunFolder, weights_of
 
 
 def load_weights(config: TrainConfig, source: str) -> Any:
@@ -20,6 +27,20 @@ def load_weights(config: TrainConfig, source: str) -> Any:
         # would differ from an uninterrupted one in the last bits.
         parameter.data = parameter.data.clone()
     return model
+
+
+def load_learner(
+    config: TrainConfig, checkpoint: Path | None, base: Path, say: Callable[[str], None]
+) -> tuple[Any, Learner]:
+    """The tokenizer, and a learner with the weights of a checkpoint, or of the model that the configuration names."""
+    disable_progress_bar()  # transformers' own bars at each load and save would disturb ours
+    source = str(checkpoint) if checkpoint else weights_of(config.model)
+    tokenizer = load_tokenizer(source)
+    for line in memory_lines(config, source, device_of(config.device)):
+        say(line)
+    base_name = lora.name_of_base(base, config.model, source)
+    model = lora.attach(load_weights(config, source), config.lora, base=base_name, seed=config.seed)
+    return tokenizer, Learner(model, config, vision_of(model, source))
 
 
 def load_reference(config: TrainConfig, learner: Learner, folder: RunFolder) -> None:

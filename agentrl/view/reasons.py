@@ -21,7 +21,7 @@ REASONS: dict[str, Reason] = {
     ),
     "off_policy": Reason(
         "Other weights than the present ones sampled these tokens, or another model wrote them.",
-        "--mask-offpolicy-in-partial-rollout (slime); stale: mask (fully_async); a player's turns are always masked",
+        "--mask-offpolicy-in-partial-rollout (slime); stale: mask (train); a player's turns are always masked",
     ),
     "env_failure": Reason(
         "The environment broke. The reward is no evidence about the model, so the whole episode is left out.",

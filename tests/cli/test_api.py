@@ -12,7 +12,7 @@ import pytest
 
 from agentrl import Trajectory
 from agentrl.chat.client import ChatModel
-from agentrl.monitor.passes import estimate, pass_at, passes
+from agentrl.monitor.by_key import estimate, pass_at, passes
 from agentrl.testing import call
 from agentrl.testing.chat_server import Answer, chat_server
 

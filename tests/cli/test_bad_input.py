@@ -53,10 +53,6 @@ def bad(folder):
             ("train", "my_env.py:Capitals", *TRAIN, "--set", "teacher=gpt-9"),
             "teacher: unknown model 'gpt-9'; use tiny, ",
         ),
-        (
-            ("train", "my_env.py:Capitals", *TRAIN, "--set", "curriculum=0.7"),
-            "has no difficulty in its metadata; give ",
-        ),
         (("train", "my_env.py:Capitals", *TRAIN, "--model", "base"), "base has no chat template: put "),
         (("train", "my_env.py:Capitals", *TRAIN, "--set", "nope=1"), "unknown key nope; the keys are env, "),
         (

@@ -36,7 +36,7 @@ from agentrl import (
 )
 from agentrl.engine import ScriptedEngine, SGLangEngine
 from agentrl.engine.local import LocalEngine
-from agentrl.engine.sglang import constrained
+from agentrl.engine.sglang import client
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.models import load_tokenizer
 from agentrl.models.vision import load_vision
@@ -217,7 +217,7 @@ async def under_grammar(model) -> dict[str, object]:
     The model has logits for more tokens than the tokenizer has, some 10 % of the probability, which a grammar excludes
     everywhere. So the bound of what counts as changed is raised to between these differences.
     """
-    constrained.GRAMMAR_CHANGED = RAISED
+    client.GRAMMAR_CHANGED = RAISED
     rendered = RENDERER.prompt([{"role": "user", "content": ["one", A, "two", B]}])
     free = {"type": "any_tokens", "exclude_tokens": sorted(VISION.forbidden)}
     form = {"type": "sequence", "elements": [{"type": "const_string", "value": "no no"}, free]}

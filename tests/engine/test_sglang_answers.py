@@ -17,7 +17,7 @@ from agentrl.engine.sglang.answers import read_generation
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import EngineError
 from agentrl.models import tiny_tokenizer
-from agentrl.models.vocabulary import vocabulary_size
+from agentrl.models.hub import vocabulary_size
 from agentrl.render import load_renderer
 from agentrl.types import FinishReason
 from tests.doubles.sglang import Fake, answer, client

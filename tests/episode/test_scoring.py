@@ -11,7 +11,8 @@ from agentrl import Env, EnvFactory, InfraError, Limits, StepResult, StopReason,
 from agentrl.engine import ScriptedEngine
 from agentrl.episode.options import EpisodeOptions
 from agentrl.rewards import dapo, grader
-from agentrl.rollout.play.groups import RewardSeen, settle_rewards
+from agentrl.rollout.play.episodes import RewardSeen
+from agentrl.rollout.play.groups import settle_rewards
 
 TASK = Task(prompt="6 * 7?", label="42")
 TOO_SHORT = EpisodeOptions(limits=Limits(context=3))

@@ -7,7 +7,7 @@ import pytest
 
 from agentrl import SessionOptions, StopReason, Task
 from agentrl.cli._session import session_tree
-from agentrl.episode.gateway_config import GatewayConfig
+from agentrl.gateway.serving import server
 from agentrl.testing import call, rollout
 from tests.gateway.agents import ADD, RefusedByGateway, ask, doing
 from tests.gateway.wires.test_reading import IMAGE
@@ -61,7 +61,7 @@ async def test_a_refusal_is_logged_counted_and_named(what):
 
 
 async def test_a_path_that_is_not_served_and_a_body_that_is_too_long_are_named(monkeypatch):
-    monkeypatch.setattr(GatewayConfig, "body_bytes", 1000)
+    monkeypatch.setattr(server, "BODY_BYTES", 1000)
 
     async def lost(env, task, endpoint):
         assert await post(endpoint, "/chat/completions", {}) == 404

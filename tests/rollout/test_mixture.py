@@ -41,14 +41,11 @@ def test_a_source_that_has_ended_leaves_the_rest_to_the_others():
 
 
 def test_rows_name_the_task_and_its_source():
-    own = mixture(pass_rates=(0.1, 0.9))
+    own = mixture()
     for _ in range(8):
         drawn = own.draw()
         assert own.task(drawn.row) == drawn.task
     assert {own.task(row).id for row in range(13)} == {f"a{i}" for i in range(4)} | {f"b{i}" for i in range(9)}
-    own.record(2, 1.0)
-    own.record(12, 1.0)
-    assert own.metrics() == {"resting_tasks": 2}
 
 
 def test_it_resumes():
@@ -73,19 +70,10 @@ def test_prompts_that_are_too_long_are_passed_over_and_counted():
     assert "tokens, more than max_prompt_tokens (2)" in warnings[0]
 
 
-@pytest.mark.parametrize("values", [{}, {"epochs": 1}, {"curriculum": 0.5}, {"pass_rates": (0.1, 0.9)}])
+@pytest.mark.parametrize("values", [{}, {"epochs": 1}])
 def test_a_limit_that_no_prompt_keeps_is_refused(values):
-    tasks = [Task(prompt="x" * (9 - i), id=str(i), metadata={"difficulty": i // 2}) for i in range(4)]
+    tasks = [Task(prompt="x" * (9 - i), id=str(i)) for i in range(4)]
     own = TaskStream(tasks, 0, **values)
-    own.limit_prompts(PromptLimit(7 if "curriculum" in values else 2, lambda task: len(task.prompt), lambda line: None))
-    with pytest.raises(ConfigError, match=r"every prompt.* is longer than max_prompt_tokens; raise it"):
-        own.take(1)
-
-
-def test_a_task_that_rests_is_waited_for():
-    own = TaskStream([Task(prompt="x" * i, id=str(i)) for i in (1, 9)], 0, pass_rates=(0.1, 0.9))
     own.limit_prompts(PromptLimit(2, lambda task: len(task.prompt), lambda line: None))
-    for _ in range(4):
-        drawn = own.draw()
-        assert drawn.task.id == "1"
-        own.record(drawn.row, 1.0)
+    with pytest.raises(ConfigError, match="every prompt is longer than max_prompt_tokens; raise it"):
+        own.take(1)

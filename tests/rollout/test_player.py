@@ -1,4 +1,4 @@
-"""Groups of a buffer in a loop: the same tokens whatever the concurrency, aborted episodes that continue, failures."""
+"""Groups of a buffer in a loop: the same tokens whatever the concurrency, full slots, stale groups, failures."""
 
 from __future__ import annotations
 
@@ -73,14 +73,6 @@ class Walk(Env):
         type(self).closed += 1
 
 
-class Replayed(Walk):
-    deterministic = True
-
-
-class Kept(Walk):
-    """Can only be kept open."""
-
-
 @pytest.fixture
 async def make(renderer):
     made = []
@@ -104,7 +96,6 @@ async def make(renderer):
     for drawer in made:
         env = drawer.player.rollout.envs.cls
         assert env.opened <= env.closed
-        assert drawer.player._open == {}
 
 
 def said(drawn):
@@ -113,17 +104,15 @@ def said(drawn):
     }  # fmt: skip
 
 
-async def steps(drawer, count, *, ahead=True):
+async def steps(drawer, count):
     """The tokens of the groups of some steps."""
     found = {}
-    if ahead:
-        drawer.begin(0, 0)
+    drawer.begin(0, 0)
     for step in range(1, count + 1):
         drawn = await drawer.draw(step)
         found |= said(drawn)
         drawer.buffer.trained(step, drawn.pending)
-        if ahead:
-            drawer.loop.advance(step)
+        drawer.loop.advance(step)
     return found
 
 
@@ -143,11 +132,6 @@ async def test_another_seed_gives_other_tokens(make):
     assert all(one[place] != other[place] for place in one)
 
 
-async def test_a_sync_rollout_repeats(make):
-    one, other = [await steps(make(concurrency=c), 3, ahead=False) for c in (2, 100)]
-    assert one == other
-
-
 @pytest.mark.parametrize("concurrency", [3, 10])
 async def test_the_slots_are_full_and_no_group_begins_without_one(make, concurrency):
     drawer = make(concurrency=concurrency, staleness=5, seconds=0.005)
@@ -158,34 +142,6 @@ async def test_the_slots_are_full_and_no_group_begins_without_one(make, concurre
         assert drawn.metrics["queues"]["playing"] <= concurrency
         assert drawn.metrics["episodes_in_flight"] <= concurrency
     assert drawer.player.rollout.engine.most == concurrency
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("env", [Replayed, Kept])
-async def test_aborted_episodes_continue_where_they_stopped(make, env):
-    straight = await steps(make(env=env, concurrency=200, n=12), 4, ahead=False)
-    drawer = make(env=env, concurrency=5, n=12, over_sample=3.0, staleness=5, seconds=0.005)
-    found, resumed = {}, 0
-    for step in range(1, 5):
-        drawn = await drawer.draw(step)
-        resumed += drawn.metrics["resumed_episodes"]
-        found |= said(drawn)
-        drawer.buffer.trained(step, drawn.pending)
-    assert resumed > 0
-    shared = found.keys() & straight.keys()
-    assert len(shared) > 30
-    assert all(found[place] == straight[place] for place in shared), "an abort changes no token"
-    assert set(drawer.player.rollout.engine.handed_out.values()) == {1}, "no token is sampled again"
-
-
-async def test_what_was_aborted_is_counted(make):
-    drawer = make(env=Replayed, concurrency=5, n=12, over_sample=3.0, staleness=5, seconds=0.005)
-    resumed = 0
-    for step in range(1, 5):
-        drawn = await drawer.draw(step)
-        resumed += drawn.metrics["resumed_episodes"]
-        drawer.buffer.trained(step, drawn.pending)
-    assert resumed > 0
 
 
 @pytest.mark.parametrize("stale", ["mask", "drop"])
@@ -216,14 +172,6 @@ async def test_mask_keeps_a_group_that_is_too_old(make, monkeypatch, stale):
     assert (drawer.buffer.dropped["stale"] > 0) == (stale == "drop")
 
 
-async def test_envs_that_are_kept_open_are_closed_at_the_end(make):
-    drawer = make(env=Kept, concurrency=6, over_sample=3.0, staleness=5, seconds=0.005)
-    await drawer.draw(1)
-    await drawer.stop()
-    assert drawer.player._open == {}
-    assert Kept.opened == Kept.closed > 12
-
-
 async def test_groups_that_lost_too_many_episodes_are_dropped(make):
     drawer = make(labels={1: "broken"}, failures=smallest_group(2, again=0), staleness=1)
     found = await steps(drawer, 8)
@@ -234,12 +182,10 @@ async def test_groups_that_lost_too_many_episodes_are_dropped(make):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("ahead", [True, False])
-async def test_a_step_counts_its_own_drops_and_none_of_an_earlier_run(make, ahead):
+async def test_a_step_counts_its_own_drops_and_none_of_an_earlier_run(make):
     drawer = make(labels={1: "broken"}, failures=smallest_group(2, again=0), staleness=1)
     drawer.buffer.restore({**drawer.buffer.state(), "dropped": {"env_failure": 7}})
-    if ahead:
-        drawer.begin(0, 0)
+    drawer.begin(0, 0)
     counted = 0
     for step in range(1, 15):
         drawn = await drawer.draw(step)

@@ -12,7 +12,8 @@ import torch
 from agentrl import Env, EnvFactory, EpisodeOptions, InfraError, Limits, StepResult, StopReason, Task, TurnOptions
 from agentrl.engine.local import LocalEngine, lockstep
 from agentrl.models import load_model
-from agentrl.rollout.play.groups import Rollout, run_groups
+from agentrl.rollout.play.episodes import Rollout
+from agentrl.rollout.play.groups import run_groups
 
 
 class Pool:

@@ -1,9 +1,7 @@
-"""The rollout loop over workers: the episodes that it plays here, aborted ones that continue, failures and bounds."""
+"""The rollout loop over workers: the episodes that it plays here, failures and bounds."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,7 +16,7 @@ from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
 from agentrl.rollout.play.failures import FAIL_FAST, RETRY, smallest_group
 from agentrl.rollout.play.remote import EpisodeOrder, with_workers
 from tests.rollout import remote_env
-from tests.rollout.test_player import Sampled, said, steps
+from tests.rollout.test_player import Sampled, steps
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +50,6 @@ def looping(tokenizer, renderer, tmp_path):
                 yield drawer
             finally:
                 await drawer.stop()
-        assert drawer.player._open == {}
 
     return make
 
@@ -82,72 +79,6 @@ async def test_what_is_played_at_the_end_is_closed(looping, tmp_path):
         drawer.begin(0, 0)
         await drawer.draw(1)
         assert drawer.loop.playing
-    assert noted(tmp_path, "opened") <= noted(tmp_path, "closed")
-
-
-async def oversampled(drawer, count=4, between=lambda: None):
-    """The tokens of the groups of some steps, and how many aborted episodes were continued."""
-    found, resumed = {}, 0
-    for step in range(1, count + 1):
-        drawn = await drawer.draw(step)
-        resumed += drawn.metrics["resumed_episodes"]
-        found |= said(drawn)
-        drawer.buffer.trained(step, drawn.pending)
-        if step < count:
-            between()
-    return found, resumed
-
-
-OVER = {"concurrency": 5, "n": 12, "over_sample": 3.0, "staleness": 5, "seconds": 0.005}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("env", ["Replayed", "Kept"])
-async def test_aborted_episodes_continue_where_they_stopped(looping, tmp_path, env):
-    async with looping(env=env, workers=0, concurrency=200, n=12) as drawer:
-        straight, _ = await oversampled(drawer)
-    async with looping(env=env, **OVER) as drawer:
-        found, resumed = await oversampled(drawer)
-        engine = drawer.player.rollout.engine
-    assert resumed > 0
-    shared = found.keys() & straight.keys()
-    assert len(shared) > 30
-    assert all(found[place] == straight[place] for place in shared), "an abort changes no token"
-    assert set(engine.handed_out.values()) == {1}, "no token is sampled again"
-    assert noted(tmp_path, "opened") <= noted(tmp_path, "closed")
-
-
-@pytest.mark.thorough
-async def test_a_parked_episode_whose_worker_has_ended_begins_anew(looping):
-    async with looping(env="Kept", **OVER) as drawer:
-        pool = drawer.player.rollout.workers.pool
-
-        def kill():
-            for seat in pool.seats:
-                if seat.ready:
-                    os.kill(seat.pid, signal.SIGKILL)
-
-        found, resumed = await oversampled(drawer, between=kill)
-        again = drawer.player.rollout.engine.handed_out
-    assert len(found) == 4 * 3 * 4
-    assert resumed > 0
-    assert max(again.values()) > 1
-
-
-@pytest.mark.thorough
-async def test_an_episode_that_cannot_be_parked_begins_anew(looping):
-    async with looping(env="Unsendable", **OVER) as drawer:
-        found, resumed = await oversampled(drawer)
-    assert len(found) == 4 * 3 * 4
-    assert resumed == 0
-
-
-@pytest.mark.thorough
-async def test_an_abort_without_staleness_begins_all_anew(looping, tmp_path):
-    async with looping(env="Kept", **{**OVER, "staleness": 0}) as drawer:
-        found, resumed = await oversampled(drawer)
-    assert len(found) == 4 * 3 * 4
-    assert resumed == 0
     assert noted(tmp_path, "opened") <= noted(tmp_path, "closed")
 
 

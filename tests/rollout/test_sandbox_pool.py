@@ -16,7 +16,8 @@ from agentrl import Env, EnvFactory, EpisodeOptions, Limits, StepResult, Task, T
 from agentrl.engine import ScriptedEngine
 from agentrl.engine.local import LocalEngine, lockstep
 from agentrl.models import load_model
-from agentrl.rollout.play.groups import Rollout, run_groups
+from agentrl.rollout.play.episodes import Rollout
+from agentrl.rollout.play.groups import run_groups
 from agentrl.testing import call
 from agentrl_sandbox import SandboxPool
 from tests.sandbox.yard import Yard

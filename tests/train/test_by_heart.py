@@ -10,9 +10,8 @@ from rich.console import Console
 
 from agentrl.monitor.canaries import learned_by_heart
 from agentrl.train import Trainer
-from agentrl.train.by_heart import keep_apart, passes
 from agentrl.train.config import WarmStartConfig
-from agentrl.train.warm_start import Demonstration
+from agentrl.train.warm_start import Demonstration, keep_apart, passes
 
 
 def config(steps=1000, **values):

@@ -1,4 +1,4 @@
-"""A run that chooses its groups: refill, a window of pass rates, a curriculum."""
+"""A run that chooses its groups: refill and filters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from tests.train.test_trainer import TOY, Crash, CrashingTrainer, lines, played,
 
 @pytest.fixture
 def chosen(make_config, tmp_path):
-    """Six steps in which half of the tasks teach nothing, drawn by everything there is."""
-    rows = [
-        {"prompt": f"say {i}", "label": i / 100, "id": str(i), "metadata": {"difficulty": i % 3}} for i in range(10)
-    ]
+    """Six steps in which half of the tasks teach nothing."""
+    rows = [{"prompt": f"say {i}", "label": i / 100, "id": str(i)} for i in range(10)]
     (tmp_path / "hard.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def make(**values):
@@ -26,8 +24,6 @@ def chosen(make_config, tmp_path):
             "steps": 6,
             "checkpoint_every": 2,
             "refill": 2,
-            "pass_rates": (0.3, 0.9),
-            "curriculum": 0.3,
         }
         return make_config(**{**given, **values})
 
@@ -36,7 +32,7 @@ def chosen(make_config, tmp_path):
 
 @pytest.mark.thorough
 def test_the_metrics_count_what_was_drawn_and_what_teaches(chosen):
-    config = chosen(pass_rates=None, curriculum=None)
+    config = chosen()
     train(config, console=quiet())
 
     found = lines(config.out)
@@ -55,7 +51,7 @@ def test_the_metrics_count_what_was_drawn_and_what_teaches(chosen):
 @pytest.mark.thorough
 def test_what_replaced_groups_sampled_is_not_in_the_mean_of_the_loss(chosen):
     """The divisor counts the tokens of the kept groups alone."""
-    config, counted = chosen(steps=1, pass_rates=None, curriculum=None), []
+    config, counted = chosen(steps=1), []
 
     class Watching(CrashingTrainer):
         def normaliser(self, trajectories):
@@ -85,35 +81,23 @@ def test_a_killed_run_draws_and_replaces_the_same_groups(chosen, tmp_path, last)
 
     assert lines(broken.out) == lines(whole.out)
     assert played(broken.out) == played(whole.out)
-    shown = lines(whole.out)
-    assert {line["curriculum_levels"] for line in shown} == {3}
-    assert max(line["resting_tasks"] for line in shown) > 0
-    state = json.loads((whole.out / "checkpoints" / "step_000006" / "state.json").read_text())
-    assert state["data"]["source"]["pass_rates"]
+    assert sum(line["replaced_groups"] for line in lines(whole.out)) > 0
 
 
 @pytest.mark.thorough
 def test_a_run_without_a_difference_says_what_to_do(chosen):
     console = quiet()
-    train(chosen(reward=f"{TOY}:same", steps=2, pass_rates=None, curriculum=None), console=console)
+    train(chosen(reward=f"{TOY}:same", steps=2), console=console)
 
     said = console.file.getvalue()
     assert said.count("in each of 9 groups all episodes got the same reward, refill (2) included") == 1
-
-
-def test_a_task_without_difficulty_ends_the_run_before_it_begins(make_config, tmp_path):
-    config = make_config(curriculum=0.5)
-    with pytest.raises(ConfigError, match=r"^curriculum: task 0 has no difficulty in its metadata; give every task"):
-        train(config, console=quiet())
-    assert not config.out.exists()
 
 
 @pytest.mark.thorough
 def test_filters_replace_groups_and_their_reasons_are_counted(chosen, tmp_path):
     """A function that drops the tasks of odd number, beside what teaches nothing: those of even number."""
     (tmp_path / "own.py").write_text("def even(group):\n    return int(group[0].task.id) % 2 == 0 or 'odd'\n")
-    functions = {"functions": [f"{tmp_path / 'own.py'}:even"]}
-    config = chosen(pass_rates=None, curriculum=None, filters=functions, steps=2)
+    config = chosen(filters=[f"{tmp_path / 'own.py'}:even"], steps=2)
     train(config, console=quiet())
     for line in lines(config.out):
         assert line["dropped_odd"] + line["dropped_no_spread"] == line["replaced_groups"] == 6
@@ -123,4 +107,4 @@ def test_filters_replace_groups_and_their_reasons_are_counted(chosen, tmp_path):
 
 def test_filters_need_refill(chosen):
     with pytest.raises(ConfigError, match="set refill, such as 3"):
-        chosen(refill=0, filters={"tool_use": 1})
+        chosen(refill=0, filters=["own.py:even"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.train.event_file import EventFile
+from agentrl.train.trackers import EventFile
 
 pytest.importorskip("tensorboardX")
 

@@ -12,7 +12,6 @@ from agentrl.engine.local import LocalEngine
 from agentrl.engine.local.sampling import Sampling
 from agentrl.models import tiny_model, tiny_tokenizer
 from agentrl.models.attention import without_cudnn
-from agentrl.train import fused, stems
 from agentrl.train.batch import Row
 from agentrl.train.fused import tf32, try_kernels, use_fused_kernels
 from agentrl.train.learner import Learner
@@ -87,34 +86,6 @@ def test_they_are_for_gpus_and_leave_the_head_alone(monkeypatch):
 def test_without_liger_nothing_happens(monkeypatch):
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", None)
     assert not use_fused_kernels(tiny_model(), torch.device("cuda"))
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_layers_learn_the_same_and_the_engine_gets_the_others(checkpointing, make_config, monkeypatch):
-    calls, learned = [], []
-
-    def compiling(forward, dynamic):
-        assert dynamic
-        calls.append(0)
-        number = len(calls) - 1
-
-        def counted(*args, **kwargs):
-            calls[number] += 1
-            return forward(*args, **kwargs)
-
-        return counted
-
-    monkeypatch.setattr(fused.torch, "compile", compiling)
-    for on in (False, True):
-        model = tiny_model(seed=0)
-        stems._stems[model] = True  # trying it would count, too
-        learner = Learner(model, make_config(compile=on, gradient_checkpointing=checkpointing))
-        learner.learn(ROWS, step=1, normaliser=3)
-        learned.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-        assert not any("forward" in vars(layer) for layer in model.model.layers)
-    passes = 2 * (2 if checkpointing else 1)
-    assert calls == [passes, passes], "each layer in each of two minibatches, and once more for its backward pass"
-    assert torch.equal(*learned)
 
 
 def test_tf32_ends_with_the_pass():

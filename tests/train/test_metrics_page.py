@@ -30,7 +30,7 @@ def keys(name: str) -> list[str]:
 @pytest.fixture
 def everything(make_config: Any, small_model: Path, tmp_path: Path) -> Any:
     """Two steps of a run with every option that adds a metric."""
-    rows = [{"prompt": f"say {i}", "label": i / 100, "id": str(i), "metadata": {"difficulty": i % 2}} for i in range(8)]
+    rows = [{"prompt": f"say {i}", "label": i / 100, "id": str(i)} for i in range(8)]
     (tmp_path / "hard.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return make_config(
         env=f"{TOY}:Uneven",
@@ -40,10 +40,6 @@ def everything(make_config: Any, small_model: Path, tmp_path: Path) -> Any:
         steps=2,
         refill=1,
         max_prompt_tokens=150,
-        pass_rates=(0.3, 0.9),
-        curriculum=0.3,
-        staleness=1,
-        engine=f"{COPIED}:CopiedEngine",
         teacher={"model": str(small_model), "beside_reward": True},
     )
 
@@ -54,7 +50,6 @@ def never_stops(make_config: Any, tmp_path: Path) -> Any:
     return make_config(
         eval_data=tmp_path / "tasks.jsonl",
         eval_every=1,
-        fully_async=True,
         staleness=1,
         engine=f"{COPIED}:CopiedEngine",
         out=tmp_path / "never_stops",

@@ -21,10 +21,9 @@ def episodes_of(config, step):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_a_run_with_workers(make_config, staleness):
+def test_a_run_with_workers(make_config):
     """The engine of the run, with its weights of each step, plays what the workers ask it."""
-    config = make_config(workers=1, staleness=staleness, eval_every=1, eval_data=None)
+    config = make_config(workers=1, eval_every=1, eval_data=None)
     summary = train(config, console=Console(file=io.StringIO()))
     assert summary.steps == 2
     for step in (1, 2):
@@ -32,20 +31,19 @@ def test_a_run_with_workers(make_config, staleness):
         assert len(episodes) == 12
         assert {episode.failure for episode in episodes} == {None}
         versions = {version for episode in episodes for version in episode.weight_versions}
-        assert versions == {str(max(step - 1 - staleness, 0))}
+        assert versions == {str(step - 1)}
     rows = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
     gaps = [row["logprob_diff_max"] for row in rows]
     assert gaps[0] < 1e-4, "the learner's own log-probs are those that the workers' tokens came with"
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("own", [{"fully_async": True, "staleness": 2}, {"over_sample": 2.0, "staleness": 1}])
-def test_a_loop_with_workers(make_config, own, tmp_path):
+def test_a_loop_with_workers(make_config, tmp_path):
     """The rollout loop hands its episodes to the workers; weights change while they are played."""
     given = {"engine": f"{COPIED}:CopiedEngine", "steps": 4, "concurrency": 8, "at_once": {"step": 2}}
     evaluated = {"eval_data": tmp_path / "tasks.jsonl", "eval_every": 2, "eval_tasks": 4}
     failing = {"env": f"{TOY}:Flaky", "failures": {"again": 0, "least": 2}}
-    config = make_config(workers=2, **given, **own, **evaluated, **failing)
+    config = make_config(workers=2, staleness=2, **given, **evaluated, **failing)
     assert train(config, console=Console(file=io.StringIO())).steps == 4
     rows = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
     names = [episode.session_id for step in range(1, 5) for episode in episodes_of(config, step)]

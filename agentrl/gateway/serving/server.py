@@ -17,6 +17,7 @@ from agentrl.chat.request import RefusedError, SessionHandler
 from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.episode.shared import loop_resources
 from agentrl.errors import ConfigError
+from agentrl.gateway.serving.bodies import BODY_BYTES
 from agentrl.gateway.serving.http import LimitedSession, WireServer, keys
 from agentrl.gateway.serving.limits import SessionLimits
 
@@ -56,7 +57,7 @@ class Gateway:
         tls = _tls(self._config)
         _allow_files()
         self._folder = Path(tempfile.mkdtemp(prefix="agentrl-gateway-"))
-        self._server = WireServer(self._session, MODEL, body_bytes=self._config.body_bytes)
+        self._server = WireServer(self._session, MODEL, body_bytes=BODY_BYTES)
         try:
             self._port = await self._server.listen(self._config.host, self._config.port, tls)
             if warning := self._config.warning(self._port):

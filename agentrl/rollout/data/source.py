@@ -38,10 +38,6 @@ class TaskSource(Protocol):
         """A task that was drawn before."""
         ...
 
-    def record(self, row: int, rate: float) -> None:
-        """Note the pass rate of a group of a task."""
-        ...
-
     def metrics(self) -> Mapping[str, JSON]: ...
 
     def limit_prompts(self, limit: PromptFilter) -> None:

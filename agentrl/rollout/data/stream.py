@@ -6,11 +6,10 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from random import Random
-from typing import Any, overload
+from typing import Any
 
 from agentrl._util.content import content
 from agentrl.errors import ConfigError
-from agentrl.rollout.data.pass_rates import Curriculum, PassRateWindow, TaskChoice
 from agentrl.rollout.data.row_files import Permutation
 from agentrl.rollout.data.source import DrawnTask, PromptFilter, TaskSource
 from agentrl.rollout.data.tasks import TaskFile
@@ -48,37 +47,18 @@ class TaskStream:
 
     The stream ends after `epochs`; None: never. Without `shuffle` each epoch has the order of the data. A `TaskFile`
     stays on disk, with a computed order: eight bytes a row are in memory.
-
-    `pass_rates` leaves out tasks with a pass rate outside of the window (`PassRateWindow`). `curriculum` leaves out the
-    difficult tasks until the easier tasks are passed at this rate (`Curriculum`). Both need `record`, and both pass
-    over a task at its turn. If all tasks of an epoch are passed over, the next epoch begins, until a task is drawn.
     """
 
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        seed: int,
-        *,
-        pass_rates: tuple[float, float] | None = None,
-        curriculum: float | None = None,
-        epochs: int | None = None,
-        shuffle: bool = True,
-    ) -> None:
+    def __init__(self, tasks: Sequence[Task], seed: int, *, epochs: int | None = None, shuffle: bool = True) -> None:
         if not tasks:
             raise ConfigError("a TaskStream needs at least one task")
         self._tasks, self._seed, self._epochs = tasks if isinstance(tasks, TaskFile) else list(tasks), seed, epochs
         self._shuffle = shuffle
-        keys: Sequence[str] = _RowKeys(len(tasks)) if isinstance(tasks, TaskFile) else list(map(_digest, self._tasks))
-        self._rows = tasks.fingerprint if isinstance(tasks, TaskFile) else "".join(keys)
+        self._rows = tasks.fingerprint if isinstance(tasks, TaskFile) else "".join(map(_digest, self._tasks))
         """Eight hexadecimal digits for each task, or sixteen for a whole file. Every checkpoint holds the digits."""
-        self._choices: dict[str, TaskChoice] = {}
         self._limit: PromptFilter | None = None
         self._too_long: set[int] = set()
         """The rows that `limit_prompts` passed over."""
-        if pass_rates is not None:
-            self._choices["pass_rates"] = PassRateWindow(keys, *pass_rates)
-        if curriculum is not None:
-            self._choices["curriculum"] = Curriculum(self._tasks, curriculum)
         self._epoch = self._position = 0
         self._order = self._shuffled()
 
@@ -100,21 +80,15 @@ class TaskStream:
                 self._order = self._shuffled()
             row = self._order[self._position]
             self._position += 1
-            if not all(choice.wants(row, self._epoch) for choice in self._choices.values()):
-                continue
             task = self._tasks[row]
             if self._limit is None or self._limit.allows(task):
                 return DrawnTask(task, row, self._epoch)
             self._too_long.add(row)
 
     def _check_lengths(self) -> None:
-        """Raises ConfigError if all tasks in the draw are too long. A resting task may be drawn in a later epoch, but
-        the next level of a curriculum needs a task of the present level."""
-        level = self._choices.get("curriculum")
-        drawable = (row for row in range(len(self._tasks)) if level is None or level.wants(row, self._epoch))
-        if self._too_long and all(row in self._too_long for row in drawable):
-            where = "" if level is None else " in the first levels of the curriculum"
-            raise ConfigError(f"every prompt{where} is longer than max_prompt_tokens; raise it")
+        """Raises ConfigError if all tasks are too long."""
+        if len(self._too_long) == len(self._tasks):
+            raise ConfigError("every prompt is longer than max_prompt_tokens; raise it")
 
     def limit_prompts(self, limit: PromptFilter) -> None:
         """Pass over tasks with too long prompts."""
@@ -124,22 +98,12 @@ class TaskStream:
         """The task of a row of the data."""
         return self._tasks[row]
 
-    def record(self, row: int, rate: float) -> None:
-        """Note the pass rate of a group of a row's task."""
-        for choice in self._choices.values():
-            choice.record(row, rate, self._epoch)
-
     def metrics(self) -> dict[str, JSON]:
-        """The effects of the pass rates so far. Empty without an effect."""
-        totals: dict[str, JSON] = {}
-        for choice in self._choices.values():
-            totals |= choice.metrics(self._epoch)
-        return totals if self._limit is None else {**totals, **self._limit.metrics()}
+        """The number of tasks with too long prompts. Empty without a limit."""
+        return {} if self._limit is None else {**self._limit.metrics()}
 
     def state_dict(self) -> dict[str, JSON]:
-        """Position and pass rates, as a copy."""
-        chosen = {name: choice.state_dict() for name, choice in self._choices.items()}
-        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "rows": self._rows, **chosen}
+        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
         """Continue at the position of `state_dict`. Raises ConfigError if the seed changed, or a task, unless
@@ -154,9 +118,6 @@ class TaskStream:
             raise ConfigError(f"the run began with seed {state['seed']}, not {self._seed}; restore it, or begin anew")
         self._epoch, self._position = state["epoch"], min(state["position"], len(self._tasks))
         self._order = self._shuffled()
-        for name, choice in self._choices.items():
-            if name in state:
-                choice.load_state_dict(state[name])
 
     def _shuffled(self) -> Sequence[int]:
         if not self._shuffle:
@@ -214,17 +175,9 @@ class Mixture:
     def task(self, row: int) -> Task:
         return self._of(row)[0].task(self._of(row)[1])
 
-    def record(self, row: int, rate: float) -> None:
-        source, source_row = self._of(row)
-        source.record(source_row, rate)
-
     def metrics(self) -> dict[str, JSON]:
-        """The sums of the sources' metrics."""
-        totals: dict[str, JSON] = {}
-        for source in self._sources:
-            for key, value in source.metrics().items():
-                totals[key] = totals.get(key, 0) + value
-        return totals if self._limit is None else {**totals, **self._limit.metrics()}
+        """The number of tasks with too long prompts. Empty without a limit."""
+        return {} if self._limit is None else {**self._limit.metrics()}
 
     def limit_prompts(self, limit: PromptFilter) -> None:
         self._limit = limit
@@ -242,28 +195,6 @@ class Mixture:
     def _of(self, row: int) -> tuple[TaskSource, int]:
         chosen = max(i for i, first in enumerate(self._first) if first <= row)
         return self._sources[chosen], row - self._first[chosen]
-
-
-class _RowKeys(Sequence[str]):
-    """The keys of a file's tasks: the numbers of their rows."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = range(rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key.isdecimal() and int(key) in self._rows
-
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[str]: ...
-
-    def __getitem__(self, row: int | slice) -> str | Sequence[str]:
-        return str(self._rows[row]) if isinstance(row, int) else list(map(str, self._rows[row]))
 
 
 _DIGITS, _NAMED = 8, 5

@@ -21,9 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from agentrl._util.loading import load_object
-from agentrl.episode.state import Parked
-from agentrl.errors import ConfigError
 from agentrl.rollout.data.source import TaskSource
 from agentrl.rollout.loop.journal import Journal, Place, newest_weights, oldest_weights
 from agentrl.trajectory.trajectory import Trajectory
@@ -31,8 +28,8 @@ from agentrl.types import JSON, Task
 
 log = logging.getLogger("agentrl")
 
-Member: TypeAlias = Trajectory | Parked | None
-"""An episode of a group: ended, or parked for `resume_episode`, or None for an episode without a beginning."""
+Member: TypeAlias = Trajectory | None
+"""An episode of a group, or None for an episode that has not ended."""
 
 Whereabouts: TypeAlias = Literal["playing", "waiting", "finished"]
 
@@ -72,48 +69,12 @@ def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples:
     return taken
 
 
-def freshest_first(
-    args: Any, rollout_id: int | None, buffer: list[PendingGroup], num_samples: int
-) -> list[PendingGroup]:
-    """Groups with the newest sampling weights first, then the order of their return."""
-    return _best(buffer, num_samples, lambda group: group.born)
-
-
-def by_priority(args: Any, rollout_id: int | None, buffer: list[PendingGroup], num_samples: int) -> list[PendingGroup]:
-    """Groups with the highest `priority` in their task's metadata first (default 0), then the order of their return."""
-    return _best(buffer, num_samples, lambda group: float(group.task.metadata.get("priority", 0)))
-
-
-def _best(buffer: list[PendingGroup], count: int, rank: Callable[[PendingGroup], float]) -> list[PendingGroup]:
-    taken = sorted(buffer, key=rank, reverse=True)[:count]
-    for group in taken:
-        buffer.remove(group)
-    return taken
-
-
-BUFFER_FILTERS: Mapping[str, BufferFilter] = {
-    "pop_first": pop_first,
-    "freshest_first": freshest_first,
-    "priority": by_priority,
-}
-
-
-def buffer_filter(name: str) -> BufferFilter:
-    """A filter by its short name, or by the path of a function. Raises ConfigError."""
-    if name in BUFFER_FILTERS:
-        return BUFFER_FILTERS[name]
-    if not {":", "."} & set(name):
-        raise ConfigError(f"buffer_filter: {name!r} is none of {', '.join(BUFFER_FILTERS)}, nor the path of a function")
-    function: BufferFilter = load_object(name)
-    return function
-
-
 class GroupBuffer:
     """Hands out groups of `group_size` episodes, and tracks the place of each group.
 
     `policy` chooses among the returned groups, before a fresh task is drawn. The policy gets `args`. A group removed
-    without being returned is dropped as `buffer_filter`. With a `journal`, ended and parked episodes outlive the
-    process. With `keeps_episodes=False` the journal only records the end of each group.
+    without being returned is dropped as `buffer_filter`. With a `journal`, ended episodes outlive the process. With
+    `keeps_episodes=False` the journal only records the end of each group.
 
     Methods raise ValueError for a group in the wrong place, so that no group is trained twice.
     """
@@ -135,7 +96,7 @@ class GroupBuffer:
         """Number of trained groups so far."""
         self._policy, self._args, self.journal = policy, args, journal
         self._keeps_episodes = keeps_episodes
-        self._saved_episodes: dict[Place, dict[int, Trajectory | Parked]] = {}
+        self._saved_episodes: dict[Place, dict[int, Trajectory]] = {}
         """Episodes in the journal of groups that may be drawn again, by group and member."""
         self._next, self._step = 0, 0
         self.waiting: list[PendingGroup] = []
@@ -163,14 +124,11 @@ class GroupBuffer:
         self._note(group)
         return group
 
-    def keep(self, group: PendingGroup, index: int, member: Trajectory | Parked) -> None:
-        """Keep an ended or parked episode of a group in play: a restart need not play it again.
-
-        A parked episode with an open Env is useless to another process.
-        """
+    def keep(self, group: PendingGroup, index: int, member: Trajectory) -> None:
+        """Keep an ended episode of a group in play: a restart need not play it again."""
         group.members += [None] * (index + 1 - len(group.members))  # with seats, an episode has several trajectories
         group.members[index] = member
-        if self.journal is not None and self._keeps_episodes and not _is_open(member):
+        if self.journal is not None and self._keeps_episodes:
             self.journal.keep(_place(group), index, member, newest_weights(member, self._step))
 
     def finished(self, group: PendingGroup, trajectories: Sequence[Trajectory]) -> None:
@@ -233,12 +191,9 @@ class GroupBuffer:
     def restore(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
         """Return to `state`. Groups that were not gone are handed out first.
 
-        A state of the source alone is accepted, too: checkpoints of earlier versions have this form. Raises ConfigError
-        for changed data, unless `accept_changes` is set. Then the journal's episodes are played again, since their
-        tasks may differ.
+        Raises ConfigError for changed data, unless `accept_changes` is set. Then the journal's episodes are played
+        again, since their tasks may differ.
         """
-        if "source" not in state:
-            state = {"source": state, "next": 0, "step": 0, "trained": 0, "dropped": {}, "groups": []}
         self.source.load_state_dict(state["source"], accept_changes=accept_changes)
         self._next, self._step, self.trained_groups = state["next"], state["step"], state["trained"]
         self.dropped = Counter(state["dropped"])
@@ -333,10 +288,6 @@ class GroupBuffer:
         del self._where[group.number], self._groups[group.number]
         if group in self.waiting:
             self.waiting.remove(group)
-
-
-def _is_open(member: Trajectory | Parked) -> bool:
-    return isinstance(member, Parked) and member.env is not None
 
 
 def _place(group: PendingGroup) -> Place:

@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import TypeAlias
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.data.pass_rates import pass_rate
 from agentrl.rollout.loop.buffer import GroupBuffer, PendingGroup
-from agentrl.rollout.play.groups import Rollout, run_groups
+from agentrl.rollout.play.episodes import Rollout
+from agentrl.rollout.play.groups import run_groups
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, SamplingParams
 
@@ -119,8 +119,6 @@ class GroupDrawer:
         )
         for group, trajectories in zip(pending, groups, strict=True):
             self.buffer.finished(group, trajectories)
-            if (rate := pass_rate(trajectories)) is not None:
-                self.buffer.source.record(group.row, rate)
         return pending, groups
 
     def _take(self, step: int, count: int) -> list[PendingGroup]:

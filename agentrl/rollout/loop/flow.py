@@ -19,8 +19,6 @@ _STRAGGLES = 5
 class Flow:
     """Counts the episodes of a rollout from one report to the next."""
 
-    resumed: int = 0
-    """Aborted episodes that continued."""
     _flying: dict[str, float] = field(default_factory=dict)
     _ended: list[float] = field(default_factory=list)
     """Seconds of each episode that ended since the last report."""
@@ -63,12 +61,11 @@ class Flow:
             "episode_s_max": max(ended, default=0.0),
             "episodes_in_flight": len(self._flying),
             "stragglers": len(self.stragglers()),
-            "resumed_episodes": self.resumed,
             "generate_s": sum(turn.generate_s for turn in turns),
             "env_s": sum(turn.env_s for turn in turns),
             "prefix_hit_rate": sum(turn.cached_tokens for turn in turns) / max(prompted, 1),
             "group_ages": {str(age): count for age, count in group_ages.items()},
             "queues": dict(queues),
         }
-        self._since, self._ended, self.resumed = now, [], 0
+        self._since, self._ended = now, []
         return metrics

@@ -1,7 +1,7 @@
 """The journal of a buffer: an SQLite file with a row for each group, and the episodes of the groups that are not gone.
 
 The trainer's checkpoint has the groups that are not gone (`GroupBuffer.state`): a run is exact without a journal. The
-journal keeps their ended and parked episodes through a crash, so that they are not played again. The table `groups` has
+journal keeps their ended episodes through a crash, so that they are not played again. The table `groups` has
 a row about the end of each group, for `sqlite3 journal.db` after the run.
 
 A thread writes transactions of many changes, so the loop does not wait for the disk. The file is in WAL mode, and
@@ -27,7 +27,6 @@ from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
 from agentrl._util.own_files import check_own
-from agentrl.episode.state import Parked
 from agentrl.errors import ConfigError
 from agentrl.trajectory.trajectory import Trajectory
 
@@ -78,8 +77,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.unsaved = 0
-        """Episodes that cannot be pickled, such as episodes parked with an open Env. After a crash they are played
-        again."""
+        """Episodes that cannot be pickled. After a crash they are played again."""
         self._marks: dict[tuple[int, int], tuple[object, float | None]] = {}
         """Marks of the saved episodes of groups that are not gone, so that no episode is saved twice."""
         self._saved_step = -1
@@ -103,9 +101,9 @@ class Journal:
         for key in [key for key in self._marks if key[0] == number]:
             del self._marks[key]
 
-    def keep(self, group: Place, index: int, member: Trajectory | Parked, version: int) -> None:
+    def keep(self, group: Place, index: int, member: Trajectory, version: int) -> None:
         """Save an episode of a group. `version`: the newest weights that may have sampled the episode."""
-        key, mark = (group[0], index), (member, member.reward if isinstance(member, Trajectory) else None)
+        key, mark = (group[0], index), (member, member.reward)
         before = self._marks.get(key)
         if before is not None and before[0] is mark[0] and before[1] == mark[1]:
             return
@@ -127,9 +125,7 @@ class Journal:
         self._saved_step = step
         self._put(_PRUNE, ())
 
-    def rewind(
-        self, number: int, step: int, groups: Iterable[tuple[Place, int]]
-    ) -> dict[Place, dict[int, Trajectory | Parked]]:
+    def rewind(self, number: int, step: int, groups: Iterable[tuple[Place, int]]) -> dict[Place, dict[int, Trajectory]]:
         """Return to the time before group `number` was drawn and after `step` was trained. `groups` are the groups that
         were not gone, each with the number of its returns.
 
@@ -239,8 +235,8 @@ class Journal:
         except sqlite3.Error as exc:
             self._failed = exc
 
-    def _episodes(self) -> dict[Place, dict[int, Trajectory | Parked]]:
-        episodes: dict[Place, dict[int, Trajectory | Parked]] = {}
+    def _episodes(self) -> dict[Place, dict[int, Trajectory]]:
+        episodes: dict[Place, dict[int, Trajectory]] = {}
         query = "SELECT number, row, epoch, member, data FROM episodes"
         for number, row, epoch, member, data in self._database.execute(query):
             try:
@@ -268,19 +264,15 @@ def _refusal(path: Path, exc: sqlite3.DatabaseError) -> ConfigError:
     return ConfigError(f"{path}: the journal cannot be opened ({exc}); {_FREE}")
 
 
-def newest_weights(member: Trajectory | Parked, default: int) -> int:
+def newest_weights(member: Trajectory, default: int) -> int:
     """The newest version of the weights that sampled an episode. `default` if the engine names no version."""
-    versions = _versions(member)
+    versions = member.weight_versions
     named = [int(version) for version in versions if version.isdecimal()]
     return max(named) if named and len(named) == len(versions) else default
 
 
-def oldest_weights(members: Iterable[Trajectory | Parked | None], default: int) -> int:
+def oldest_weights(members: Iterable[Trajectory | None], default: int) -> int:
     """The oldest version of the weights that sampled any of these episodes. `default` if the engine names no
     version."""
-    named = [version for member in members if member is not None for version in _versions(member)]
+    named = [version for member in members if member is not None for version in member.weight_versions]
     return min([default, *(int(version) for version in named if version.isdecimal())])
-
-
-def _versions(member: Trajectory | Parked) -> Sequence[str]:
-    return (member.episode.trajectory if isinstance(member, Parked) else member).weight_versions

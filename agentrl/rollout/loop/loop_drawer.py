@@ -1,8 +1,7 @@
-"""The groups of each step from a rollout loop: fully-async, or sync with over-sampling. Compare GroupDrawer."""
+"""The groups of each step from a rollout loop that plays ahead of the trainer. Compare GroupDrawer."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from agentrl.rollout.loop.drawing import Drawn, Group
 from agentrl.rollout.loop.group_loop import GroupLoop, Stale
 from agentrl.rollout.loop.player import GroupPlayer, group_ages
 from agentrl.rollout.loop.slots import EpisodeSlots
-from agentrl.rollout.play.groups import Rollout
+from agentrl.rollout.play.episodes import Rollout
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import SamplingParams
 
@@ -31,8 +30,6 @@ class LoopSettings:
     """The reason of a group without a learning signal. The buffer counts the reasons."""
     refill: int = 0
     """The most times in a step that a group without a learning signal is replaced."""
-    over_sample: float = 1.0
-    """Sync: groups in flight at once, as a multiple of the step's groups."""
     staleness: int = 0
     stale: Stale = "drop"
     steps: int | None = None
@@ -41,11 +38,7 @@ class LoopSettings:
 
 
 class LoopDrawer:
-    """Plays groups of a buffer in a loop, and hands each step its groups.
-
-    `begin` makes the drawer fully-async: groups are played ahead, as far as `staleness` allows. Without `begin` each
-    `draw` is a sync rollout: over-sampled, filtered, with the rest aborted and put back into the buffer.
-    """
+    """Plays groups of a buffer in a loop, as far ahead as `staleness` allows, and hands each step its groups."""
 
     def __init__(self, rollout: Rollout, buffer: GroupBuffer, settings: LoopSettings) -> None:
         self.settings, self.buffer = settings, buffer
@@ -73,24 +66,19 @@ class LoopDrawer:
         self.slots.on_free = self.loop.fill
         self.evaluating = replace(rollout, slot=lambda: self.slots.one("eval"))
         """The rollout whose episodes take the slots of evaluation."""
-        self._ahead = False
         self._replaced: list[Group] = []
         self._dropped: Counter[str] | None = None
         """Dropped groups at the last report. None before the first group: a checkpoint may still be restored."""
 
     def begin(self, version: int, step: int) -> None:
         """Play ahead from now on, with weights of this version; `step` steps are done."""
-        self._ahead = True
         self._drops_so_far()
         self.loop.begin(version, step)
 
     async def draw(self, step: int) -> Drawn:
-        """The groups of a step. Raises as `run_groups` does."""
+        """The groups of a step, after `begin`. Raises as `run_groups` does."""
         before = self._drops_so_far()
-        if self._ahead:
-            pending = await self.loop.take(step)
-        else:
-            pending = await self._collect(step)
+        pending = await self.loop.take(step)
         groups = [[member for member in group.members if isinstance(member, Trajectory)] for group in pending]
         self._dropped = self.buffer.dropped.copy()
         metrics = self.player.flow.report(
@@ -109,25 +97,8 @@ class LoopDrawer:
         return self._dropped
 
     async def stop(self) -> None:
-        """End all episodes, and close the Envs of parked episodes. Ended groups stay ready."""
-        self._ahead = False
+        """End all episodes. Ended groups stay ready."""
         await self.loop.stop()
-        await self.player.close()
-
-    async def _collect(self, step: int) -> list[PendingGroup]:
-        at_once = max(round(self.settings.over_sample * self.settings.groups), self.settings.groups)
-        try:
-            taken = await self.loop.collect(step - 1, at_once)
-            await self.loop.abort(self._cut, partial_groups=self.settings.staleness > 0)
-        except BaseException:
-            await asyncio.shield(self.loop.stop())
-            raise
-        return taken
-
-    async def _cut(self) -> None:
-        """End the requests of the stopping episodes."""
-        rollout = self.player.rollout
-        await (rollout.engine.abort() if rollout.workers is None else rollout.workers.abort(rollout.engine.abort))
 
     def _unwanted(self, group: PendingGroup) -> str | None:
         settings = self.settings

@@ -1,33 +1,22 @@
-"""Plays the groups of a buffer for a rollout loop: the beginning of each episode, and the state of stopped episodes."""
+"""Plays the groups of a buffer for a rollout loop, each episode in a slot."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
 
 from agentrl._util.concurrency import gather
 from agentrl._util.seeds import sampling_seed
 from agentrl.chat.engine_speaker import EngineSpeaker
-from agentrl.env.env import close_env
 from agentrl.episode.gate import admission
 from agentrl.episode.options import EpisodeHooks
-from agentrl.episode.state import Parked
-from agentrl.rollout.data.pass_rates import pass_rate
 from agentrl.rollout.loop.buffer import GroupBuffer, PendingGroup
 from agentrl.rollout.loop.flow import Flow
 from agentrl.rollout.loop.group_loop import ABORTED
 from agentrl.rollout.loop.slots import EpisodeSlots
+from agentrl.rollout.play.episodes import Rollout, play_episode
 from agentrl.rollout.play.failures import too_few
-from agentrl.rollout.play.groups import (
-    GroupReward,
-    Rollout,
-    play_episode,
-    refuse_unscored,
-    score_group,
-    settle_rewards,
-)
+from agentrl.rollout.play.groups import GroupReward, refuse_unscored, score_group, settle_rewards
 from agentrl.rollout.play.in_flight import flying, late, note_turn
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import SamplingParams, StopReason
@@ -48,15 +37,12 @@ class GroupPlayer:
     seed: int
     sampling_params: SamplingParams
     aborted: Callable[[], bool] = lambda: False
-    """The flag that stops episodes. They are parked, and continue when their group is taken again."""
+    """Whether the episodes stop. They restart when their group is taken again."""
     keep_unscored: bool = False
     name: str = "train"
     flow: Flow = field(default_factory=Flow)
     _waiting_for_slot: dict[int, int] = field(default_factory=dict)
     """Number of episodes without a slot, for each group in play."""
-    _open: dict[tuple[int, int], Parked] = field(default_factory=dict)
-    """Parked episodes with an open Env."""
-    _closing: set[asyncio.Task[Any]] = field(default_factory=set)
 
     # The source
 
@@ -77,13 +63,10 @@ class GroupPlayer:
 
     def put_back(self, group: PendingGroup, *, anew: bool) -> None:
         self._waiting_for_slot.pop(group.number, None)
-        if anew:
-            self._forget(group)
         self.buffer.put_back(group, () if anew else list(group.members))
 
     def drop(self, group: PendingGroup, reason: str) -> None:
         self._waiting_for_slot.pop(group.number, None)
-        self._forget(group)
         self.buffer.drop(group, reason)
 
     # The play
@@ -101,8 +84,6 @@ class GroupPlayer:
         with flying(f"{self.name}-{group.number:06d}-score", group.task.id, self.name, episode=False):
             await self._score(ended)
         self.buffer.finished(group, ended)
-        if (rate := pass_rate(ended)) is not None:
-            self.buffer.source.record(group.row, rate)
         return None
 
     async def _score(self, group: Sequence[Trajectory]) -> None:
@@ -121,48 +102,19 @@ class GroupPlayer:
                 return
             await admission()  # thousands of simultaneous beginnings must not block the loop
             session_id = f"{self.name}-{group.number:06d}-{index:03d}"
-            parked = group.members[index]
             with flying(session_id, group.task.id, self.name), self.flow.episode(session_id):
-                await self._play_episode(group, index, session_id, parked if isinstance(parked, Parked) else None)
+                await self._play_episode(group, index, session_id)
 
-    async def _play_episode(self, group: PendingGroup, index: int, session_id: str, parked: Parked | None) -> None:
+    async def _play_episode(self, group: PendingGroup, index: int, session_id: str) -> None:
         params: SamplingParams = {
             **self.rollout.options.sampling_params,
             **self.sampling_params,
             "sampling_seed": sampling_seed(self.name, self.seed, group.number, index),
         }
-
-        async def park(episode: Parked) -> None:
-            self.buffer.keep(group, index, episode)
-            if episode.env is not None:
-                self._open[group.number, index] = episode
-
-        if parked is not None:
-            group.members[index] = None  # the Env has an owner now
-            self._open.pop((group.number, index), None)
-            self.flow.resumed += 1
-        hooks = EpisodeHooks(aborted=self.aborted, on_turn=note_turn, park=park)
-        trajectory = await play_episode(self.rollout, group.task, params, session_id, hooks=hooks, parked=parked)
+        hooks = EpisodeHooks(aborted=self.aborted, on_turn=note_turn)
+        trajectory = await play_episode(self.rollout, group.task, params, session_id, hooks=hooks)
         if trajectory.stop is not StopReason.ABORTED:
             self.buffer.keep(group, index, trajectory)
-
-    async def close(self) -> None:
-        """Close the open Envs of parked episodes."""
-        for place in list(self._open):
-            self._close(place)
-        while self._closing:
-            await asyncio.wait(self._closing)
-
-    def _forget(self, group: PendingGroup) -> None:
-        for place in [place for place in self._open if place[0] == group.number]:
-            self._close(place)
-
-    def _close(self, place: tuple[int, int]) -> None:
-        env = self._open.pop(place).env
-        assert env is not None
-        closing = asyncio.create_task(close_env(env))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
 
 
 def group_ages(groups: Sequence[PendingGroup], step: int) -> Mapping[int, int]:

@@ -30,7 +30,8 @@ from agentrl.episode.parking import resume_method
 from agentrl.episode.run import Episode, run_episode
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ConfigError, ResumeError
-from agentrl.rollout.play.groups import Rollout, raise_bug, settle_rewards
+from agentrl.rollout.play.episodes import Rollout, raise_bug
+from agentrl.rollout.play.groups import settle_rewards
 from agentrl.sandbox import MachineSnapshot
 from agentrl.trajectory.trajectory import Ledger, Trajectory, total_ledger
 from agentrl.types import Generation, Rendered, SamplingParams, Task, TurnOptions

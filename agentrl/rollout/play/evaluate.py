@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from agentrl.episode.scoring import is_relative
 from agentrl.monitor.metrics import RolloutMetrics
-from agentrl.rollout.play.groups import RewardSeen, Rollout, run_groups
+from agentrl.rollout.play.episodes import RewardSeen, Rollout
+from agentrl.rollout.play.groups import run_groups
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import SamplingParams, Task
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
-import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from agentrl._util.boundary import FailedError, at_boundary
@@ -16,46 +14,27 @@ from agentrl._util.concurrency import gather
 from agentrl._util.garbage import settle
 from agentrl._util.seeds import sampling_seed
 from agentrl.chat.engine_speaker import EngineSpeaker
-from agentrl.engine.base import Engine
 from agentrl.env.factory import EnvFactory
-from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
-from agentrl.episode.phases import PhaseSlots
-from agentrl.episode.resume import resume_episode
-from agentrl.episode.run import run_episode
 from agentrl.episode.scoring import give, is_relative, nothing_earned
-from agentrl.episode.state import Parked
-from agentrl.errors import AgentRLError, ConfigError, Failure, ResumeError
-from agentrl.render.base import Renderer
-from agentrl.rollout.play.failures import RETRY, FailurePolicy, with_retries
-from agentrl.rollout.play.in_flight import AGAIN, flying, note_turn
-from agentrl.rollout.play.opponents import Opponents, Seating
-from agentrl.rollout.play.seats import play_seats
+from agentrl.errors import ConfigError
+from agentrl.rollout.play.episodes import (
+    LockstepProtocol,
+    NoLockstep,
+    RewardSeen,
+    Rollout,
+    play_all_seats,
+    raise_bug,
+)
+from agentrl.rollout.play.in_flight import flying
+from agentrl.rollout.play.opponents import Seating
 from agentrl.rollout.play.waiting import waiting_for
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Reward, SamplingParams, StopReason, Task
 
 T = TypeVar("T")
-log = logging.getLogger("agentrl")
 
 Place: TypeAlias = tuple[int, int]
 """The place of an episode or trajectory: the number of its task, and its number within the group."""
-
-
-class BugError(AgentRLError):
-    """An Env, a reward function or agentrl itself has a bug. The message ends with the traceback."""
-
-    def __init__(self, failure: Failure, session_id: str) -> None:
-        self.failure, self.session_id = failure, session_id
-        self.summary = f"{failure.error} (in {failure.boundary}, episode {session_id})"
-        super().__init__(f"{self.summary}\n{failure.traceback}")
-
-
-class LockstepProtocol(Protocol):
-    """Episodes that take their turns together; see `agentrl.engine.local.lockstep`."""
-
-    def episode(self) -> AbstractContextManager[None]: ...
-
-    def begin_again(self) -> None: ...
 
 
 @runtime_checkable
@@ -75,58 +54,6 @@ class GroupReward(Protocol):
         """A reward for each trajectory. `policy` is the model in training, for questions of the function. A function
         without this parameter does not get the policy."""
         ...
-
-
-class RemotePlayer(Protocol):
-    """Plays episodes elsewhere; see `agentrl.rollout.play.remote`."""
-
-    async def play(
-        self,
-        task: Task,
-        params: SamplingParams,
-        session_id: str,
-        *,
-        hooks: EpisodeHooks | None = None,
-        parked: Parked | None = None,
-    ) -> Trajectory:
-        """As `play_episode`. Of `hooks`, `aborted` and `park` are used."""
-        ...
-
-    async def abort(self, cut: Callable[[], Awaitable[None]]) -> None:
-        """Stop the episodes whose `aborted` is set. `cut` ends the engine's requests."""
-        ...
-
-
-@dataclass(slots=True)
-class RewardSeen:
-    """Whether the episodes of a run get rewards."""
-
-    any: bool = False
-    """Whether any episode got a reward. Set it when a run is resumed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """The common settings of all episodes of a run."""
-
-    envs: EnvFactory
-    engine: Engine
-    renderer: Renderer
-    options: EpisodeOptions = field(default_factory=EpisodeOptions)
-    reward: RewardFn | None = None
-    concurrency: int = 128
-    """Episodes in flight at once."""
-    scored: RewardSeen = field(default_factory=RewardSeen)
-    opponents: Opponents = field(default_factory=Opponents)
-    """Who plays the other seats of an Env with seats."""
-    failures: FailurePolicy = RETRY
-    """The policy for episodes with a failed environment."""
-    phases: PhaseSlots | None = None
-    """Bounds on how many episodes reset, step and score at once."""
-    slot: Callable[[], AbstractAsyncContextManager[None]] | None = None
-    """Gives each episode its slot, in place of `concurrency`."""
-    workers: RemotePlayer | None = None
-    """Workers that play the episodes. The Envs are then not entered here, and the engine's lockstep is not used."""
 
 
 async def run_groups(
@@ -222,7 +149,7 @@ class _Round:
         async with self.slots if rollout.slot is None else rollout.slot():
             session_id = f"{self.name}-{self.step:06d}-{number:04d}-{member:03d}"
             with lockstep.episode(), flying(session_id, task.id, self.name):
-                result = await _play_all_seats(rollout, task, params, session_id, lockstep, self.seatings[group])
+                result = await play_all_seats(rollout, task, params, session_id, lockstep, self.seatings[group])
         for place, trajectory in zip(_places(episode, self.seatings), result, strict=True):
             if self.keep is not None:
                 self.keep(trajectory, place)
@@ -237,7 +164,7 @@ async def _play_in_waves(
     """The results of `play` for each place, in waves if the engine has a lockstep."""
     engine, results = rollout.engine, list[T]()
     if not isinstance(engine, LockstepEngine) or rollout.workers is not None:
-        return await gather([play(place, _NoLockstep()) for place in places])
+        return await gather([play(place, NoLockstep()) for place in places])
     for wave in batched(places, rollout.concurrency):
         with engine.lockstep(len(wave)) as lockstep:
             results += await gather([play(place, lockstep) for place in wave])
@@ -319,16 +246,6 @@ def _takes_policy(reward: GroupReward) -> bool:
     return "policy" in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
-class _NoLockstep:
-    """A lockstep without effect, for other engines."""
-
-    def episode(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def begin_again(self) -> None:
-        pass
-
-
 def settle_rewards(envs: EnvFactory, scored: RewardSeen, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Apply the rule for episodes without a reward, and return the unscored episodes.
 
@@ -354,143 +271,6 @@ def _was_answered(trajectory: Trajectory) -> bool:
     """Whether `Env.step`, or an agent, has seen a turn. Unreadable calls never reach `step`."""
     answered = any(turn.env_s > 0 and turn.bad_call != "structural" for turn in trajectory.turns)
     return answered or "agent" in trajectory.info
-
-
-async def play_episode(
-    rollout: Rollout,
-    task: Task,
-    params: SamplingParams,
-    session_id: str,
-    *,
-    hooks: EpisodeHooks | None = None,
-    parked: Parked | None = None,
-) -> Trajectory:
-    """Play an episode, with further attempts by `rollout.failures` after a failure of the environment.
-
-    `parked` is continued where it stopped, or restarted if resuming fails. Raises BugError for a bug, ConfigError, and
-    InfraError if a failure ends the run.
-    """
-    return await _play_with_retry(rollout, task, params, session_id, _NoLockstep(), hooks, parked)
-
-
-async def _play_with_retry(
-    rollout: Rollout,
-    task: Task,
-    params: SamplingParams,
-    session_id: str,
-    lockstep: LockstepProtocol,
-    hooks: EpisodeHooks | None = None,
-    parked: Parked | None = None,
-) -> Trajectory:
-    """Play an episode. After a failure of the environment, play it again under other session ids."""
-    if rollout.workers is not None:
-        return await rollout.workers.play(task, params, session_id, hooks=hooks, parked=parked)
-    hooks = replace(hooks or EpisodeHooks(on_turn=note_turn), slots=rollout.phases)
-
-    async def play(attempt: int) -> list[Trajectory]:
-        name = _name_of(session_id, attempt)
-        if parked is not None and not attempt:
-            return [await _resume(rollout, parked, params, name, hooks)]
-        return [await _play(rollout, task, params, name, hooks)]
-
-    (trajectory,) = await with_retries(rollout.failures, play, lockstep.begin_again)
-    continues = trajectory.stop is StopReason.ABORTED and hooks.park is not None
-    if not continues:
-        _mask_invalid(trajectory)
-    return trajectory
-
-
-def _name_of(session_id: str, attempt: int) -> str:
-    """The session id of an attempt. Attempts after the first have their own names."""
-    return session_id + (AGAIN if attempt == 1 else f"{AGAIN}{attempt}" if attempt else "")
-
-
-def _mask_invalid(trajectory: Trajectory) -> None:
-    if not trajectory.is_valid:
-        trajectory.mask("env_failure" if trajectory.failure is not None else "host")
-
-
-async def _play_all_seats(
-    rollout: Rollout,
-    task: Task,
-    params: SamplingParams,
-    session_id: str,
-    lockstep: LockstepProtocol,
-    seating: Seating | None,
-) -> list[Trajectory]:
-    """As `_play_with_retry`, for an Env with or without seats. A broken environment fails and masks every seat."""
-    if seating is None:
-        return [await _play_with_retry(rollout, task, params, session_id, lockstep)]
-
-    async def play(attempt: int) -> list[Trajectory]:
-        seated = await play_seats(
-            rollout.envs,
-            task,
-            seating,
-            engine=rollout.engine,
-            renderer=rollout.renderer,
-            options=replace(rollout.options, sampling_params=params),
-            reward=rollout.reward,
-            session_id=_name_of(session_id, attempt),
-            slots=rollout.phases,
-        )
-        return [*map(raise_bug, seated)]
-
-    trajectories = await with_retries(rollout.failures, play, lockstep.begin_again)
-    for trajectory in trajectories:
-        _mask_invalid(trajectory)
-    return [*trajectories]
-
-
-async def _play(
-    rollout: Rollout, task: Task, params: SamplingParams, session_id: str, hooks: EpisodeHooks
-) -> Trajectory:
-    try:
-        with at_boundary("reset"):
-            env = rollout.envs.make()
-    except FailedError as failed:
-        trajectory = Trajectory(task, session_id=session_id)
-        trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
-        return raise_bug(trajectory)
-    trajectory = await run_episode(
-        env,
-        task,
-        engine=rollout.engine,
-        renderer=rollout.renderer,
-        options=replace(rollout.options, sampling_params=params),
-        reward=rollout.reward,
-        session_id=session_id,
-        hooks=hooks,
-    )
-    return raise_bug(trajectory)
-
-
-async def _resume(
-    rollout: Rollout, parked: Parked, params: SamplingParams, session_id: str, hooks: EpisodeHooks
-) -> Trajectory:
-    """Continue a parked episode. If resuming fails, play the task from the beginning."""
-    try:
-        trajectory = await resume_episode(
-            parked,
-            parked.env or rollout.envs.make(),
-            engine=rollout.engine,
-            renderer=rollout.renderer,
-            options=replace(rollout.options, sampling_params=params),
-            reward=rollout.reward,
-            hooks=hooks,
-        )
-    except ResumeError as exc:
-        log.warning("episode %s begins anew: %s", session_id, exc)
-        state = parked.episode
-        return await _play(rollout, state.given or state.trajectory.task, params, session_id, hooks)
-    return raise_bug(trajectory)
-
-
-def raise_bug(trajectory: Trajectory) -> Trajectory:
-    """The trajectory. Raises BugError if a bug ended the episode."""
-    if trajectory.failure is not None and trajectory.failure.kind == "bug":
-        raise BugError(trajectory.failure, trajectory.session_id)
-    return trajectory
 
 
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, Unpack
 
 from agentrl.engine.base import Engine, EngineWrapper, RequestFields, ask
 from agentrl.engine.table import EngineParts, open_engine
-from agentrl.env.env import Env, close_env
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.config import EpisodeConfig, load_reward
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.episode.phases import Phase, PhaseSlots
-from agentrl.episode.state import Parked
-from agentrl.errors import ConfigError, EngineLostError, Failure, InfraError
+from agentrl.errors import ConfigError, EngineLostError, Failure
 from agentrl.image import share_images
 from agentrl.render import load_renderer
+from agentrl.rollout.play.episodes import BugError, Rollout, play_episode
 from agentrl.rollout.play.failures import RETRY, FailurePolicy
-from agentrl.rollout.play.groups import BugError, Rollout, play_episode
 from agentrl.rollout.play.in_flight import flying, in_flight, note_remote, note_turn, take_started
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Generation, SamplingParams, StopReason, Task
@@ -32,8 +29,6 @@ from agentrl.workers.pipes import PipeTransport
 
 _STATUS_S = 2.0
 """Seconds between two requests for the state of the workers' episodes."""
-_AGAIN_S = 1.0
-"""Seconds until the engine's requests are aborted once more: a request may have arrived after the first abort."""
 SERVED = "served"
 """The value of `EpisodeOrder.engine` for the driver's engine, reached over HTTP."""
 
@@ -74,24 +69,8 @@ class _EpisodeRequest:
     task: Task
     params: SamplingParams
     session_id: str
-    parks: bool = False
-    """Whether the episode stops when its rollout is aborted, and is then parked."""
-    parked: Parked | None = None
-    """The state to continue, without the Env. The worker keeps an open Env."""
-
-
-@dataclass(frozen=True, slots=True)
-class _CloseRequest:
-    """Close the open Env of a parked episode, if this worker has the Env."""
-
-    session_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _PlayedEpisode:
-    trajectory: Trajectory
-    parked: bytes = b""
-    """The parked episode without its Env, pickled. Empty for an ended episode."""
+    outlives_aborts: bool = False
+    """Whether sampling continues after an abort by the engine, as for new weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +88,7 @@ async def open_job(order: EpisodeOrder) -> AsyncIterator[EpisodeJob]:
     renderer = order.options.renderer(load_renderer(order.tokenizer, vision=order.vision))
     engine = open_engine(order.engine, EngineParts(order.tokenizer, renderer, _no_model), order.engine_config)
     try:
-        async with envs, AsyncExitStack() as stack:
+        async with envs:
             rollout = Rollout(
                 envs=envs,
                 engine=engine,
@@ -119,9 +98,7 @@ async def open_job(order: EpisodeOrder) -> AsyncIterator[EpisodeJob]:
                 failures=order.failures,
                 phases=PhaseSlots(order.at_once) if order.at_once else None,
             )
-            job = EpisodeJob(rollout)
-            stack.push_async_callback(job.close)
-            yield job
+            yield EpisodeJob(rollout)
     finally:
         await engine.close()
 
@@ -135,16 +112,9 @@ class EpisodeJob:
     """Plays single episodes of a rollout in a worker."""
 
     rollout: Rollout
-    _open: dict[str, Env] = field(default_factory=dict)
-    """Envs of parked episodes that can only be kept open, by session id."""
 
-    async def play(
-        self, request: _EpisodeRequest | _CloseRequest, aborted: Callable[[], bool]
-    ) -> _PlayedEpisode | _Bug | None:
-        """The episode, ended or parked, or the bug that ended the episode."""
-        if isinstance(request, _CloseRequest):
-            await self._close(request.session_id)
-            return None
+    async def play(self, request: _EpisodeRequest, aborted: Callable[[], bool]) -> Trajectory | _Bug:
+        """The ended episode, or the bug that ended the episode."""
         share_images(request.task.prompt)
         try:
             with flying(request.session_id, request.task.id):
@@ -154,55 +124,12 @@ class EpisodeJob:
         finally:
             take_started(request.session_id)
 
-    async def _play(self, request: _EpisodeRequest, aborted: Callable[[], bool]) -> _PlayedEpisode:
-        session_id, saved = request.session_id, list[bytes]()
-
-        async def park(episode: Parked) -> None:
-            saved.append(encoded(replace(episode, env=None), "a parked episode"))
-            if episode.env is not None:
-                await self._close(session_id)
-                self._open[session_id] = episode.env
-
-        hooks = EpisodeHooks(on_turn=note_turn)
-        if request.parks:
-            hooks = replace(hooks, aborted=aborted, park=park)
-        parked = request.parked
-        if parked is not None and parked.how == "alive":  # without its Env the episode restarts
-            parked = replace(parked, env=self._open.pop(session_id, None))
-        rollout, params = self.rollout, request.params
-        trajectory = await play_episode(rollout, request.task, params, session_id, hooks=hooks, parked=parked)
-        return _PlayedEpisode(trajectory, saved[-1] if saved and trajectory.stop is StopReason.ABORTED else b"")
-
-    async def _close(self, session_id: str) -> None:
-        if (env := self._open.pop(session_id, None)) is not None:
-            await close_env(env)
-
-    async def close(self) -> None:
-        """Close the open Envs of parked episodes."""
-        for session_id in list(self._open):
-            await self._close(session_id)
+    async def _play(self, request: _EpisodeRequest, aborted: Callable[[], bool]) -> Trajectory:
+        hooks = EpisodeHooks(aborted=aborted if request.outlives_aborts else None, on_turn=note_turn)
+        return await play_episode(self.rollout, request.task, request.params, request.session_id, hooks=hooks)
 
     def status(self) -> Mapping[str, Mapping[str, JSON]]:
         return {session_id: flight.to_json() for session_id, flight in in_flight().items()}
-
-
-class _KeptEnv(Env):
-    """Stands for the Env of a parked episode that a worker keeps open."""
-
-    pool: WorkerPool
-    session_id: str
-    home: str
-    """The worker that has the Env."""
-
-    @classmethod
-    def of(cls, pool: WorkerPool, session_id: str, home: str) -> Self:
-        env = cls()
-        env.pool, env.session_id, env.home = pool, session_id, home
-        return env
-
-    async def close(self) -> None:
-        with suppress(InfraError):  # an ended worker has closed the Env
-            await self.pool.play(encoded(_CloseRequest(self.session_id), self.session_id), home=self.home)
 
 
 @dataclass(slots=True)
@@ -213,9 +140,6 @@ class EpisodeWorkers:
     ends_run: bool = False
     """Raise WorkerLostError for an episode that has ended two workers."""
     _playing: int = 0
-    _idle: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-    _aborted: bool = False
-    """Whether the present epoch of the pool was aborted."""
     _watcher: asyncio.Task[None] | None = field(default=None, repr=False)
 
     async def play(
@@ -225,53 +149,28 @@ class EpisodeWorkers:
         session_id: str,
         *,
         hooks: EpisodeHooks | None = None,
-        parked: Parked | None = None,
     ) -> Trajectory:
         """Play an episode. If two workers die during the play, the episode counts as failed.
 
         Raises BugError for a bug, ConfigError for a task that cannot be sent, and the errors that end the workers.
         """
-        home = ""
-        if parked is not None and isinstance(parked.env, _KeptEnv):
-            home, parked = parked.env.home, replace(parked, env=None)
-        parks = hooks is not None and hooks.park is not None
-        request = encoded(_EpisodeRequest(task, params, session_id, parks, parked), f"task {task.id or session_id}")
-        if self._aborted and hooks is not None and hooks.aborted is not None and not hooks.aborted():
-            self._aborted = False
-            self.pool.next_epoch()
+        outlives_aborts = hooks is not None and hooks.aborted is not None
+        request = encoded(_EpisodeRequest(task, params, session_id, outlives_aborts), f"task {task.id or session_id}")
         with self._counted():
             try:
-                answer = await self.pool.play(request, home=home)
+                answer = await self.pool.play(request)
             except WorkerLostError as exc:
                 if self.ends_run:
                     raise
                 trajectory = Trajectory(task, session_id=session_id)
                 trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, "run")
                 return trajectory
-        return await self._settled(answer, session_id, hooks)
-
-    async def _settled(self, answer: WorkerAnswer, session_id: str, hooks: EpisodeHooks | None) -> Trajectory:
-        result = answer.result
-        if isinstance(result, _Bug):
-            raise BugError(result.failure, result.session_id)
-        assert isinstance(result, _PlayedEpisode)
-        share_images(result.trajectory.messages)
-        share_images(result.trajectory.task.prompt)
-        if answer.lost:
-            result.trajectory.info["workers_lost"] = list(answer.lost)
-        if result.parked and hooks is not None and hooks.park is not None:
-            parked: Parked = pickle.loads(result.parked)
-            share_images(parked.episode.trajectory.messages)
-            if parked.how == "alive":
-                parked = replace(parked, env=_KeptEnv.of(self.pool, session_id, answer.worker))
-            await hooks.park(parked)
-        return result.trajectory
+        return _settled(answer)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
         """Count an episode, and watch the workers while an episode is in play."""
         self._playing += 1
-        self._idle.clear()
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._watch())
         try:
@@ -279,19 +178,8 @@ class EpisodeWorkers:
         finally:
             self._playing -= 1
             if not self._playing:
-                self._idle.set()
                 self._watcher.cancel()
                 self._watcher = None
-
-    async def abort(self, cut: Callable[[], Awaitable[None]]) -> None:
-        """Stop all episodes that park, and wait for their end. `cut` ends the engine's requests."""
-        self._aborted = True
-        await self.pool.abort()
-        while self._playing:
-            await cut()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_AGAIN_S):
-                    await self._idle.wait()
 
     async def _watch(self) -> None:
         """Note the state of the episodes from time to time, for observers of the run."""
@@ -299,6 +187,18 @@ class EpisodeWorkers:
             await asyncio.sleep(_STATUS_S)
             for status in await self.pool.status():
                 note_remote(status or {})
+
+
+def _settled(answer: WorkerAnswer) -> Trajectory:
+    trajectory = answer.result
+    if isinstance(trajectory, _Bug):
+        raise BugError(trajectory.failure, trajectory.session_id)
+    assert isinstance(trajectory, Trajectory)
+    share_images(trajectory.messages)
+    share_images(trajectory.task.prompt)
+    if answer.lost:
+        trajectory.info["workers_lost"] = list(answer.lost)
+    return trajectory
 
 
 @asynccontextmanager

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import trustme
 
+from agentrl.episode import gateway_config
 from agentrl.episode.gateway_config import GatewayConfig
-from agentrl.gateway.serving import limits
+from agentrl.gateway.serving import limits, server
 from agentrl.gateway.serving.server import Gateway
 from tests.gateway.elsewhere.namespace import namespace
 from tests.gateway.wires.fakes import PLAIN, FakeSession
@@ -28,15 +29,16 @@ def elsewhere():
 
 
 @pytest.fixture(params=["https", "http"])
-def config(request, elsewhere, tmp_path):
-    limited = {"host": elsewhere.here, "body_mb": 1.0, "requests_per_s": 2.0}
+def config(request, elsewhere, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "BODY_BYTES", 1 << 20)
+    monkeypatch.setattr(gateway_config, "_REMOTE_RATE", 2.0)
     if request.param == "http":
-        return GatewayConfig(**limited, public_url=f"http://{elsewhere.here}:{{port}}")
+        return GatewayConfig(host=elsewhere.here, public_url=f"http://{elsewhere.here}:{{port}}")
     authority = trustme.CA()
     pair = authority.issue_cert(elsewhere.here)
     pair.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "pair.pem"))
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    return GatewayConfig(**limited, certificate=str(tmp_path / "pair.pem"))
+    return GatewayConfig(host=elsewhere.here, certificate=str(tmp_path / "pair.pem"))
 
 
 async def run(elsewhere, *argv):

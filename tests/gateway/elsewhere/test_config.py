@@ -48,7 +48,7 @@ def test_what_no_agent_could_use_is_refused(given, words):
         ({"host": "10.1.2.3", "certificate": "c.pem"}, "https://10.1.2.3:80", False, 20),
         ({"host": "10.1.2.3", "public_url": "http://10.1.2.3:{port}/"}, "http://10.1.2.3:80", True, 20),
         ({"port": 80, "public_url": "https://agents.example.org/x/"}, "https://agents.example.org/x", False, 20),
-        ({"host": "0.0.0.0", "public_url": "https://h:{port}", "requests_per_s": 5}, "https://h:80", False, 5),
+        ({"host": "0.0.0.0", "public_url": "https://h:{port}"}, "https://h:80", False, 20),
     ],
 )
 def test_what_agents_are_told(given, url, warned, rate):

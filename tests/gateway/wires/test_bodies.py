@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from agentrl.episode.gateway_config import GatewayConfig
-from agentrl.gateway.serving import bodies
+from agentrl.gateway.serving import bodies, server
 from agentrl.gateway.serving.server import Gateway
 from tests.gateway.wires.fakes import FakeSession
 
@@ -78,8 +78,9 @@ async def test_what_cannot_be_unpacked_is_refused(gateway, session, body, coding
     assert (found, len(session.refused), words in answer["error"]["message"]) == (status, 1, True)
 
 
-async def test_a_small_body_that_unpacks_to_a_long_one_is_refused():
-    async with Gateway(GatewayConfig(body_mb=0.01)) as gateway:
+async def test_a_small_body_that_unpacks_to_a_long_one_is_refused(monkeypatch):
+    monkeypatch.setattr(server, "BODY_BYTES", 10485)
+    async with Gateway(GatewayConfig()) as gateway:
         gateway.add(FakeSession())
         status, body = await post(gateway, gzip.compress(b" " * 1_000_000), "gzip")
         assert status == 413

@@ -20,9 +20,6 @@ from typing import Any
 from agentrl import Env, InfraError, StepResult, StopReason, Task, Trajectory, run_episode
 from agentrl.engine import ScriptedEngine
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions
-from agentrl.episode.resume import resume_episode
-from agentrl.episode.state import Parked
-from agentrl.errors import ResumeError
 from agentrl.rollout import TaskStream
 from agentrl.rollout.loop.buffer import GroupBuffer, PendingGroup
 from agentrl.rollout.loop.journal import Journal
@@ -104,7 +101,7 @@ class Run:
         self.engine = ScriptedEngine(self.turn, renderer, seconds=0.002)
         self.ready: list[PendingGroup] = []
         self.stopping: set[int] = set()
-        """Groups whose episodes are to be parked."""
+        """Groups whose episodes are to be aborted."""
         self.log = os.open(settings.folder / "episodes.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         """A letter for each episode that begins, and for each that an earlier try has left."""
 
@@ -158,38 +155,28 @@ class Run:
         else:
             self.buffer.put_back(group, members)
 
-    async def play(self, group: PendingGroup, index: int) -> Trajectory | Parked | None:
-        """An episode, ended or parked. None: its world failed, and it is to be played again."""
+    async def play(self, group: PendingGroup, index: int) -> Trajectory | None:
+        """An episode. None: its world failed, or it was aborted, and it is to be played again."""
         member = group.members[index]
         os.write(self.log, b"p" if member is None else b"r")
         if isinstance(member, Trajectory):
             return member
-        kept: list[Parked] = []
-
-        async def park(parked: Parked) -> None:
-            kept.append(parked)
 
         def note(trajectory: Trajectory) -> None:
             names = [self.weights.names[int(version)] for version in trajectory.turns[-1].weight_versions]
             trajectory.info.setdefault("weights", []).extend(names)
 
-        hooks = EpisodeHooks(aborted=lambda: group.number in self.stopping, park=park, on_turn=note)
-        common: dict[str, Any] = {
-            "engine": self.engine,
-            "renderer": self.renderer,
-            "options": EpisodeOptions(limits=Limits(turns=5)),
-            "hooks": hooks,
-        }
-        try:
-            if isinstance(member, Parked):
-                trajectory = await resume_episode(member, Faulty(), **common)
-            else:
-                trajectory = await run_episode(Faulty(), group.task, session_id=f"{group.number}-{index}", **common)
-        except ResumeError:
-            return None
-        if trajectory.stop is StopReason.ABORTED:
-            return kept[0] if kept else None
-        if not trajectory.is_valid:
+        hooks = EpisodeHooks(aborted=lambda: group.number in self.stopping, on_turn=note)
+        trajectory = await run_episode(
+            Faulty(),
+            group.task,
+            engine=self.engine,
+            renderer=self.renderer,
+            options=EpisodeOptions(limits=Limits(turns=5)),
+            session_id=f"{group.number}-{index}",
+            hooks=hooks,
+        )
+        if trajectory.stop is StopReason.ABORTED or not trajectory.is_valid:
             return None
         trajectory.info["episode"] = os.urandom(6).hex()
         self.buffer.keep(group, index, trajectory)

@@ -56,8 +56,6 @@ def note(folder: Path, name: str, line: str) -> None:
 
 @dataclass(kw_only=True)
 class LoopRunSettings(Settings):
-    ahead: bool = True
-    """Fully-async. Else each step is over-sampled, and the rest is aborted and continued later."""
     ray: str = ""
     """The address of a Ray cluster, for workers that are actors."""
 
@@ -91,13 +89,10 @@ class Run(program.Run):
             drawer = LoopDrawer(
                 playing,
                 self.buffer,
-                LoopSettings(
-                    groups=settings.batch, staleness=settings.staleness, stale="mask", over_sample=2.0, steps=steps
-                ),
+                LoopSettings(groups=settings.batch, staleness=settings.staleness, stale="mask", steps=steps),
             )
             try:
-                if settings.ahead:
-                    drawer.begin(self.version, self.version)
+                drawer.begin(self.version, self.version)
                 while self.version < steps:
                     await self.step(drawer)
             finally:
@@ -120,8 +115,7 @@ class Run(program.Run):
             self.look_at(group)
         self.weights.learn(drawn.pending)
         self.buffer.trained(self.version, drawn.pending)
-        if self.settings.ahead:
-            drawer.loop.advance(self.version)
+        drawer.loop.advance(self.version)
         if (
             self.version % self.settings.checkpoint_every == 0
             or self.version == self.settings.prompts // self.settings.batch

@@ -15,7 +15,8 @@ from agentrl import Env, EnvFactory, Limits, StepResult, Task, Trajectory
 from agentrl.engine import ScriptedEngine
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, SandboxError
-from agentrl.rollout.play.groups import Rollout, run_groups
+from agentrl.rollout.play.episodes import Rollout
+from agentrl.rollout.play.groups import run_groups
 from agentrl.testing import call
 from agentrl_sandbox import SandboxPool, open_backend
 from agentrl_sandbox.docker import hosts

@@ -1,10 +1,9 @@
-"""The order of a run with `fully_async`: episodes never stop. Each step learns from the finished groups.
+"""The order of a run with `staleness`: episodes never stop. Each step learns from the finished groups.
 
     engine    ━━━━━━━━━━━━━┿━━━━━━━━━━┿━━━━━━━━   episodes go on over the updates of the weights (┿)
     learner   waits│update 1│update 2 │update 3
 
-overlap.py plays whole rollouts during the updates instead: there the slowest episode of a rollout delays the next
-rollout.
+Fully asynchronous RL, as in AReaL (arXiv 2505.24298, with its bound on staleness).
 """
 
 from __future__ import annotations
@@ -12,35 +11,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from agentrl.errors import EngineError
+import torch
+
+from agentrl.engine.base import TrainedEngine
+from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.loop.group_loop import LOOK_S
 from agentrl.rollout.loop.loop_drawer import LoopDrawer
 from agentrl.rollout.play.in_flight import late, of_kind
 from agentrl.rollout.play.waiting import waiting_for
+from agentrl.train.config import TrainConfig
 from agentrl.train.handover import HandOver
 from agentrl.train.order import Collect, Played, PlayEvaluation, Update
-from agentrl.train.overlap import LearnerThread, TokenAges
-from agentrl.train.report import OverlapReport
+from agentrl.train.report import AsyncReport
+from agentrl.trajectory.spans import Span
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
+T = TypeVar("T")
 log = logging.getLogger("agentrl")
 
+EVAL_SHARE = 0.25
+"""The share of `concurrency` that an evaluation gets while training continues."""
 
-class FullyAsync:
+
+class AsyncOrder:
     """Lets a loop play groups while the learner learns, and gives the engine new weights after each update.
 
     No token is trained at a greater age than `staleness`. An exception of an episode is raised by the next step.
     """
 
-    def __init__(
-        self, staleness: int, drawer: LoopDrawer, handover: HandOver, collect: Collect, *, eval_share: float = 0.25
-    ) -> None:
+    def __init__(self, staleness: int, drawer: LoopDrawer, handover: HandOver, collect: Collect) -> None:
         self._staleness, self._drawer, self._handover, self._collect = staleness, drawer, handover, collect
-        self._eval_share, self._thread = eval_share, LearnerThread()
+        self._thread = LearnerThread()
         self._evaluating: tuple[int, asyncio.Task[Mapping[str, JSON]]] | None = None
         self._began = 0.0
 
@@ -52,8 +60,8 @@ class FullyAsync:
         handed = time.monotonic()
         self._drawer.begin(int(self._handover.engine_version), step - 1)
         groups = await self._collect(step)
-        report = OverlapReport(trainer_wait_s=time.monotonic() - handed)
-        step_rollout = Played(step, groups, hand_over_s=handed - self._began, overlap=report)
+        report = AsyncReport(trainer_wait_s=time.monotonic() - handed)
+        step_rollout = Played(step, groups, hand_over_s=handed - self._began, async_report=report)
         ages = TokenAges(step, self._staleness)
         ages.mask_too_old(step_rollout.trajectories)
         report.token_age_mean, report.token_age_max = ages.mean_and_most(step_rollout.trajectories)
@@ -61,14 +69,14 @@ class FullyAsync:
 
     async def learn(self, rollout: Played, update: Update) -> dict[str, Any]:
         """Update the weights, and give the new weights to the engine at once."""
-        assert rollout.overlap is not None
+        assert rollout.async_report is not None
         began = time.monotonic()
         metrics = await self._thread.run(lambda: update(rollout.groups, rollout.step))
         handed = time.monotonic()
         await self._give_beside()
         now = time.monotonic()
         rollout.hand_over_s, rollout.train_s = rollout.hand_over_s + now - handed, handed - began
-        rollout.rollout_s = rollout.overlap.seconds = now - self._began
+        rollout.rollout_s = rollout.async_report.seconds = now - self._began
         return metrics
 
     async def aside(self, function: Callable[[], None]) -> None:
@@ -117,7 +125,7 @@ class FullyAsync:
 
     async def _evaluate(self, evaluate: PlayEvaluation) -> Mapping[str, JSON]:
         slots = self._drawer.slots
-        with slots.reserve(round(self._eval_share * slots.total) or 1):
+        with slots.reserve(round(EVAL_SHARE * slots.total) or 1):
             return await evaluate()
 
     async def _give(self) -> None:
@@ -145,3 +153,80 @@ class FullyAsync:
             await self._end(task)
         await self._drawer.stop()
         self._thread.close()
+
+
+class LearnerThread:
+    """A thread for all updates. The event loop's threads may all be busy with blocking Envs."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "agentrl-learner")
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Call a function in the thread, to its end. A cancellation meanwhile takes effect at the next await."""
+        running = asyncio.get_running_loop().run_in_executor(self._thread, function)
+        cancelled = False
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError:
+                cancelled = True
+        if cancelled and (task := asyncio.current_task()) is not None:
+            task.cancel()
+        return running.result()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAges:
+    """The ages of the tokens that a step would train."""
+
+    step: int
+    most: int
+
+    def mask_too_old(self, trajectories: Sequence[Trajectory]) -> None:
+        """Mask tokens that are older than `most`, as `off_policy`. An engine that keeps to the run's order has none."""
+        for segment in (segment for trajectory in trajectories for segment in trajectory.segments):
+            old = [span for span in segment.spans if span.trained and self._age(span) > self.most]
+            if old:
+                mask = [1] * segment.response_length
+                for span in old:
+                    mask[span.start : span.stop] = [0] * (span.stop - span.start)
+                segment.mask_where(mask, "off_policy")
+
+    def mean_and_most(self, trajectories: Sequence[Trajectory]) -> tuple[float, int]:
+        """The mean age of the trained tokens, and the greatest; 0 without any."""
+        spans = [span for t in trajectories for segment in t.segments for span in segment.spans if span.trained]
+        ages = [(self._age(span), span.stop - span.start) for span in spans]
+        tokens = sum(count for _, count in ages)
+        return sum(age * count for age, count in ages) / max(tokens, 1), max((age for age, _ in ages), default=0)
+
+    def _age(self, span: Span) -> int:
+        """Updates since the weights of a span. Raises EngineError if the engine does not report the weights."""
+        version = span.weight_version or ""
+        if not version.isdecimal():
+            raise EngineError(
+                f"staleness needs the version of each token's weights, and the engine reports {version!r}"
+            )
+        return self.step - 1 - int(version)
+
+
+def check_own_weights(engine: TrainedEngine, config: TrainConfig) -> None:
+    """Raises ConfigError unless an engine can play while the learner's weights change."""
+    if not getattr(engine, "own_weights", False):
+        raise ConfigError(
+            f"staleness is {config.staleness}, and engine {config.engine} cannot play while the weights change, unless "
+            "its class says own_weights = True: use local or sglang, or staleness 0"
+        )
+
+
+@contextmanager
+def half_the_threads() -> Iterator[None]:
+    """While the context is open, torch uses half of its threads here. An engine on the same CPU gets the other half."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(threads // 2, 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

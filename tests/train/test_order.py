@@ -1,23 +1,33 @@
-"""Episodes that never stop: weights that change in the middle of their turns, evaluation beside them, and the end."""
+"""The order of rollouts and updates: in turn, to the bit; and episodes that never stop, with weights that change in the
+middle of their turns, evaluation beside them, and the end."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import json
+import os
+import signal
+import time
 from collections import defaultdict, deque
 
 import pytest
+import torch
 from rich.console import Console
 
+from agentrl import EngineError
 from agentrl.engine import LocalEngine
 from agentrl.errors import ConfigError, EngineLostError
+from agentrl.models import load_model
+from agentrl.monitor import RolloutMetrics
 from agentrl.rollout import BugError
-from agentrl.train import TrainConfig, Trainer, train
+from agentrl.train import TrainConfig, Trainer, model_folder, train
+from agentrl.train.report import StepReport
 from agentrl.trajectory.trajectory import Trajectory
+from tests.train.test_going_on import lines
 
-COPIED = __file__.replace("test_fully_async.py", "copied_engine.py")
-TOY = __file__.replace("test_fully_async.py", "toy_env.py")
+COPIED = __file__.replace("test_order.py", "copied_engine.py")
+TOY = __file__.replace("test_order.py", "toy_env.py")
 
 
 def quiet():
@@ -27,7 +37,7 @@ def quiet():
 @pytest.fixture
 def flowing(make_config):
     def make(**values):
-        given = {"fully_async": True, "staleness": 2, "engine": f"{COPIED}:CopiedEngine", "steps": 4, "concurrency": 8}
+        given = {"staleness": 2, "engine": f"{COPIED}:CopiedEngine", "steps": 4, "concurrency": 8}
         return make_config(**{**given, **values})
 
     return make
@@ -46,6 +56,38 @@ def played(folder):
 
 def own_tasks():
     return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+def weights(folder):
+    return load_model(str(model_folder(folder))).state_dict()
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Before(Trainer):
+    """The step as it was before there was another order."""
+
+    async def step(self, step):
+        await self.handover.give()
+        groups = await self.collect(step)
+        await self.handover.rest()
+        self.handover.compare([t for group in groups for t in group], self.numerics, step, self._warn)
+        metrics = RolloutMetrics.of_groups(groups)
+        update = self.update(groups, step)
+        update.pop("zero_advantage_groups")
+        drawn = self._drawn.pop(step).metrics
+        return StepReport(step, metrics, {**update, **drawn}, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.thorough
+def test_staleness_0_is_the_order_that_was_there_before(make_config, tmp_path):
+    train(make_config(out=tmp_path / "now", steps=3), console=quiet())
+    train(make_config(out=tmp_path / "before", steps=3), trainer=Before, console=quiet())
+    assert lines(tmp_path / "now") == lines(tmp_path / "before")
+    assert equal(weights(tmp_path / "now"), weights(tmp_path / "before"))
+    assert not any("token_age" in key or "wait" in key for line in lines(tmp_path / "now") for key in line)
 
 
 @pytest.mark.thorough
@@ -210,6 +252,107 @@ async def test_ctrl_c_ends_every_episode(flowing):
     assert list((config.out / "checkpoints").glob("step_*"))
 
 
+def stopping(moment):
+    """A Trainer that gets Ctrl-C in its third step: in the update, or while it waits for the rollout."""
+
+    class Stopping(Trainer):
+        async def step(self, step):
+            self.task = asyncio.current_task()
+            return await super().step(step)
+
+        async def collect(self, step):
+            if moment == "rollout" and step == 3:
+                signal.raise_signal(signal.SIGINT)
+                await asyncio.sleep(60)
+            return await super().collect(step)
+
+        def update(self, groups, step):
+            if moment == "update" and step == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+                while not self.task.cancelling():
+                    time.sleep(0.001)
+            return super().update(groups, step)
+
+    return Stopping
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("moment", "done"), [("rollout", 2), ("update", 3)])
+def test_ctrl_c_leaves_a_checkpoint_and_no_group_is_trained_twice(flowing, moment, done):
+    config, console = flowing(steps=5), quiet()
+    with pytest.raises(KeyboardInterrupt):
+        train(config, trainer=stopping(moment), console=console)
+    assert f"checkpoint written after step {done}\n" in console.file.getvalue()
+    assert [line["step"] for line in metrics(config.out)] == list(range(1, done + 1))
+
+    train(config, resume=True, console=quiet())
+    assert [line["step"] for line in metrics(config.out)] == [1, 2, 3, 4, 5]
+    assert max(line["token_age_max"] for line in metrics(config.out)) <= 2
+    names = [trajectory.session_id for step in played(config.out) for trajectory in step]
+    assert len(set(names)) == len(names) == 5 * 3 * 4
+
+
+@pytest.mark.thorough
+async def test_an_engine_that_dies_during_an_update(make_config):
+    """The process that the engine named local is in a run with staleness, and its end."""
+
+    class Dies(Trainer):
+        def update(self, groups, step):
+            if step == 2 and not self._resume:
+                os.kill(self.engine.engine._process.pid, signal.SIGKILL)
+            return super().update(groups, step)
+
+    config, console = make_config(staleness=1, steps=4), quiet()
+    with pytest.raises(
+        EngineLostError, match=r"the engine's process ended with status -9; the log .*engine.log is empty"
+    ):
+        async with Dies(config, console=console) as trainer:
+            await trainer.run()
+    assert "checkpoint written after step 2\n" in console.file.getvalue()
+    assert [line["step"] for line in lines(config.out)] == [1, 2]
+    async with Dies(config, resume=True, console=quiet()) as trainer:
+        await trainer.run()
+    assert max(line["token_age_max"] for line in lines(config.out)) <= 1
+    assert trainer.engine.engine._process._process.returncode == 0
+
+
+def test_an_engine_without_versions_is_told(flowing):
+    with pytest.raises(
+        EngineError, match="staleness needs the version of each token's weights, and the engine reports ''"
+    ):
+        train(flowing(engine=f"{COPIED}:NamelessEngine"), console=quiet())
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"engine": "agentrl.engine.local:LocalEngine"}, "LocalEngine cannot play while the weights change, unless"),
+        ({"engine": {"kind": "sglang", "sleep": True}}, "engine_config.sleep is true, and with staleness the engine"),
+    ],
+)
+def test_an_engine_that_cannot_play_meanwhile_is_refused_in_one_line(make_config, tmp_path, values, says):
+    with pytest.raises(ConfigError) as error:
+        train(make_config(staleness=1, **values), console=quiet())
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_importance_weights_are_on_unless_set(make_config):
+    assert make_config().tis_clip is None
+    assert make_config(staleness=1).tis_clip == 2.0
+    assert make_config(staleness=1, tis_clip=None).tis_clip is None
+    assert TrainConfig.parse("it", make_config(staleness=1).model_dump(mode="json")).tis_clip == 2.0
+    with pytest.raises(ConfigError, match="staleness"):
+        make_config(staleness=-1)
+
+
+def test_a_run_cannot_change_its_staleness(flowing):
+    train(flowing(steps=1), console=quiet())
+    with pytest.raises(ConfigError, match="--resume: staleness was 2 and is now 3"):
+        train(flowing(staleness=3), resume=True, console=quiet())
+
+
 @pytest.mark.thorough
 def test_groups_that_teach_nothing_are_replaced(flowing, tmp_path):
     train(flowing(env=f"{TOY}:Uneven", refill=3, steps=3), console=quiet())
@@ -221,12 +364,10 @@ def test_groups_that_teach_nothing_are_replaced(flowing, tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("loop", [{}, {"fully_async": False, "over_sample": 2.0, "staleness": 0, "engine": "local"}])
-def test_filters_replace_groups_and_their_reasons_are_counted(flowing, tmp_path, loop):
+def test_filters_replace_groups_and_their_reasons_are_counted(flowing, tmp_path):
     """A function that keeps the tasks whose number is a multiple of four."""
     (tmp_path / "own.py").write_text("def fourth(group):\n    return int(group[0].task.id) % 4 == 0 or 'other'\n")
-    filters = {"functions": [f"{tmp_path / 'own.py'}:fourth"]}
-    config = flowing(refill=9, filters=filters, steps=2, **loop)
+    config = flowing(refill=9, filters=[f"{tmp_path / 'own.py'}:fourth"], steps=2)
     train(config, console=quiet())
     assert all(int(trajectory.task.id) % 4 == 0 for step in played(config.out) for trajectory in step)
     assert sum(line.get("dropped_other", 0) for line in metrics(config.out)) > 0
@@ -239,34 +380,12 @@ def test_groups_with_too_few_valid_episodes_are_dropped(flowing, tmp_path):
     assert sum(line.get("dropped_env_failure", 0) for line in metrics(tmp_path / "run")) > 0
 
 
-@pytest.mark.thorough
-def test_a_sync_rollout_that_is_over_sampled_aborts_the_rest(make_config, tmp_path):
-    summary = train(make_config(over_sample=2.0, steps=3, concurrency=6), console=quiet())
-    assert summary.steps == 3
-    for line, step in zip(metrics(tmp_path / "run"), played(tmp_path / "run"), strict=True):
-        assert len(step) == 12
-        assert {v for t in step for v in t.weight_versions} == {str(line["step"] - 1)}, "without staleness none is old"
-
-
-@pytest.mark.thorough
-def test_over_sampled_rollouts_beside_updates_go_on_where_they_stopped(flowing, tmp_path):
-    config = flowing(fully_async=False, over_sample=2.0, staleness=2, steps=5, concurrency=6)
-    train(config, console=quiet())
-    found = metrics(config.out)
-    assert [line["step"] for line in found] == [1, 2, 3, 4, 5]
-    assert all(line["token_age_max"] <= 2 for line in found)
-
-
 @pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"fully_async": True}, "set staleness"),
-        ({"fully_async": True, "staleness": 1, "over_sample": 2}, "leave one out"),
-        ({"failures": {"least": 9}}, "exceeds group_size"),
-    ],
+    ("values", "message"),
+    [({"fully_async": True}, "fully_async"), ({"failures": {"least": 9}}, "exceeds group_size")],
 )
-def test_settings_that_contradict_each_other(tmp_path, values, said):
-    with pytest.raises(ConfigError, match=said):
+def test_wrong_settings_are_refused(tmp_path, values, message):
+    with pytest.raises(ConfigError, match=message):
         TrainConfig.make(env="x.py:X", out=tmp_path, **values)
 
 
@@ -280,10 +399,10 @@ class OnlyBeside(Trainer):
 @pytest.mark.thorough
 async def test_no_step_and_no_checkpoint_waits_for_ever_for_what_hangs(flowing, tmp_path, monkeypatch, caplog):
     for name, seconds in (
-        ("rollout.in_flight._LATE_S", 0.5),
-        ("rollout.loop.LOOK_S", 0.1),
-        ("train.beside.LOOK_S", 0.1),
-        ("rollout.waiting.EVERY_S", 0.2),
+        ("rollout.play.in_flight._LATE_S", 0.5),
+        ("rollout.loop.group_loop.LOOK_S", 0.1),
+        ("train.async_order.LOOK_S", 0.1),
+        ("rollout.play.waiting.EVERY_S", 0.2),
     ):
         monkeypatch.setattr(f"agentrl.{name}", seconds)
     monkeypatch.setattr("agentrl.rollout.play.in_flight._TOOK", defaultdict(deque))
