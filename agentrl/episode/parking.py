@@ -300,7 +300,7 @@ class Parking:
         return parked
 
     @property
-    def _saved(self) -> SavedEpisodes:
+    def saved(self) -> SavedEpisodes:
         if self._store is not None:
             return self._store
         with _making:  # threads write files: two at once would each make a folder
