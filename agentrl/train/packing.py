@@ -73,7 +73,7 @@ class Pack:
     rows: Tensor | None
     """[sum of N]: the places of all rows' tokens in the pack, row after row. None: the rows are the pack."""
     ends: tuple[Tensor, Tensor] | None
-    """Two tensors [rows + 1] in int32 for a varlen kernel: the rows' bounds by the first and the second of `lengths`."""
+    """Two tensors [rows + 1], int32, for a varlen kernel: the rows' bounds by the first and the second of `lengths`."""
     after: Beginning | None = None
     """The beginning of all rows, with known states. `rows` counts these tokens first, T does not."""
     keeps: Beginning | None = None

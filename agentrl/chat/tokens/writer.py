@@ -173,9 +173,7 @@ class Writer:
             yield from (i for i, entry in enumerate(entries) if entry.text and entry.calls)
 
     def _head(self, entries: Sequence[Entry], ids: Mapping[str, str]) -> _WriterState:
-        """The template's own render of the first entries. Instructions alone become user text if the template refuses or
-        drops them.
-        """
+        """The template's own render of the first entries. Refused or dropped instructions may become user text."""
 
         def attempt(careful: bool, root: bool = True) -> _WriterState:
             messages = to_messages(entries, self._forms(careful), ids, root=root)
