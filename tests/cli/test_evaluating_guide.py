@@ -44,11 +44,12 @@ def test_the_commands(folder, agentrl, url):
             args = shlex.split(command.replace("\\\n", " ").replace("http://host/v1", url))[1:]
             name = "yourself" if args[0] == "play" and "--player" not in args else args[0]
             name = "function" if "my_model.py:reply" in args else name
+            name = "demonstrations" if "--demonstrations" in args else name
             told[name] = agentrl(*args), agentrl.stdout + agentrl.stderr
-    assert {name: code for name, (code, _) in told.items()} == {"eval": 0, "play": 0, "yourself": 2, "function": 0}
+    assert {name: code for name, (code, _) in told.items()} == {"eval": 0, "demonstrations": 0, "yourself": 2, "function": 0}
     assert "pass@4" in told["eval"][1]
     assert "NAME at 127.0.0.1" in told["eval"][1]
-    assert "kept         4 of 8 episodes, of 1 of 2 tasks" in told["play"][1]
+    assert "demos.jsonl: 4 of 8 episodes, of 1 of 2 tasks" in told["demonstrations"][1]
     assert "mean reward  0.500" in told["function"][1]
     assert "needs a terminal" in told["yourself"][1]
     rows = (folder / "results.jsonl").read_text().splitlines()
