@@ -45,6 +45,7 @@ FAILED = 1
 """Exit code if something is wrong; 2 is a wrong command."""
 _COLOURS = {Level.ERROR: "red", Level.WARNING: "yellow", Level.UNCHECKED: "magenta", Level.NOTE: "blue"}
 _COMMON = frozenset({"what", "strict", "as_json"})
+_SUFFIXES = (".json", ".jsonl", ".parquet", ".pt")
 _MOST_TEXT = 1 << 20
 """The most characters of a file that are read to recognize it."""
 
@@ -111,8 +112,9 @@ def recognize(what: Sequence[str]) -> tuple[str, Sequence[str]]:
     if others:
         raise ConfigError(f"{' '.join(others)}: an environment is checked alone; give {first} only")
     file, colon, _ = first.partition(":")
-    if not colon and ("/" in file or Path(file).suffix):
-        raise ConfigError(f"{first}: no such file or folder; for a model write: agentrl check template {first}")
+    if not colon and ("/" in file or Path(file).suffix in _SUFFIXES):
+        model = "" if Path(file).suffix in _SUFFIXES else f"; for a model write: agentrl check template {first}"
+        raise ConfigError(f"{first}: no such file or folder{model}")
     return "environment", what
 
 

@@ -132,7 +132,7 @@ MISTAKES = [
     ("check none.jsonl", "none.jsonl: no such file or folder"),
     ("check runs/frist", "runs/frist: no such file or folder; for a model write: agentrl check template runs/frist"),
     ("check my_env.py", "name its class: agentrl check my_env.py:MyEnv"),
-    ("check tasks.jsonl", "holds tasks; check them in their environment: agentrl check ENV --data tasks.jsonl"),
+    ("check torn.jsonl", "holds tasks; check them in their environment: agentrl check ENV --data torn.jsonl"),
     ("check my_env.py:Capitls", "did you mean Capitals?"),
     ("check template", "name a model"),
     ("check template tny", "did you mean tiny?"),
