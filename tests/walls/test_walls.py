@@ -14,7 +14,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LEAVES = ("train", "check", "view", "init", "engine/local", "engine/sglang/training")
-COMMAND_HELPERS = {"agentrl.cli.listing": "only `agentrl show` uses it"}
+COMMAND_HELPERS = {
+    "agentrl.cli.check_env": "only `agentrl check` uses it",
+    "agentrl.cli.listing": "only `agentrl show` uses it",
+}
 """Modules of leaf commands that are no command, and why."""
 
 
