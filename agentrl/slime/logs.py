@@ -90,8 +90,8 @@ def _host_warning(rollout_id: int, samples: Sequence[Any], metrics: RolloutMetri
     notes = (episode_metadata(sample) for sample in flat_samples(list(samples)))
     left_out = sum(note.get("segments_left_out", 0) for note in notes if note)
     cause = (
-        f"{left_out} segments were left out, because slime takes one sample for each episode here: run `agentrl slime "
-        "check`, which names the flag that is in the way"
+        f"{left_out} segments were left out, because slime takes one sample for each episode here: run `agentrl check "
+        "slime`, which names the flag that is in the way"
         if left_out
         else "slime or one of its filters removed them: look at its filters and --mask-offpolicy-in-partial-rollout"
     )

@@ -266,11 +266,11 @@ def _metadata(trajectory: Trajectory) -> dict[str, JSON]:
         "tool_calls": trajectory.tool_call_count,
         "bad_calls": sum(turn.bad_call is not None for segment in trajectory.segments for turn in segment.turns),
         "ledger": asdict(trajectory.ledger),
-        "reward_parts": dict(trajectory.reward_parts),
+        "reward_parts": to_json_lossy(trajectory.reward_parts),
         **asdict(trajectory.checks),
     }
     if trajectory.branch_rewards:
-        metadata |= {EPISODE_REWARD_KEY: trajectory.reward, "role_rewards": role_rewards(trajectory)}
+        metadata |= to_json_lossy({EPISODE_REWARD_KEY: trajectory.reward, "role_rewards": role_rewards(trajectory)})
     if trajectory.info:
         metadata["info"] = to_json_lossy(trajectory.info)
     return metadata
