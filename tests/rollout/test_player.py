@@ -134,7 +134,7 @@ async def test_another_seed_gives_other_tokens(make):
 
 @pytest.mark.parametrize("concurrency", [3, 10])
 async def test_the_slots_are_full_and_no_group_begins_without_one(make, concurrency):
-    drawer = make(concurrency=concurrency, staleness=5, seconds=0.005)
+    drawer = make(concurrency=concurrency, staleness=5, seconds=0.05)
     drawer.begin(0, 0)
     for step in (1, 2, 3):
         drawn = await drawer.draw(step)
