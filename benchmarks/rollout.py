@@ -65,19 +65,19 @@ class WaitingEngine(ScriptedEngine):
         super().__init__(lambda ids: "unused", renderer)
         tokens = renderer.encode({"role": "assistant", "content": "I have looked. " * 20})
         self._said = Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop", weight_version="0")
-        self.mean_s, self.waited, self.trained, self.running, self.most = seconds, 0.0, 0.0, 0, 0
+        self.mean_s, self.waited, self.trained, self.in_flight, self.most = seconds, 0.0, 0.0, 0, 0
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
     ) -> Generation:
-        self.running += 1
-        self.most = max(self.most, self.running)
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
         draw = random.Random(sampling_params.get("sampling_seed", 0) * 31 + len(input_ids))
         seconds = self.mean_s * min(max(draw.gammavariate(4, 0.25), 0.2), 4)
         try:
             await asyncio.sleep(seconds)
         finally:
-            self.running -= 1
+            self.in_flight -= 1
         self.waited += seconds
         self.trained += seconds * session_id.startswith("train")
         return self._said

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from agentrl._util.files import write_atomically
 from agentrl._util.signals import run
+from agentrl.engine.base import TrainedEngine
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import RewardFn
 from agentrl.errors import ConfigError, EngineError
@@ -169,9 +170,7 @@ class Trainer:
     async def _open_rollout(self, envs: EnvFactory, reward: RewardFn | None, renderer: Renderer) -> None:
         """Open the engine, the workers and the order of the steps."""
         config = self.config
-        self.engine = open_trained_engine(
-            config, self.folder.path.absolute(), self.learner, self.tokenizer, renderer, self._say
-        )
+        self.engine = self._open_engine(renderer)
         self._stack.push_async_callback(self.engine.close)
         self.handover = HandOver(self.engine, self.learner)
         opponents, self.eval_opponents = run_opponents(config, envs.cls, self.tokenizer, self._stack)
@@ -428,6 +427,10 @@ class Trainer:
         self.position = Position(**state["position"])
         self.buffer.restore(state["data"], accept_changes=self._accept_changed_data)
         return state
+
+    def _open_engine(self, renderer: Renderer) -> TrainedEngine:
+        run = self.folder.path.absolute()
+        return open_trained_engine(self.config, run, self.learner, self.tokenizer, renderer, self._say)
 
     def _save_model(self, path: Path) -> None:
         save_model(self.learner.model, self.tokenizer, path, self.learner.vision)

@@ -128,7 +128,7 @@ async def test_whole_weights_from_disk_with_sleep(settings, weights_come_back):
     assert versions(settings["out"]) == [{"0"}, {"1"}, {"1"}]
 
 
-async def test_rollouts_overlap_with_updates(settings, weights_come_back):
+async def test_episodes_are_played_during_updates(settings, weights_come_back):
     class Watched(Trainer):
         """Counts the updates in which requests were answered."""
 
@@ -157,9 +157,10 @@ async def test_rollouts_overlap_with_updates(settings, weights_come_back):
     config = TrainConfig.make(**settings, steps=4, staleness=1, engine={"kind": "sglang", "url": URL})
     await run(config, Watched)
     lines = [json.loads(line) for line in (Path(settings["out"]) / "metrics.jsonl").read_text().splitlines()]
-    assert min(answered.during[:3]) > 0, "the next rollout is played meanwhile"
-    assert [line["token_age_max"] for line in lines] == [0, 1, 1, 1]
-    assert versions(settings["out"]) == [{"0"}, {"0"}, {"1"}, {"2"}]
+    assert min(answered.during[:3]) > 0, "groups of later steps are played meanwhile"
+    assert max(line["token_age_max"] for line in lines) == 1
+    for step, sampled_by in enumerate(versions(settings["out"]), 1):
+        assert sampled_by <= {str(step - 2), str(step - 1)}
     assert lines[0]["logprob_diff_max"] < AGREES < SHOWS < max(line["logprob_diff_max"] for line in lines[1:])
 
 

@@ -22,13 +22,13 @@ class Sampled(ScriptedEngine):
 
     def __init__(self, renderer, seconds=0.0):
         super().__init__(lambda ids: "unused", renderer, seconds=seconds)
-        self.clock, self.running, self.most = random.Random(1), 0, 0
+        self.clock, self.in_flight, self.most = random.Random(1), 0, 0
         self.handed_out: Counter[tuple[int, int]] = Counter()
         """How often a token was, by sampling seed and position."""
 
     async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
-        self.running += 1
-        self.most = max(self.most, self.running)
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
         try:
             for _ in range(self.clock.randrange(5)):
                 await asyncio.sleep(0)
@@ -38,7 +38,7 @@ class Sampled(ScriptedEngine):
             self.handed_out.update((sampling_params["sampling_seed"], place) for place in places)
             return said
         finally:
-            self.running -= 1
+            self.in_flight -= 1
 
     def _sample(self, seed, position):
         *digits, stop = self._renderer.encode({"role": "assistant", "content": "0123456789"})
@@ -134,7 +134,7 @@ async def test_another_seed_gives_other_tokens(make):
 
 @pytest.mark.parametrize("concurrency", [3, 10])
 async def test_the_slots_are_full_and_no_group_begins_without_one(make, concurrency):
-    drawer = make(concurrency=concurrency, staleness=5, seconds=0.005)
+    drawer = make(concurrency=concurrency, staleness=5, seconds=0.05)
     drawer.begin(0, 0)
     for step in (1, 2, 3):
         drawn = await drawer.draw(step)

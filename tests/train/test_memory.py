@@ -255,7 +255,7 @@ def test_nothing_is_said_about_little_or_unknown(monkeypatch: pytest.MonkeyPatch
 def test_a_run_says_it_before_it_loads_the_model(make_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_advice, "_WORTH_SAYING", 0)
     monkeypatch.setattr(memory_advice, "free_memory", lambda _: 10**6)
-    monkeypatch.setattr("agentrl.train.trainer.load_weights", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("agentrl.train.weights.load_weights", lambda *_: pytest.fail("loaded"))
     console = Console(file=io.StringIO(), width=80)
     with pytest.raises(pytest.fail.Exception, match="loaded"):
         asyncio.run(Trainer(make_config(), console=console).setup())

@@ -168,10 +168,12 @@ def test_a_server_that_does_not_start_leaves_the_log_that_the_message_names(make
 
 
 @pytest.mark.thorough
-async def test_a_server_plays_the_next_rollout_while_the_learner_learns(make_config, tmp_path):
+async def test_a_server_plays_episodes_while_the_learner_learns(make_config, tmp_path):
     async with server(make_config()) as url:
         await run(served_config(make_config, url, steps=4, staleness=1, numerics={"stop": 0.01}))
     found = steps(tmp_path / "run")
-    assert [versions(tmp_path / "run", step) for step in (1, 2, 3, 4)] == [{"0"}, {"0"}, {"1"}, {"2"}]
-    assert [metrics["token_age_max"] for metrics in found] == [0, 1, 1, 1]
-    assert found[0]["logprob_diff_max"] < 1e-4 < 0.1 < found[2]["logprob_diff_max"], "an update lies between them"
+    for step in (1, 2, 3, 4):
+        assert versions(tmp_path / "run", step) <= {str(step - 2), str(step - 1)}
+    assert max(metrics["token_age_max"] for metrics in found) == 1
+    differences = [metrics["logprob_diff_max"] for metrics in found]
+    assert differences[0] < 1e-4 < 0.1 < max(differences), "an update lies between them"
