@@ -76,6 +76,18 @@ async def test_an_engine_with_tls_needs_docker_s_client(monkeypatch):
     await client.close()
 
 
+async def test_the_message_of_docker_s_client_is_passed_on(docker_folder, monkeypatch):
+    program = docker_folder / "docker"
+    program.write_text("#!/bin/sh\nexec >&-\nsleep 0.2\necho 'x509: unknown authority' >&2\n")  # as late as Docker's
+    program.chmod(0o755)
+    monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+    monkeypatch.setenv("PATH", str(docker_folder), prepend=":")
+    client = DockerClient("tcp://127.0.0.1:2376")
+    with pytest.raises(SandboxError, match="cannot be reached: x509: unknown authority"):
+        await client.connect()
+    await client.close()
+
+
 async def test_an_address_without_tls_is_warned_of(caplog):
     for address, warned in (("tcp://127.0.0.1:1", False), ("tcp://box:2375", True)):
         client = DockerClient(address)

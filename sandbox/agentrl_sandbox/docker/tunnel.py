@@ -90,6 +90,8 @@ class DialTunnel:
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(_OPEN_S):
                 line = await _read_line(process)
+                if not line:
+                    await process.wait()  # its message comes after the end of its stdout
         await children.end(process)
         if not line.startswith(_OK):
             why = " ".join((await process.stderr.read()).decode(errors="replace").split())
