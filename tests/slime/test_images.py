@@ -20,7 +20,7 @@ from agentrl.models.vision import load_vision
 from agentrl.render import load_renderer
 from agentrl.slime.task import from_sample
 from tests.doubles import tiny_vlm
-from tests.episode.test_images import A, B
+from tests.episode.pictures import A, B
 from tests.slime.conftest import Sample as TextSample
 from tests.slime.conftest import slime_args
 

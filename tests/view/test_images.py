@@ -19,7 +19,7 @@ from agentrl.view.readers import own
 from agentrl.view.server import ViewServer
 from agentrl.view.sources import open_source
 from tests.doubles import tiny_vlm
-from tests.episode.test_images import SCRIPT, A, B, C, Screens
+from tests.episode.pictures import SCRIPT, A, B, C, Screens
 from tests.view.browser import chromium, needs_browser, server_of
 from tests.view.test_server import status
 

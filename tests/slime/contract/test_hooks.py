@@ -19,7 +19,7 @@ from agentrl.rewards import grader
 from agentrl.slime import log_eval, log_rollout
 from agentrl.slime.logs import rollout_metrics
 from tests.doubles.judge import ScriptedJudge, serving
-from tests.episode.test_thinking import TEMPLATE
+from tests.episode.thinking import TEMPLATE
 from tests.slime.conftest import ENV_FILE
 from tests.slime.player import Player
 
