@@ -14,7 +14,7 @@ from agentrl.engine.scripted import scripted_log_prob
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from tests.episode import thinking
-from tests.slime.test_adapt import PARAMS, question
+from tests.slime.questions import PARAMS, question
 
 
 @pytest.fixture

@@ -23,13 +23,9 @@ from tests.doubles import tiny_vlm
 from tests.episode.pictures import A, B
 from tests.slime.conftest import Sample as TextSample
 from tests.slime.conftest import slime_args
+from tests.slime.picture_samples import Sample
 
 PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
-
-
-@dataclass
-class Sample(TextSample):
-    multimodal_train_inputs: dict[str, Any] | None = None
 
 
 @dataclass

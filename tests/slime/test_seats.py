@@ -14,7 +14,7 @@ from agentrl.slime import post_process_rewards
 from tests.episode.seat_envs import Duel
 from tests.episode.thinking import TEMPLATE, think
 from tests.slime.hook_samples import args as hook_args
-from tests.slime.test_adapt import PARAMS
+from tests.slime.questions import PARAMS
 
 ENV = "tests.episode.seat_envs:Duel"
 HOOK = {"custom_reward_post_process_path": "agentrl.slime.post_process_rewards"}

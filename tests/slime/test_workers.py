@@ -30,9 +30,9 @@ from tests.doubles import tiny_vlm
 from tests.episode.pictures import A, B
 from tests.episode.seat_envs import Duel
 from tests.slime.contract.conftest import served
+from tests.slime.partial import ENV_FILE, PARAMS, Accounted, Slime, account, script
+from tests.slime.picture_samples import Sample as PictureSample
 from tests.slime.picture_server import server
-from tests.slime.test_images import Sample as PictureSample
-from tests.slime.test_partial import ENV_FILE, PARAMS, Accounted, Slime, account, script
 
 SIZE = 2
 SECONDS = ("non_generation_time",)
