@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.house import ROOT, load_house
+
 ORDER = (
     ("__main__",),
     ("cli",),
@@ -29,14 +27,6 @@ ORDER = (
 REACHES_UP = {
     ("rewards", "slime"): "a grader that slime calls reads slime's samples; imported when it is called",
 }
-
-
-def load_house():
-    spec = importlib.util.spec_from_file_location("house", ROOT / ".ci" / "house.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["house"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

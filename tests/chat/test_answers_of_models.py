@@ -14,7 +14,7 @@ from agentrl.rewards import LLMJudge, RelativeJudge
 from agentrl.rewards.judge import verdict
 from agentrl.rewards.ranking import read_ranking
 from agentrl.trajectory.model_output import ModelOutput
-from tests.rewards.test_http import WROTE, Served
+from tests.doubles.grading import WROTE, Served
 
 THOUGHTS = [
     # a text, its thoughts, the rest

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import Task
 from agentrl.check import CheckInputs, check
-from tests.episode.test_seats import Duel, Kept, Shop
+from tests.episode.seat_envs import Duel, Kept, Shop
 
 TASKS = [Task(id="a"), Task(id="b")]
 

@@ -46,7 +46,12 @@ def test_the_commands(folder, agentrl, url):
             name = "function" if "my_model.py:reply" in args else name
             name = "demonstrations" if "--demonstrations" in args else name
             told[name] = agentrl(*args), agentrl.stdout + agentrl.stderr
-    assert {name: code for name, (code, _) in told.items()} == {"eval": 0, "demonstrations": 0, "yourself": 2, "function": 0}
+    assert {name: code for name, (code, _) in told.items()} == {
+        "eval": 0,
+        "demonstrations": 0,
+        "yourself": 2,
+        "function": 0,
+    }
     assert "pass@4" in told["eval"][1]
     assert "NAME at 127.0.0.1" in told["eval"][1]
     assert "demos.jsonl: 4 of 8 episodes, of 1 of 2 tasks" in told["demonstrations"][1]

@@ -10,9 +10,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="the embedded engine needs the extra `train`")
 pytest.importorskip("PIL", reason="images need Pillow")
 
-import random  # noqa: E402
-
-from PIL import Image as Pillow  # noqa: E402
 
 from agentrl import Image, RequestError  # noqa: E402
 from agentrl.engine.local import LocalEngine, batch  # noqa: E402
@@ -22,13 +19,8 @@ from agentrl.models import load_model, load_tokenizer, tiny_model  # noqa: E402
 from agentrl.models.vision import Vision, load_vision  # noqa: E402
 from agentrl.types import RenderedImage  # noqa: E402
 from tests.doubles import tiny_vlm  # noqa: E402
+from tests.engine.noise import A, B, C, noise  # noqa: E402
 
-
-def noise(width: int, height: int, seed: int) -> Image:
-    return Image.from_pil(Pillow.frombytes("RGB", (width, height), random.Random(seed).randbytes(3 * width * height)))
-
-
-A, B, C = noise(120, 90, 0), noise(200, 70, 1), noise(60, 130, 2)
 SAMPLING: Any = {"max_new_tokens": 8, "temperature": 0.9, "sampling_seed": 3, "ignore_eos": True}
 
 

@@ -22,7 +22,7 @@ from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
 from agentrl.types import Limits
-from tests.engine.test_real_sglang import MODEL, URL, local, model, renderer
+from tests.engine.real_sglang import MODEL, URL, local, model, renderer
 from tests.render.markers import template_files
 
 __all__ = ["local", "model", "renderer"]

@@ -17,10 +17,12 @@ from aiohttp import web
 from agentrl import EngineError, Env, Limits, StepResult, StopReason, Task, run_episode
 from agentrl.engine import SGLangEngine
 from agentrl.episode.options import EpisodeOptions
-from agentrl.models import load_model, load_tokenizer
-from agentrl.render import load_renderer
+from agentrl.models import load_tokenizer
+from tests.engine.real_sglang import MODEL, URL
+from tests.engine.real_sglang import local as local
+from tests.engine.real_sglang import model as model
+from tests.engine.real_sglang import renderer as renderer
 
-URL, MODEL = os.environ.get("AGENTRL_SGLANG_URL", ""), os.environ.get("AGENTRL_SGLANG_MODEL", "")
 if not (URL and MODEL):
     reason = "AGENTRL_SGLANG_URL and AGENTRL_SGLANG_MODEL are not set: run .ci/sglang.sh"
     if "sglang" in os.environ.get("AGENTRL_REQUIRE", "").split(","):
@@ -32,28 +34,9 @@ SOMETIMES = list(range(8, 632, 16))
 QUESTION = "What country is Lyon in?"
 
 
-@pytest.fixture(scope="module")
-def model():
-    return load_model(MODEL)
-
-
-@pytest.fixture(scope="module")
-def renderer():
-    return load_renderer(load_tokenizer(MODEL))
-
-
 @pytest.fixture
 async def sglang():
     engine = SGLangEngine(URL)
-    yield engine
-    await engine.close()
-
-
-@pytest.fixture
-async def local(model):
-    from agentrl.engine import LocalEngine
-
-    engine = LocalEngine(model, load_tokenizer(MODEL))
     yield engine
     await engine.close()
 

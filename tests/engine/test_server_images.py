@@ -26,7 +26,7 @@ from agentrl.engine.local import LocalEngine  # noqa: E402
 from agentrl.engine.sglang.server import running_server  # noqa: E402
 from agentrl.models import load_model, load_tokenizer  # noqa: E402
 from agentrl.models.vision import load_vision  # noqa: E402
-from tests.engine.test_local_images import A, B, noise  # noqa: E402
+from tests.engine.noise import A, B, noise  # noqa: E402
 
 VISION, TOKENIZER = load_vision("tiny-vl"), load_tokenizer("tiny-vl")
 SAMPLING = {"max_new_tokens": 8, "temperature": 0.9, "sampling_seed": 3}

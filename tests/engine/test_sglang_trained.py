@@ -31,8 +31,10 @@ from agentrl.engine.table import EngineParts, TrainingParts, open_engine  # noqa
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError  # noqa: E402
 from agentrl.models import load_model, tiny_model, tiny_tokenizer  # noqa: E402
 from tests.doubles.sglang import Fake, answer, for_ever  # noqa: E402
+from tests.engine.launched import LAUNCH, logged, said  # noqa: E402
+from tests.engine.launched import executable as executable  # noqa: E402
+from tests.engine.launched import training as training  # noqa: E402
 
-LAUNCH = Path(__file__).parents[1] / "doubles" / "sglang_launch.py"
 WHOLE = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 
@@ -48,14 +50,6 @@ def adapted():
     config = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     with warnings.catch_warnings(action="ignore"):  # peft reads an attribute by its older name
         return peft.get_peft_model(tiny_model(0), config)
-
-
-@pytest.fixture
-def training(tmp_path):
-    return TrainingParts(tmp_path / "run", "cpu", "float32", said.append)
-
-
-said: list[str] = []
 
 
 @pytest.fixture(autouse=True)
@@ -357,20 +351,6 @@ def test_a_gpu_is_shared(training, tmp_path, monkeypatch, sleep, share):
 
 def own(model, training, **config):
     return TrainedSGLang(model, tiny_tokenizer(), training, python=str(LAUNCH), **config)
-
-
-@pytest.fixture(autouse=True)
-def executable(tmp_path, monkeypatch):
-    """The stand-in as a program, whatever the checkout's file modes are."""
-    program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{LAUNCH}" "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setitem(globals(), "LAUNCH", program)
-
-
-def logged(training):
-    log = training.folder / "engine.log"
-    return log.read_text() if log.exists() else ""
 
 
 def pids(training):

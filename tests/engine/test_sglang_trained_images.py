@@ -25,7 +25,7 @@ from agentrl.models.vision import load_vision  # noqa: E402
 from agentrl.train.config import LoRAConfig  # noqa: E402
 from agentrl.train.lora import attach  # noqa: E402
 from tests.doubles.sglang import Fake, answer  # noqa: E402
-from tests.engine.test_sglang_trained import executable, logged  # noqa: E402, F401
+from tests.engine.launched import executable, logged  # noqa: E402, F401
 
 VISION = load_vision("tiny-vl")
 READ_BY_VISION = {"preprocessor_config.json", "config.json", "model.safetensors", "tokenizer.json"}

@@ -10,7 +10,7 @@ import pytest
 from agentrl import ConfigError, EnvFactory, InfraError, Limits, StepResult, StopReason, run_episode, tool
 from agentrl.episode.options import EpisodeHooks
 from agentrl.errors import ResumeError
-from tests.episode.test_episode_resume import ENVS, SCRIPT, TASK, Engine, Host, Replayed, Saved, Sum, closed, picture
+from tests.episode.resuming import ENVS, SCRIPT, TASK, Engine, Host, Replayed, Saved, Sum, closed, picture
 
 
 @pytest.fixture(autouse=True)

@@ -37,19 +37,12 @@ from agentrl.models.pixels import PatchWriter
 from agentrl.models.vision import Vision, load_vision
 from agentrl.testing import call
 from tests.doubles import tiny_vlm
+from tests.episode.pictures import SCRIPT, A, B, C, Screens, picture
 
 KINDS = ("qwen2_5_vl", "qwen3_vl")
 
 
-def picture(width: int, height: int, seed: int = 0, kind: str = "PNG") -> Image:
-    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
-    written = io.BytesIO()
-    Pillow.fromarray(pixels).save(written, format=kind)
-    return Image.of(written.getvalue())
-
-
 BIG, BIG_TOO = picture(400, 300, 3), picture(410, 300, 4)
-A, B, C = picture(120, 90), picture(200, 70, 1), picture(60, 130, 2)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -60,31 +53,6 @@ def vision(request) -> Vision:
 @pytest.fixture(scope="module")
 def renderer(vision):
     return load_renderer(load_tokenizer(str(vision.folder)), vision=vision)
-
-
-class Screens(Env):
-    """Shows an image in the prompt, from a tool, and in an observation of its own."""
-
-    async def reset(self, task):
-        self.steps = 0
-        return [{"role": "user", "content": ["Open the page.", A]}]
-
-    @tool
-    async def screenshot(self) -> object:
-        """The page as it is."""
-        return ["here it is:", B, "(seen)"]
-
-    async def step(self, action):
-        self.steps += 1
-        if self.steps == 2:
-            return StepResult([{"role": "user", "content": [C, "Which colour?"]}])
-        return await super().step(action)
-
-    def score(self, trajectory):
-        return 1.0
-
-
-SCRIPT = [call("screenshot"), "I see it.", "red"]
 
 
 async def play(renderer, turns=SCRIPT, env=None, hooks=None, **limits) -> tuple[Trajectory, ScriptedEngine]:

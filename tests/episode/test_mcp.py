@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -18,25 +16,12 @@ from agentrl.env.factory import load_env
 from agentrl.episode.options import EpisodeOptions
 from agentrl.rollout import Rollout, run_groups
 from agentrl.testing import call, rollout
+from tests.episode.mcp_env import ENV, EXAMPLE, FAST, children
 
 pytest.importorskip("mcp")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mcp_tools"
-ENV = f"{EXAMPLE}/env.py:McpTools"
-FAST = {"args": [str(Path(__file__).with_name("mcp_server.py"))]}
 PACKAGE = {"args": [str(EXAMPLE / "server.py")]}
 FRANCE = Task(prompt="What is the capital of France?", label="Paris")
-
-
-def children() -> set[int]:
-    """Servers that this process has started and not yet buried."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"server.py" in (stat.parent / "cmdline").read_bytes():
-                found.add(int(stat.parent.name))
-    return found
 
 
 @pytest.mark.thorough

@@ -11,17 +11,14 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from random import Random
 
 import pytest
 
-from agentrl import ConfigError, Env, Task, Trajectory
-from agentrl._util.owners import current
+from agentrl import ConfigError, Env
 from agentrl.engine import Generation
 from agentrl.episode.parking import Parking, _private_folder, _saved_privately
-from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ResumeError
-from agentrl.render import Rendered, RenderedSpan
+from tests.episode.parked_files import files, parked
 
 CLOSED: list[Env] = []
 
@@ -35,29 +32,6 @@ class Quiet(Env):
 @pytest.fixture(autouse=True)
 def _none_closed():
     CLOSED.clear()
-
-
-def files(folder) -> set[str]:
-    """The names of the files in a folder, this process's heartbeat left out."""
-    return {path.name for path in folder.iterdir()} - {current()}
-
-
-def played() -> Trajectory:
-    t = Trajectory(Task(prompt="Hi", label=1), session_id="s")
-    t.append_prompt(Rendered((1, 2), (RenderedSpan("prompt", 0, 2),)))
-    t.append_model(Generation([3, 4, 5, 6], [-0.5, -0.25, -1.0, -2.0], "abort", meta={"top_p_token_ids": "AAA="}))
-    t.mask_where([1, 0, 0, 1], "off_policy")
-    return t
-
-
-def parked(how="snapshot", env=None, saved=None) -> Parked:
-    return Parked(
-        how=how,
-        episode=EpisodeState(played(), played_s=1.5),
-        rng=Random(4).getstate(),
-        env=env,
-        saved=saved,
-    )
 
 
 async def test_a_file_is_written_whole_and_read_once(tmp_path):

@@ -13,7 +13,7 @@ from agentrl.engine.pausable import PausableEngine
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.episode.phases import PhaseSlots
 from agentrl.episode.run import run_episode
-from tests.engine.test_pausable import Trained
+from tests.engine.trained import Trained
 
 
 class Counting(Env):

@@ -17,7 +17,7 @@ from agentrl._util.owners import Owner, current
 from agentrl.episode.parking import Parking
 from agentrl.episode.saved import OwnedEpisodeError, SavedEpisodes
 from agentrl.errors import ResumeError
-from tests.episode.test_parking import files, parked
+from tests.episode.parked_files import files, parked
 
 KEY = "0" * 32
 TAKES = """
@@ -127,7 +127,7 @@ def test_elsewhere_an_owner_is_dead_when_it_is_silent(place, process, elsewhere)
 @pytest.mark.thorough
 async def test_who_waits_gets_it_when_the_owner_has_died(tmp_path, process, elsewhere):
     other = process(
-        "import pickle; from tests.episode.test_parking import parked; from agentrl.episode.parking import _HEADER\n"
+        "import pickle; from tests.episode.parked_files import parked; from agentrl.episode.parking import _HEADER\n"
         f"place.dead_s = 0.1; place.write('{KEY}', _HEADER + pickle.dumps(parked()), time.time() + 60, 'taken')"
     )
     waits = Parking(str(tmp_path), dead_s=0.4)

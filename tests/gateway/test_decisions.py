@@ -15,7 +15,7 @@ from agentrl.gateway.session.session import Session
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.testing import call
-from tests.episode.test_thinking import TEMPLATE
+from tests.episode.thinking import TEMPLATE
 from tests.gateway.client import ASK, FIND, SYSTEM, Talk, results, told
 
 SURE, REALLY = Entry("user", "Are you sure?"), Entry("user", "Really?")

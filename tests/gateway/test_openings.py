@@ -19,7 +19,7 @@ from agentrl.gateway.session.openings import Opening, Openings, openings
 from agentrl.gateway.session.sampling import Sampler
 from agentrl.render.long_text import LONG
 from agentrl.types import CheckCounts, Rendered
-from tests.episode.test_images import A
+from tests.episode.pictures import A
 from tests.gateway.client import ASK, FIND, SYSTEM, Entry, Talk, results, told
 
 LONG_ASK = Entry("user", "Capital of France? " * (LONG // 10))

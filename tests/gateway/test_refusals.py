@@ -10,7 +10,7 @@ from agentrl.cli._session import session_tree
 from agentrl.gateway.serving import server
 from agentrl.testing import call, rollout
 from tests.gateway.agents import ADD, RefusedByGateway, ask, doing
-from tests.gateway.wires.test_reading import IMAGE
+from tests.gateway.wires.requests import IMAGE
 
 TASK = Task(prompt="Go.")
 USER = [{"role": "user", "content": "Hello."}]

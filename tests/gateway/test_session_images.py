@@ -22,13 +22,13 @@ from agentrl.models.vision import load_vision
 from agentrl.testing import call, rollout
 from agentrl.trajectory.trajectory import Trajectory
 from tests.doubles import tiny_vlm
-from tests.episode.test_images import A, B, C, picture
+from tests.episode.pictures import A, B, C, picture
 from tests.gateway.agents import doing
 from tests.gateway.by_hand import Chat, Responses, Results
 from tests.gateway.by_hand import Messages as MessagesClient
 from tests.gateway.by_hand import Talk as Conversation
 from tests.gateway.client import ASK, Recorder, Talk, told
-from tests.gateway.wires.test_reading import WIRES
+from tests.gateway.wires.requests import WIRES
 
 KINDS = ("qwen2_5_vl", "qwen3_vl")
 GIF = base64.b64encode(b"GIF89a" + bytes(30)).decode()

@@ -17,7 +17,7 @@ from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.testing import call
 from agentrl.trajectory.trajectory import total_ledger
-from tests.episode.test_thinking import TEMPLATE
+from tests.episode.thinking import TEMPLATE
 from tests.gateway.client import SYSTEM, Talk, results, told
 
 WORDS = ["Paris", "Rome", "a  b", "Let me see.", "42", "<think>", "ok"]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 
 from agentrl.errors import TemplateError
-from agentrl.render import Renderer, load_renderer
 from agentrl.types import ToolCall
-from tests.render.markers import GIVEN, made_files, template_files, tokenizer_of
+from tests.render.markers import made_files, template_files
+from tests.render.opened_calls import NULL, NUMBER, STRING, opened, tool
 
-NULL, NUMBER, STRING = {"type": "null"}, {"type": "number"}, {"type": "string"}
-DEFS = {"Code": STRING, "Level": {"enum": ["low", "high"]}, "Point": {"type": "object", "properties": {"x": NUMBER}}}
 WRITTEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "optional text": (
         {"anyOf": [STRING, NULL]},
@@ -52,19 +49,6 @@ CALLS = {
     "MiniMax-M2": '<minimax:tool_call>\n<invoke name="find">\n<parameter name="code">{}</parameter>\n</invoke>\n'
     "</minimax:tool_call>[e~[",
 }
-
-
-@functools.cache
-def opened(name: str) -> tuple[Renderer, Any]:
-    path = next((path for path in [*template_files(), *made_files()] if path.stem == name), None)
-    if path is None:
-        pytest.skip(f"{name} is not in the repository; {GIVEN} names no folder that has it")
-    return load_renderer(tokenizer_of(path)), tokenizer_of(path)
-
-
-def tool(schema: Any, **more: Any) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {"code": schema, **more}, "$defs": DEFS}
-    return {"type": "function", "function": {"name": "find", "description": "Find.", "parameters": parameters}}
 
 
 def calls_in(name: str, text: str, schema: Any, **more: Any) -> tuple[ToolCall, ...]:

@@ -16,8 +16,8 @@ from agentrl.render.read.lexer import loose
 from agentrl.render.template import Template
 from agentrl.types import Action, Raw
 from tests.render.conftest import CHATML_MARKERS, PLAIN_CHATML, llama_tokenizer, make_tokenizer
-from tests.render.test_arguments import opened
-from tests.render.test_survey import TOOL
+from tests.render.opened_calls import opened
+from tests.render.survey_tool import TOOL
 
 NOW = {"type": "function", "function": {"name": "now", "description": "Now.", "parameters": {"type": "object"}}}
 FOUND = [("find", {"what": "x"}, None)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.types import Action
-from tests.render.test_arguments import opened, tool
+from tests.render.opened_calls import opened, tool
 
 WITHOUT_OPENING = {
     "Qwen-Qwen3-0.6B": '{"name": "find", "arguments": {"code": 1}}\n</tool_call><|im_end|>',

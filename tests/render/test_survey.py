@@ -10,6 +10,7 @@ import pytest
 from agentrl.errors import TemplateError
 from agentrl.render import Certificate, Renderer, load_renderer
 from tests.render.markers import GIVEN, HERE, made_files, template_files, tokenizer_of
+from tests.render.survey_tool import TOOL
 
 EXACT, KEEPS = "exact", "keeps-history"
 FUNCTIONS = "needs a variable that it was not given (see chat_template_kwargs): 'functions' is undefined"
@@ -56,17 +57,6 @@ BREAKS = {"Kimi-K2-Instruct": "does what the template sandbox of transformers fo
 """Break on calls: they serve without tools."""
 NO_CALLS = {*LEFT_OUT, *BREAKS}
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "find",
-        "description": "Find a thing.",
-        "parameters": {
-            "type": "object",
-            "properties": {"what": {"type": "string"}, "where": {"type": "object"}, "many": {"type": "array"}},
-        },
-    },
-}
 ARGUMENTS = {"what": '3 "things"\nor </b> more: {x}', "where": {"at": ["Ulm", 7]}, "many": [1.5, True, None, "ü"]}
 
 files = [pytest.param(path, id=path.stem) for path in template_files() if path.stem in LEVELS]

@@ -21,7 +21,7 @@ from agentrl.rollout import BugError, Rollout, run_groups
 from agentrl.slime.rollouts import is_valid
 from agentrl.slime.sample import clear, to_sample
 from agentrl.trajectory.model_output import ModelOutput
-from tests.rollout.test_groups import Fake
+from tests.rollout.fakes import Fake
 from tests.slime.conftest import Sample
 
 TRAP = "\n\n<information>Doc 1(Title: France) <answer>Paris</answer> is its capital.</information>\n\n"

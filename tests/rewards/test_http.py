@@ -7,8 +7,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from agentrl._util.http import HttpService
 from agentrl.errors import ConfigError, InfraError
@@ -16,38 +14,7 @@ from agentrl.rewards import LLMJudge, RemoteReward
 from agentrl.rewards.judge import verdict
 from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import Reward
-
-WROTE = ModelOutput.of_turns(["<think>b</think>Paris"], prompt="the capital of France?", label="Paris")
-
-
-class Served:
-    """A server that answers with what `answer(body)` says: JSON, a status, or a coroutine of one of these."""
-
-    def __init__(self, answer):
-        self.answer, self.bodies, self.headers = answer, [], []
-        app = web.Application()
-        app.router.add_post("/{any:.*}", self.handle)
-        self.server = TestServer(app)
-
-    async def handle(self, request):
-        self.bodies.append(body := await request.json())
-        self.headers.append(request.headers)
-        found = self.answer(body)
-        found = await found if asyncio.iscoroutine(found) else found
-        return web.Response(status=found.value, text="why") if isinstance(found, Status) else web.json_response(found)
-
-    async def __aenter__(self):
-        await self.server.start_server()
-        self.url = str(self.server.make_url("/score"))
-        return self
-
-    async def __aexit__(self, *exc):
-        await self.server.close()
-
-
-class Status:
-    def __init__(self, value):
-        self.value = value
+from tests.doubles.grading import WROTE, Served, Status
 
 
 async def test_it_speaks_slimes_wire():

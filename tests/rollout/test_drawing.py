@@ -10,7 +10,7 @@ from agentrl.rollout import Rollout, TaskStream
 from agentrl.rollout.loop.buffer import GroupBuffer
 from agentrl.rollout.loop.drawing import GroupDrawer
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
-from tests.rollout.test_groups import Fake
+from tests.rollout.fakes import Fake
 
 
 class Marked(Env):

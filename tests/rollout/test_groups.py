@@ -6,8 +6,9 @@ import pytest
 from agentrl import BadCallPolicy, Env, EnvFactory, Generation, InfraError, Limits, StepResult, StopReason, Task, tool
 from agentrl._util.seeds import sampling_seed
 from agentrl.episode.options import EpisodeOptions
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import ConfigError
 from agentrl.rollout import BugError, Evaluation, Rollout, evaluate, run_groups
+from tests.rollout.fakes import Fake
 
 
 class Echo(Env):
@@ -24,37 +25,6 @@ class Echo(Env):
 
     async def score(self, trajectory):
         return self.task.label
-
-
-class Fake:
-    """Says "yes" after a pause that differs by request, and remembers what it was asked."""
-
-    def __init__(self, renderer, *, fails=(), pause=0.001):
-        self.tokens = renderer.encode({"role": "assistant", "content": "yes"})
-        self.asked = {}
-        self.running = self.most = 0
-        self.fails, self.pause = set(fails), pause
-
-    async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
-        self.asked[session_id] = dict(sampling_params)
-        self.running += 1
-        self.most = max(self.most, self.running)
-        try:
-            await asyncio.sleep(self.pause * (len(self.asked) % 5))
-        finally:
-            self.running -= 1
-        if session_id in self.fails:
-            raise EngineError("gone")
-        return Generation(self.tokens, [-0.5] * len(self.tokens), "stop", weight_version="0")
-
-    async def abort(self, rid=None):
-        raise AssertionError
-
-    async def context_length(self):
-        return 1000
-
-    async def close(self):
-        raise AssertionError
 
 
 def tasks(n):

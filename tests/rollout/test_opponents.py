@@ -14,7 +14,7 @@ from agentrl.rollout import Rollout, run_groups
 from agentrl.rollout.play.failures import FAIL_FAST, FailurePolicy
 from agentrl.rollout.play.opponents import FixedPlayer, Opponents, Policy, open_opponents
 from agentrl.train.credit import assign_advantages
-from tests.episode.test_seats import Duel
+from tests.episode.seat_envs import Duel
 
 POLICY = Policy()
 

@@ -16,7 +16,7 @@ from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
 from agentrl.rollout.play.failures import FAIL_FAST, RETRY, smallest_group
 from agentrl.rollout.play.remote import EpisodeOrder, with_workers
 from tests.rollout import remote_env
-from tests.rollout.test_player import Sampled, steps
+from tests.rollout.players import Sampled, steps
 
 pytestmark = pytest.mark.slow
 

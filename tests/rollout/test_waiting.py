@@ -14,7 +14,7 @@ from agentrl.episode.options import EpisodeOptions
 from agentrl.rollout import Rollout, evaluate, run_groups
 from agentrl.rollout.play import in_flight, waiting
 from agentrl.rollout.play.in_flight import flying, late
-from tests.rollout.test_groups import Fake
+from tests.rollout.fakes import Fake
 
 
 class Hangs(Env):

@@ -1,7 +1,7 @@
 """An Env of two turns: the row's image, then another one."""
 
 from agentrl import Env, StepResult
-from tests.episode.test_images import B
+from tests.episode.pictures import B
 
 
 class Pictures(Env):

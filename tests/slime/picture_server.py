@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from agentrl.models import load_tokenizer
-from tests.episode.test_images import A, B, C
+from tests.episode.pictures import A, B, C
 
 SIDE = 32
 """Pixels of a merged patch of the tiny Qwen3-VL."""

@@ -22,13 +22,9 @@ from agentrl.env.factory import load_env
 from agentrl.episode import shared as _loop_resources
 from agentrl.slime.ship import _warn_unscored
 from agentrl.testing import call
+from tests.slime.questions import PARAMS, question
 
 QUESTION = "the capital of France?"
-PARAMS = {"temperature": 1.0, "max_new_tokens": 400, "stop": None, "stop_token_ids": None, "skip_special_tokens": False}
-
-
-def question(Sample, country="France", label="Paris", **fields):
-    return Sample(prompt=f"the capital of {country}?", label=label, **fields)
 
 
 async def test_an_episode_of_two_turns(Sample, serve, make_args, renderer):

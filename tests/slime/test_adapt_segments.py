@@ -13,28 +13,28 @@ from agentrl.engine import Generation, ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
-from tests.episode import test_thinking
-from tests.slime.test_adapt import PARAMS, question
+from tests.episode import thinking
+from tests.slime.questions import PARAMS, question
 
 
 @pytest.fixture
 def stripping(make_args, tmp_path):
     """`stripping(url)`: args for an Env whose template drops earlier thoughts, which are stripped."""
-    (tmp_path / "chat.jinja").write_text(test_thinking.TEMPLATE)
-    config = {"env": "tests.episode.test_thinking:Guess", "thinking": "strip", "limits": {"turns": 5}}
+    (tmp_path / "chat.jinja").write_text(thinking.TEMPLATE)
+    config = {"env": "tests.episode.thinking:Guess", "thinking": "strip", "limits": {"turns": 5}}
     return lambda url, **args: make_args(url, args=args, chat_template=str(tmp_path / "chat.jinja"), **config)
 
 
 @pytest.fixture
 def thinking_renderer():
     tokenizer = load_tokenizer("tiny")
-    tokenizer.chat_template = test_thinking.TEMPLATE
+    tokenizer.chat_template = thinking.TEMPLATE
     return load_renderer(tokenizer)
 
 
 @pytest.fixture
 def thinker(thinking_renderer):
-    return ScriptedEngine(test_thinking.SCRIPT, thinking_renderer, context_length=4096)
+    return ScriptedEngine(thinking.SCRIPT, thinking_renderer, context_length=4096)
 
 
 async def test_stripped_thoughts_give_a_list_of_siblings(Sample, serve, stripping, thinker):
@@ -59,7 +59,7 @@ class Cut(ScriptedEngine):
 
     def _turn(self, ids):
         turn = self._renderer.decode(ids).count("<|im_start|>assistant") - 1
-        said = test_thinking.SCRIPT[turn]
+        said = thinking.SCRIPT[turn]
         tokens = self._renderer.encode({"role": "assistant", "content": said} if isinstance(said, str) else said)
         begun = next((k for k in range(len(tokens) - 1, 0, -1) if list(ids[-k:]) == list(tokens[:k])), 0)
         return Generation(tokens[begun:], [scripted_log_prob(token) for token in tokens[begun:]], "stop")

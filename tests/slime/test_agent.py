@@ -10,8 +10,8 @@ import pytest
 
 from agentrl import ConfigError, adapt
 from agentrl.episode import shared as loop_resources
-from tests.slime.test_adapt import PARAMS
-from tests.slime.test_partial import Accounted, Slime, account, check, script
+from tests.slime.partial import Accounted, Slime, account, check, script
+from tests.slime.questions import PARAMS
 
 AGENT = f"{Path(__file__).parent / 'asking_env.py'}:Asking"
 

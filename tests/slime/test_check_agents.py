@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.slime.test_check import configure, findings, serious
-from tests.slime.test_check import folder as folder  # a fixture that each test uses
+from tests.slime.checking import configure, findings, serious
+from tests.slime.checking import folder as folder  # a fixture that each test uses
 
 AGENT = """
 from agentrl import AgentEnv

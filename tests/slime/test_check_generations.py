@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.slime.init import CONFIG, SCRIPT
-from tests.slime.test_check_mistakes import run as run  # a fixture
-from tests.slime.test_check_mistakes import serious
+from tests.slime.mistakes import run as run  # a fixture
+from tests.slime.mistakes import serious
 
 PROGRAMS = {"before 0.4": ("train.py", "train_async.py"), "0.4": ("train.py",)}
 SNAPSHOTS = "    def score(self, trajectory) -> float:"

@@ -6,8 +6,8 @@ import pytest
 
 from agentrl_sandbox import SandboxSpec, machine
 from agentrl_sandbox.needs import needs
-from tests.slime.test_check import configure, findings
-from tests.slime.test_check import folder as folder  # a fixture that each test here uses
+from tests.slime.checking import configure, findings
+from tests.slime.checking import folder as folder  # a fixture that each test here uses
 
 ENV = '''
 from agentrl import Env, tool

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from agentrl import ConfigError, adapt
 from agentrl.engine.sglang import connections
-from tests.slime.test_adapt import PARAMS, question
+from tests.slime.questions import PARAMS, question
 
 
 def said(token: int) -> float:

@@ -12,7 +12,7 @@ import pytest
 from agentrl import ConfigError, adapt
 from agentrl.slime import fatal, post_process_rewards
 from agentrl.slime.fatal import NoReward
-from tests.slime.test_adapt import PARAMS, question
+from tests.slime.questions import PARAMS, question
 
 FULLY_ASYNC = {"rollout_function_path": "slime.rollout.fully_async_rollout.generate_rollout_fully_async"}
 

@@ -20,16 +20,12 @@ from agentrl.models.vision import load_vision
 from agentrl.render import load_renderer
 from agentrl.slime.task import from_sample
 from tests.doubles import tiny_vlm
-from tests.episode.test_images import A, B
+from tests.episode.pictures import A, B
 from tests.slime.conftest import Sample as TextSample
 from tests.slime.conftest import slime_args
+from tests.slime.picture_samples import Sample
 
 PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
-
-
-@dataclass
-class Sample(TextSample):
-    multimodal_train_inputs: dict[str, Any] | None = None
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.test_rooms import ROOT, load_house
+from tests.house import ROOT, load_house
 
 ROOMS, FILES, CALLS = 10, 76, 1800
 """It was 27 boxes, 76 files and 2,015 calls; `python .ci/house.py --episode` prints the numbers. A slow machine adds a

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentrl import adapt
-from tests.episode.test_mcp import ENV, FAST, children
+from tests.episode.mcp_env import ENV, FAST, children
 
 pytest.importorskip("mcp")
 PARAMS = {"temperature": 1.0, "max_new_tokens": 300}

@@ -18,8 +18,8 @@ from agentrl.slime.sample import clear, siblings_of, to_samples
 from agentrl.slime.task import template_kwargs
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Raw, StopReason
-from tests.episode import test_thinking
-from tests.episode.test_thinking import SCRIPT, TEMPLATE
+from tests.episode import thinking
+from tests.episode.thinking import SCRIPT, TEMPLATE
 from tests.slime.conftest import Sample as Base
 from tests.slime.contract import hosts
 from tests.slime.contract.conftest import starting
@@ -383,7 +383,7 @@ def test_stripped_thoughts_through_slimes_rollout(tmp_path):
     (tmp_path / "chat.jinja").write_text(TEMPLATE)
     thinker = load_renderer(tiny_tokenizer(), chat_template=TEMPLATE)
     engine = ScriptedEngine(lambda input_ids: guesses(input_ids, thinker.decode), thinker)
-    config = {"env": f"{test_thinking.__file__}:Guess", "thinking": "strip", "limits": {"turns": 4, "tokens": None}}
+    config = {"env": f"{thinking.__file__}:Guess", "thinking": "strip", "limits": {"turns": 4, "tokens": None}}
     flags = {"custom_reward_post_process_path": "agentrl.slime.post_process_rewards"}
     with hosts.imported("slime") as slime, pytest.MonkeyPatch.context() as patch:
         patch.setattr(slime.ray, "put", lambda shipped: shipped)

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl_envs.search_r1.prompts import INVALID, prompt_of
 from tests.envs.doubles.retriever import Served
-from tests.slime.test_partial import Accounted, Slime
+from tests.slime.partial import Accounted, Slime
 
 np = pytest.importorskip("numpy", reason="pandas reads lists as numpy's arrays")
 

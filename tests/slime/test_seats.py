@@ -11,12 +11,12 @@ from agentrl.engine import ScriptedEngine
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.slime import post_process_rewards
-from tests.episode.test_seats import Duel
-from tests.episode.test_thinking import TEMPLATE, think
+from tests.episode.seat_envs import Duel
+from tests.episode.thinking import TEMPLATE, think
 from tests.slime.hook_samples import args as hook_args
-from tests.slime.test_adapt import PARAMS
+from tests.slime.questions import PARAMS
 
-ENV = "tests.episode.test_seats:Duel"
+ENV = "tests.episode.seat_envs:Duel"
 HOOK = {"custom_reward_post_process_path": "agentrl.slime.post_process_rewards"}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl import adapt
 from agentrl._util.boundary import watcher
-from tests.slime.test_adapt import PARAMS, question
+from tests.slime.questions import PARAMS, question
 
 
 class Span:

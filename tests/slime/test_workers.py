@@ -27,12 +27,12 @@ from agentrl.slime.remote import SampleJob, SampleWorkers, refuse_loopback, samp
 from agentrl.types import Generation
 from agentrl.workers.pipes import PipeTransport
 from tests.doubles import tiny_vlm
-from tests.episode.test_images import A, B
-from tests.episode.test_seats import Duel
+from tests.episode.pictures import A, B
+from tests.episode.seat_envs import Duel
 from tests.slime.contract.conftest import served
+from tests.slime.partial import ENV_FILE, PARAMS, Accounted, Slime, account, script
+from tests.slime.picture_samples import Sample as PictureSample
 from tests.slime.picture_server import server
-from tests.slime.test_images import Sample as PictureSample
-from tests.slime.test_partial import ENV_FILE, PARAMS, Accounted, Slime, account, script
 
 SIZE = 2
 SECONDS = ("non_generation_time",)
@@ -349,7 +349,7 @@ async def test_an_env_with_seats_is_refused(Sample, serve, make_args, renderer):
     async with serve(ScriptedEngine(["1"], renderer)) as (_, url):
         with pytest.raises(ConfigError, match="workers play no Env with seats, as Duel is; write workers: 0"):
             await adapt(
-                make_args(url, env="tests.episode.test_seats:Duel", workers=SIZE), Sample(prompt="", index=0), PARAMS
+                make_args(url, env="tests.episode.seat_envs:Duel", workers=SIZE), Sample(prompt="", index=0), PARAMS
             )
 
 

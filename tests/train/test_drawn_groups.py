@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.train import train
-from tests.train.test_trainer import TOY, Crash, CrashingTrainer, lines, played, quiet
+from tests.train.toy_runs import TOY, Crash, CrashingTrainer, lines, played, quiet
 
 
 @pytest.fixture

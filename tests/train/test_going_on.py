@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import signal
 
 import pytest
@@ -14,27 +13,13 @@ from agentrl._util.signals import Terminated
 from agentrl.errors import ConfigError
 from agentrl.rollout import BugError
 from agentrl.train import Trainer, model_folder, train
-from agentrl.trajectory.trajectory import Trajectory
+from tests.train.played import lines, played
 
 TOY = __file__.replace("test_going_on.py", "toy_env.py")
-TIMES = ("seconds", "_s", "per_second")
 
 
 def quiet():
     return Console(file=io.StringIO(), width=1000)
-
-
-def lines(folder):
-    """The metrics of each step without what the clock says."""
-    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in line.items() if not key.endswith(TIMES)} for line in found]
-
-
-def played(folder):
-    return {
-        file.name: [Trajectory.from_json(json.loads(line)).tokens for line in file.read_text().splitlines()]
-        for file in (folder / "trajectories").glob("step_*.jsonl")
-    }
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from agentrl.train import Trainer, model_folder, train
 from agentrl.train.config import LoRAConfig
 from agentrl.train.learner import Learner
 from agentrl.train.lora import AdapterReference, attach, changes_nothing
-from tests.train.test_going_on import lines, played
-from tests.train.test_learner import rows
+from tests.train.learners import rows
+from tests.train.played import lines, played
 
 pytest.importorskip("peft", reason="LoRA needs the extra `lora`")
 

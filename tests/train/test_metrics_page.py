@@ -14,7 +14,7 @@ from agentrl.monitor.metrics import RolloutMetrics
 from agentrl.train import train
 from agentrl.train.report import Summary
 from agentrl.types import StopReason
-from tests.train.test_trainer import TOY, quiet
+from tests.train.toy_runs import TOY, quiet
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 COPIED = Path(__file__).with_name("copied_engine.py")

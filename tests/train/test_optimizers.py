@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError
 from agentrl.train import optimizers
 from agentrl.train.learner import Learner
 from agentrl.train.optimizers import make_adam, make_muon
-from tests.train.test_learner import make, rows, weights
+from tests.train.learners import make, rows, weights
 
 
 def bitsandbytes():

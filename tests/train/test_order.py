@@ -25,7 +25,7 @@ from agentrl.train import TrainConfig, Trainer, model_folder, train
 from agentrl.train.report import StepReport
 from agentrl.trajectory.trajectory import Trajectory
 from tests.engine.inside import process_of
-from tests.train.test_going_on import lines
+from tests.train.played import lines
 
 COPIED = __file__.replace("test_order.py", "copied_engine.py")
 TOY = __file__.replace("test_order.py", "toy_env.py")

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-import transformers
 
 from agentrl.train import batch, log_probs, packing, stems
 from agentrl.train.batch import Row, micro_batches
@@ -14,44 +13,7 @@ from agentrl.train.checkpointing import checkpointing, layers_to_checkpoint
 from agentrl.train.learner import Learner
 from agentrl.train.packing import Pack, attending_by_rows, packing_of
 from agentrl.train.stems import packs
-
-CPU = torch.device("cpu")
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-PACKED = {
-    "Qwen2": {},
-    "Qwen3": {"tie_word_embeddings": True},
-    "Llama": {"attention_dropout": 0.1},
-    "Gemma3Text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
-    "Granite": {"logits_scaling": 4.0},
-    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7},
-    "GPT2": {},
-}
-PADDED = {
-    "Lfm2": {"layer_types": ["conv", "full_attention"]},
-    "Bloom": {},
-    "Mamba": {},
-    "Gemma2": {"sliding_window": 8, "attn_logit_softcapping": 5.0},
-}
-
-
-def make(kind, **values):
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **(PACKED | PADDED)[kind], **values})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return transformers.AutoModelForCausalLM.from_config(config).eval()
+from tests.train.packed import CPU, PACKED, PADDED, SIZES, assert_equal, bottom_right, make, with_gradients
 
 
 def rows():
@@ -87,20 +49,6 @@ def packed(model, budget=1000):
         for micro in micro_batches(rows(), budget, CPU, packing="rows"):
             loss = loss + (micro.weights * micro.model_log_probs(model)).sum()
         return with_gradients(model, loss)
-
-
-def with_gradients(model, loss):
-    loss.backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return loss.item(), found
-
-
-def assert_equal(found, expected):
-    assert found[0] == pytest.approx(expected[0], rel=1e-5)
-    assert found[1].keys() == expected[1].keys()
-    for name, gradient in expected[1].items():
-        assert torch.allclose(found[1][name], gradient, rtol=1e-4, atol=1e-5 * gradient.abs().max()), name
 
 
 @pytest.mark.parametrize("budget", [1000, 30])
@@ -171,24 +119,6 @@ def test_packs_keep_the_budget_and_every_row(budget, monkeypatch):
         )
     if budget == 1:
         assert len(found) == len(given)
-
-
-def bottom_right(queries, keys, values, own, whole, longest_own, longest_whole, scaling, window):
-    """What a varlen kernel computes."""
-    assert (longest_own, longest_whole) == (own.diff().max(), whole.diff().max())
-    found = []
-    for i in range(len(own) - 1):
-        q, k, v = (
-            states[ends[i] : ends[i + 1]].transpose(0, 1)
-            for states, ends in ((queries, own), (keys, whole), (values, whole))
-        )
-        k, v = (states.repeat_interleave(len(q) // len(k), 0) for states in (k, v))
-        places = torch.arange(k.shape[1])
-        back = places[-q.shape[1] :, None] - places
-        seen = (back >= 0) & ((back <= window[0]) | (window[0] < 0))
-        scores = (q @ k.transpose(1, 2) * scaling).masked_fill(~seen, -torch.inf)
-        found.append((scores.softmax(-1) @ v).transpose(0, 1))
-    return torch.cat(found)
 
 
 @pytest.mark.parametrize("kind", ["Qwen2", "Gemma3Text", "Mixtral"])

@@ -15,7 +15,7 @@ from agentrl.train.learner import Learner
 from agentrl.train.lora import AdapterReference, attach
 from agentrl.train.packing import attending_by_rows, packing_of
 from agentrl.train.stems import packs, reads_stems, unique_tokens
-from tests.train.test_packing import CPU, PACKED, SIZES, assert_equal, bottom_right, make, with_gradients
+from tests.train.packed import CPU, PACKED, SIZES, assert_equal, bottom_right, make, with_gradients
 
 
 @pytest.fixture(autouse=True)

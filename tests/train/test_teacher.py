@@ -20,7 +20,7 @@ from agentrl.train import Trainer, train
 from agentrl.train.batch import episode_rows
 from agentrl.train.teacher import ServedTeacher, open_teacher, rows_of
 from agentrl.trajectory.trajectory import Trajectory
-from tests.train.test_trainer import TOY, Crash, CrashingTrainer, lines, played, quiet
+from tests.train.toy_runs import TOY, Crash, CrashingTrainer, lines, played, quiet
 
 
 @pytest.fixture(scope="module")

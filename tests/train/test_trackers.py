@@ -11,7 +11,7 @@ from rich.console import Console
 
 from agentrl.errors import ConfigError
 from agentrl.train import train
-from tests.train.test_going_on import lines
+from tests.train.played import lines
 
 SMALL = {"prompts_per_step": 2, "group_size": 2, "minibatches": 1, "wandb": "agents"}
 

@@ -1,5 +1,4 @@
 import asyncio
-import io
 import json
 import os
 import re
@@ -12,7 +11,6 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from rich.console import Console
 
 from agentrl import Action, Generation, StopReason
 from agentrl.errors import CanaryError, ConfigError
@@ -22,38 +20,7 @@ from agentrl.train import DivergedError, Trainer, model_folder, train
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Rendered, RenderedSpan
 from tests.train.conftest import LIMITS
-
-TOY = __file__.replace("test_trainer.py", "toy_env.py")
-TIMES = {
-    "seconds",
-    "hand_over_s",
-    "rollout_s",
-    "train_s",
-    "tokens_per_second",
-    "rollout_tokens_per_second",
-    "train_tokens_per_second",
-}
-
-
-def quiet():
-    return Console(file=io.StringIO(), width=200)
-
-
-def lines(folder):
-    """The metrics of each step without what the clock says."""
-    text = (folder / "metrics.jsonl").read_text()
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in text.splitlines()]
-
-
-def played(folder):
-    """Task, tokens, reward and versions of the weights of every episode, in order."""
-    found = []
-    for file in sorted((folder / "trajectories").glob("step_*.jsonl")):
-        for line in file.read_text().splitlines():
-            trajectory = Trajectory.from_json(json.loads(line))
-            versions = tuple(trajectory.weight_versions)
-            found.append((file.stem, trajectory.task.id, tuple(trajectory.tokens), trajectory.reward, versions))
-    return found
+from tests.train.toy_runs import TOY, Crash, CrashingTrainer, lines, played, quiet
 
 
 @pytest.fixture
@@ -129,17 +96,6 @@ def test_the_final_model_is_the_trained_one(make_config, tmp_path):
     assert not torch.equal(trained.model.embed_tokens.weight, fresh.model.embed_tokens.weight)
     latest = load_model(str(tmp_path / "run" / "checkpoints" / "step_000002"))
     assert torch.equal(trained.model.embed_tokens.weight, latest.model.embed_tokens.weight)
-
-
-class Crash(BaseException):
-    """Like a kill: nothing in the trainer may handle it."""
-
-
-class CrashingTrainer(Trainer):
-    def update(self, groups, step):
-        if step == 4:
-            raise Crash
-        return super().update(groups, step)
 
 
 @pytest.mark.thorough

@@ -19,9 +19,9 @@ from agentrl.view.readers import own
 from agentrl.view.server import ViewServer
 from agentrl.view.sources import open_source
 from tests.doubles import tiny_vlm
-from tests.episode.test_images import SCRIPT, A, B, C, Screens
+from tests.episode.pictures import SCRIPT, A, B, C, Screens
 from tests.view.browser import chromium, needs_browser, server_of
-from tests.view.test_server import status
+from tests.view.requests import status
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
 

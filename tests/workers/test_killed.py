@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.test_pool import ENVIRONMENT, JOB, ask, cluster, lives, pids, until, workers  # noqa: F401
+from tests.workers.pools import ENVIRONMENT, JOB, ask, cluster, lives, pids, until, workers  # noqa: F401
 
 KILLS, RAYLETS = (20, 20) if "AGENTRL_SOAK" in os.environ else (2, 1)
 IN_FLIGHT = 200

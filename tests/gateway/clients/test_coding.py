@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from shlex import quote
 
@@ -24,13 +23,12 @@ from tests.gateway.clients import said
 from tests.gateway.clients.episodes import episode
 from tests.gateway.clients.images import folder_of
 from tests.gateway.clients.installed import ALL, path_of, slow
+from tests.gateway.clients.pauses import PAUSE_S
 from tests.gateway.clients.said import Say, Script
 from tests.sandbox.engine import entered
 
 pytestmark = pytest.mark.timeout(900)
 
-PAUSE_S = float(os.environ.get("AGENTRL_PAUSE_S") or (60 if ALL else 5))
-"""Seconds of a pause in the middle of a session."""
 _AT_ONCE = 2
 _OUT = "python3 -c \"import socket; socket.create_connection(('192.0.2.1', 80), 2)\" 2>&1 | tail -1; ls /sys/class/net"
 """Tries to reach a machine, and shows what networks there are."""

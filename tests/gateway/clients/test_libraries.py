@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.clients.installed import path_of
-from tests.gateway.clients.test_coding import PAUSE_S
+from tests.gateway.clients.pauses import PAUSE_S
 
 _ROOT = Path(__file__).parents[3]
 

@@ -18,7 +18,7 @@ from agentrl.gateway.serving.server import Gateway
 from tests.doubles.faulty_proxy import proxied
 from tests.gateway.wires.conftest import gateway, session
 from tests.gateway.wires.fakes import FakeSession
-from tests.gateway.wires.test_server import asked, connected, read_until
+from tests.gateway.wires.sockets import asked, connected, read_until
 
 __all__ = ["gateway", "session"]
 

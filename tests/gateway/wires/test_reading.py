@@ -9,12 +9,9 @@ import pytest
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, Entry, RefusedError
-from agentrl.chat.wires.chat import Chat
-from agentrl.chat.wires.messages import Messages
 from agentrl.chat.wires.reading import read_body
-from agentrl.chat.wires.responses import Responses
+from tests.gateway.wires.requests import IMAGE, WIRES
 
-WIRES = {"messages": Messages(), "responses": Responses(), "chat": Chat()}
 ASK = [{"role": "user", "content": "Go."}]
 LEAST = {"messages": {"messages": ASK}, "responses": {"input": "Go."}, "chat": {"messages": ASK}}
 
@@ -219,9 +216,6 @@ def test_no_tools_are_shown_where_none_may_be_called():
     assert read("chat", tools=[tool], tool_choice="none").tools == ()
     assert read("chat", tools=[tool], tool_choice="auto").tools
     assert read("messages", tools=[{"name": "look", "input_schema": {}}], tool_choice={"type": "none"}).tools == ()
-
-
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 
 
 @pytest.mark.parametrize(

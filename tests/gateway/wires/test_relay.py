@@ -11,8 +11,8 @@ import pytest
 
 from agentrl.gateway.endpoint import RESET_NOTICE
 from agentrl_sandbox.relay import PROGRAM
-from tests.gateway.wires.test_server import connected, read_until
-from tests.gateway.wires.test_sessions import play, segments
+from tests.gateway.wires.sessions import play, segments
+from tests.gateway.wires.sockets import connected, read_until
 
 __all__ = ["play"]
 

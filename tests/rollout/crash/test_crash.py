@@ -18,9 +18,9 @@ import pytest
 
 from tests.rollout.crash.oracle import faults
 from tests.rollout.crash.program import Settings, main, newest
+from tests.rollout.crash.updates import KILLS, rewind, updates
+from tests.rollout.crash.updates import settings as settings
 
-KILLS = int(os.environ.get("AGENTRL_CRASH", "6"))
-PROMPTS = 40 * KILLS if "AGENTRL_CRASH" in os.environ else 200
 PATIENCE_S = 60 + 20 * KILLS
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE_S)
@@ -38,17 +38,6 @@ def start(settings, renderer, seed):
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
-
-
-def updates(settings):
-    """The updates in the newest checkpoint."""
-    return max((int(file.stem.removeprefix("step_")) for file in settings.folder.glob("step_*.json")), default=0)
-
-
-def rewind(settings, checkpoints):
-    """Go back: the newest checkpoints are removed."""
-    for file in sorted(settings.folder.glob("step_*.json"))[-checkpoints:]:
-        file.unlink()
 
 
 def killed(settings, child, after, rng):
@@ -77,11 +66,6 @@ def run_with_kills(settings, renderer, rng, kills, *, rewinds=0):
     _, status = os.waitpid(start(settings, renderer, next(seeds)), 0)
     assert os.waitstatus_to_exitcode(status) == 0
     return newest(settings.folder)["weights"]
-
-
-@pytest.fixture
-def settings(tmp_path):
-    return Settings(folder=tmp_path, prompts=PROMPTS, group_size=4 if "AGENTRL_CRASH" in os.environ else 2)
 
 
 def report(capsys, settings, weights):

@@ -18,9 +18,9 @@ import pytest
 
 from tests.rollout.crash.oracle import faults
 from tests.rollout.crash.program import newest
-from tests.rollout.crash.test_crash import rewind, updates
+from tests.rollout.crash.updates import rewind, updates
 from tests.rollout.crash.workers import LoopRunSettings, main
-from tests.workers.test_pool import ENVIRONMENT, lives
+from tests.workers.pools import ENVIRONMENT, lives
 
 SOAK = "AGENTRL_SOAK" in os.environ
 BATCH, GROUP_SIZE = 4, 2

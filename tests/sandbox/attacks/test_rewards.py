@@ -5,28 +5,18 @@ import os
 
 import pytest
 
-from agentrl import EnvFactory, StopReason, Task
+from agentrl import EnvFactory, StopReason
 from agentrl.rewards import ModelOutput, UnitTests
 from agentrl.testing import rollout
 from agentrl_envs.coding import CodingEnv, gold
 from agentrl_sandbox.spec import SandboxSpec
 from tests.envs.coding.attacks import ON_THE_REPORTER, attack
 from tests.sandbox.attacks.arena import SERVED, SMALL
+from tests.sandbox.attacks.task import TASK
 from tests.sandbox.engine import fitted
 
 pytestmark = [pytest.mark.parametrize("backend", SERVED, indirect=True), pytest.mark.timeout(300)]
 
-TASK = Task(
-    prompt="",
-    id="add",
-    metadata={
-        "format": "function",
-        "prompt": 'def add(a, b):\n    """The sum of two numbers."""\n',
-        "canonical_solution": "    return a + b\n",
-        "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(-1, 1) == 0\n",
-        "entry_point": "add",
-    },
-)
 CAUSES = {
     "prints_passed": "grading",
     "kills_the_tests": "grading",

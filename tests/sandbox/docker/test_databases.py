@@ -19,7 +19,7 @@ from agentrl_sandbox.spec import SandboxSpec
 from agentrl_sandbox.survey import collect
 from tests.envs.coding.harbor_tasks import harbor_task
 from tests.sandbox.docker.database_images import import_all
-from tests.sandbox.docker.test_services import things
+from tests.sandbox.docker.things import things
 from tests.sandbox.engine import ALONE, REQUIRED
 
 pytestmark = [

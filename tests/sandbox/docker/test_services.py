@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import socket
 import time
 
@@ -13,9 +12,9 @@ from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import SandboxKilledError
 from agentrl_sandbox import survey
 from agentrl_sandbox.backend import open_backend
-from agentrl_sandbox.docker.container import SANDBOX
 from agentrl_sandbox.services import HealthCheck, Mount, Placed, Service, ServiceGroup
 from tests.sandbox.docker.conftest import SMALL
+from tests.sandbox.docker.things import things
 
 WEB = ("sh", "-c", "mkdir -p /www && cd /www && echo it is $NAME > name && exec python3 -m http.server 8000")
 GET = "python3 -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())' "
@@ -43,15 +42,6 @@ def spec(main=None, volumes=(), **services):
         ready_s=60,
     )
     return SMALL.model_copy(update={"services": group, "read_only": False})
-
-
-async def things(docker, sandbox_id):
-    """What an engine has of a sandbox: containers, networks, volumes."""
-    query, label = docker.engine.docker._query_json, json.dumps({"label": [f"{SANDBOX}={sandbox_id}"]})
-    containers = await query("containers/json", params={"all": "1", "filters": label})
-    networks = await query("networks", params={"filters": label})
-    volumes = await query("volumes", params={"filters": label})
-    return len(containers), len(networks), len(volumes["Volumes"] or ())
 
 
 WAYS_OUT = """

@@ -22,7 +22,7 @@ from agentrl_sandbox.e2b import backend as backend_module
 from agentrl_sandbox.e2b import machine as machine_module
 from agentrl_sandbox.survey import found
 from tests.envs.coding.attacks import attack
-from tests.sandbox.attacks.test_rewards import TASK
+from tests.sandbox.attacks.task import TASK
 from tests.sandbox.e2b.running import SPEC
 
 COUNT = 16

@@ -23,7 +23,7 @@ from agentrl_sandbox import SandboxPool, open_backend
 from agentrl_sandbox.e2b import machine as machine_module
 from agentrl_sandbox.reaper import sweep
 from tests.sandbox.attacks.arena import soon
-from tests.sandbox.attacks.test_rewards import TASK
+from tests.sandbox.attacks.task import TASK
 from tests.sandbox.e2b.running import SPEC
 
 FOLDERS = "ls /var/tmp/agentrl"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from agentrl_envs.search_r1.prompts import INVALID
-from tests.slime.contract.test_aborts import Held
+from tests.slime.contract.aborts import Held
 
 PROMPT = (
     "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new "

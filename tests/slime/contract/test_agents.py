@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from agentrl.env.factory import load_env
-from tests.slime.contract.conftest import ASKING_FILE
-from tests.slime.contract.test_aborts import PARTIAL, Held, until
+from tests.slime.contract.aborts import PARTIAL, Held, until
+from tests.slime.contract.agents import AGENT, LISTS
 
 ROOT = Path(__file__).parents[3]
-AGENT = {"env": f"{ASKING_FILE}:Asking", "parking": {"keep_s": 60}}
-LISTS = {"custom_reward_post_process_path": "agentrl.slime.post_process_rewards"}
 REWARDS = [1.0] * 4 + [0.0] * 2 + [1.0] * 2
 
 

@@ -12,8 +12,8 @@ from agentrl.env.factory import load_env
 from agentrl.errors import ConfigError
 from agentrl.slime import DataSource, log_rollout
 from agentrl.slime.data_source import note_shipped
-from tests.slime.contract.test_aborts import PARTIAL, Held, first_is_held
-from tests.slime.contract.test_hooks import Plain
+from tests.slime.contract.aborts import PARTIAL, Held, first_is_held
+from tests.slime.contract.quiz import Plain
 
 
 @pytest.fixture

@@ -5,22 +5,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl import ConfigError, InfraError
-from agentrl.engine import Generation, ScriptedEngine
-from agentrl.engine.scripted import scripted_log_prob
-from agentrl.models import load_tokenizer
-from agentrl.render import load_renderer
 from agentrl.rewards import grader
 from agentrl.slime import log_eval, log_rollout
 from agentrl.slime.logs import rollout_metrics
 from tests.doubles.judge import ScriptedJudge, serving
-from tests.episode.test_thinking import TEMPLATE
 from tests.slime.conftest import ENV_FILE
+from tests.slime.contract.quiz import Plain
+from tests.slime.contract.quiz import quiz as quiz
 from tests.slime.player import Player
 
 
@@ -139,13 +135,6 @@ def test_a_grader_that_fails_after_an_episode(start, rows):
         assert {reason for _, _, kind, reason, _ in spans if kind == "sampled"} == {"env_failure"}
 
 
-class Plain(Player):
-    """It says the same to everybody, without a tool."""
-
-    def _say(self, input_ids: Any) -> Any:
-        return "Paris"
-
-
 @pytest.mark.path("group reward of a user's function")
 def test_a_users_group_reward_of_a_failed_episode_is_none(host, start, rows):
     """The host gives it to all members, also to those that the environment failed."""
@@ -168,38 +157,6 @@ async def five(args: Any, samples: list[Any], **kwargs: Any) -> list[float]:
 
 
 STOCK_FILTER = ".rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
-
-
-def rest(tokens: Any, input_ids: Any) -> Generation:
-    """A turn, or the rest of it where an abort has cut it."""
-    begun = next((k for k in range(len(tokens) - 1, 0, -1) if list(input_ids[-k:]) == list(tokens[:k])), 0)
-    return Generation(tokens[begun:], [scripted_log_prob(token) for token in tokens[begun:]], "stop")
-
-
-class Quizzed(ScriptedEngine):
-    """Thinks, and guesses one letter after the other."""
-
-    def __init__(self, renderer: Any) -> None:
-        super().__init__(self._turn, renderer)
-        self.renderer = renderer
-
-    def _turn(self, input_ids: Any) -> Generation:
-        letter = "abcd"[self.renderer.decode(input_ids).count("No.")]
-        tokens = self.renderer.encode({"role": "assistant", "content": letter, "reasoning_content": f"I try {letter}."})
-        return rest(tokens, input_ids)
-
-
-@pytest.fixture
-def quiz(start, tmp_path) -> Any:
-    """`quiz(**args)`: a Run whose episodes have one to four segments, by the row."""
-    template: Path = tmp_path / "chat.jinja"
-    template.write_text(TEMPLATE)
-    tokenizer = load_tokenizer("tiny")
-    tokenizer.chat_template = TEMPLATE
-    engine = Quizzed(load_renderer(tokenizer))
-    data = [{"prompt": "Guess.", "label": letter, "metadata": {}} for letter in "abcd"]
-    config = {"env": f"{ENV_FILE}:Quiz", "thinking": "strip", "chat_template": str(template)}
-    return lambda **args: start(data, engine=engine, agentrl=config, **args)
 
 
 @pytest.mark.path("fan-out")

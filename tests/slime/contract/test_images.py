@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.models import load_tokenizer
 from tests.doubles import tiny_vlm
-from tests.episode.test_images import A, C
+from tests.episode.pictures import A, C
 from tests.slime.picture_server import EXPANDED, SHOWN, server
 
 

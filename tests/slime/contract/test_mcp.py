@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.episode.test_mcp import ENV, FAST, children
+from tests.episode.mcp_env import ENV, FAST, children
 
 pytest.importorskip("mcp")
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from agentrl.slime.rollouts import flat_samples
-from tests.slime.contract.test_agents import AGENT, LISTS
-from tests.slime.contract.test_hooks import quiz as quiz  # a fixture
+from tests.slime.contract.agents import AGENT, LISTS
+from tests.slime.contract.quiz import quiz as quiz  # a fixture
 
 MOST_IDLE = 3
 

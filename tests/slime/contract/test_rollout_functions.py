@@ -9,8 +9,8 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.slime import DataSource, rollout_functions
-from tests.slime.contract import test_aborts
-from tests.slime.contract.test_aborts import PARTIAL, PHASES, Held, first_is_held
+from tests.slime.contract import aborts
+from tests.slime.contract.aborts import PARTIAL, PHASES, Held, first_is_held
 
 SYNC = "agentrl.slime.generate_rollout"
 AHEAD = "agentrl.slime.generate_rollout_fully_async"
@@ -100,7 +100,7 @@ def test_dynamic_filters(start, rows, path):
 @pytest.mark.parametrize("phase", [pytest.param(p, marks=pytest.mark.path(f"agentrl's sync: in {p}")) for p in PHASES])
 def test_aborted_episodes_come_back_and_go_on(host, start, rows, renderer, events, held, phase):
     start = partial(start, rollout_function_path=SYNC)
-    test_aborts.test_aborted_episodes_come_back_and_go_on(host, start, rows, renderer, events, held, phase)
+    aborts.come_back_and_go_on(host, start, rows, renderer, events, held, phase)
 
 
 @pytest.mark.path("agentrl's sync: prompts of aborted groups")

@@ -23,7 +23,7 @@ from agentrl.testing import call
 from agentrl_sandbox import open_backend
 from agentrl_sandbox.owners import current
 from tests.sandbox.engine import entered
-from tests.slime.contract.test_aborts import PARTIAL
+from tests.slime.contract.aborts import PARTIAL
 from tests.slime.player import Player
 
 WATCHED = """

@@ -26,8 +26,8 @@ from agentrl.slime.check.flags import Words, plain
 from agentrl_envs.search_r1.prompts import INVALID
 from agentrl_envs.search_r1.retrieval import HTTPRetriever
 from tests.render.markers import GIVEN, data_folder
+from tests.slime.contract.aborts import PARTIAL, until
 from tests.slime.contract.search_r1 import CASES, PROMPT, Case, Searcher, answer, information, retriever, row, search
-from tests.slime.contract.test_aborts import PARTIAL, until
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = Path(__file__).parents[3] / "examples/slime/search_r1"

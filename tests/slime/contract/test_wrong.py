@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl import ConfigError
-from tests.slime.contract.test_aborts import rollout_function
+from tests.slime.contract.aborts import rollout_function
 
 BROKEN_IMPORT = "import os\nos.environ['missing_here']\n"
 BUG_IN_SHARE = """

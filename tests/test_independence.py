@@ -1,6 +1,6 @@
-"""Tests read what a user or a neighbouring room can see: private attributes of the product are rarely read.
+"""Tests stand apart: from the inside of the product, and from one another.
 
-`python -m tests.test_private_reads` lists each such line.
+`python -m tests.test_independence` lists each read of a private attribute of the product.
 """
 
 from __future__ import annotations
@@ -61,6 +61,19 @@ def is_own(value: ast.expr) -> bool:
 
 def test_few_private_attributes_are_read():
     assert len(reads := private_reads()) <= LIMIT, "\n".join(reads)
+
+
+def test_no_test_module_imports_another():
+    """What several share is a module of its own, so that each can be moved and played alone."""
+    imports = [
+        f"{path}:{node.lineno}"
+        for path, tree in trees("tests")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests")
+        for name in [node.module.rpartition(".")[2], *(alias.name for alias in node.names)]
+        if name.startswith("test_")
+    ]
+    assert imports == []
 
 
 def test_private_attributes_are_seen():
