@@ -82,6 +82,7 @@ def test_an_episode_is_played(core, part):
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(300)  # three processes import the core one after the other
 def test_a_model_is_served(core):
     words = ("served", "--model", "tiny", "--engine", "scripted", "--set", "engine_config.turns=played_alone.py:answer")
     served = subprocess.run(**command(core, "played_alone.py", *words), capture_output=True)
