@@ -126,7 +126,8 @@ def test_versions_that_change_in_an_answer_are_spans_of_the_ledger(start, rows):
     samples, data, _ = run.train()
     played = {trajectory.session_id: trajectory for trajectory in SEEN}
     for sample, mask in zip(samples, data["loss_masks"], strict=True):
-        sampled = [span for span in played[sample.metadata["agentrl"]["session_id"]].spans if span.kind == "sampled"]
+        segment = played[sample.metadata["agentrl"]["session_id"]].segment
+        sampled = [span for span in segment.spans if span.kind == "sampled"]
         assert [(span.turn, span.weight_version) for span in sampled] == [
             (turn, version) for turn in (0, 1) for version in ("old", "new")
         ]
