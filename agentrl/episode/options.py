@@ -77,6 +77,7 @@ class EpisodeHooks:
     call. The Env stays open. Not called for agents, nor for an Env that can only be kept open. After a ResumeError the
     episode fails. After any other error the episode goes on, and info["not_saved"] has the reason."""
 
-    def slot(self, phase: Phase) -> AbstractAsyncContextManager[None]:
-        """A slot of a phase, if there is a bound."""
-        return nullcontext() if self.slots is None else self.slots.of(phase)
+
+def slot(hooks: EpisodeHooks, phase: Phase) -> AbstractAsyncContextManager[None]:
+    """A slot of a phase, if there is a bound."""
+    return nullcontext() if hooks.slots is None else hooks.slots.of(phase)

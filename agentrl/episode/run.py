@@ -15,7 +15,7 @@ from agentrl.engine.base import Engine, forget
 from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, runtime
 from agentrl.episode.bad_calls import joined, observed, replies, with_calls
 from agentrl.episode.conversation import Conversation
-from agentrl.episode.options import EpisodeHooks, EpisodeOptions, ParkFn, RewardFn
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions, ParkFn, RewardFn, slot
 from agentrl.episode.parking import hand_over, save_state
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.scoring import nothing_earned, score
@@ -161,7 +161,7 @@ class Episode:
             nothing_earned(self.state.trajectory, None)
             return
         timeout = self.talk.options.limits.score_s
-        async with self.hooks.slot("score"):
+        async with slot(self.hooks, "score"):
             await score(self.env, self.state.trajectory, self.reward, self.policy, timeout=timeout)
 
     async def _play(self) -> StopReason:
@@ -221,7 +221,7 @@ class Episode:
         env, trajectory = self.env, self.state.trajectory
         await self.talk.open()
         with at_boundary("reset", hook=env.reset):
-            async with self.hooks.slot("reset"):
+            async with slot(self.hooks, "reset"):
                 first: Observation = await runtime(env).hook(
                     env.reset, trajectory.task, timeout=self.talk.options.limits.reset_s
                 )
@@ -257,7 +257,7 @@ class Episode:
         env, state, trajectory, policy = self.env, self.state, self.state.trajectory, self.policy
         turn, started = trajectory.segment.turns[-1], time.monotonic()
         with at_boundary("step", hook=env.step):
-            async with self.hooks.slot("step"):
+            async with slot(self.hooks, "step"):
                 result, corrections = await self._answer(action)
             read, reward = self._plain(result, corrections, action)
             trajectory.info.update(to_json_lossy(dict(result.info)) if result.info else {})

@@ -18,7 +18,7 @@ from agentrl.engine.base import Engine, forget
 from agentrl.env.env import Env, offered_tools, runtime
 from agentrl.episode.bad_calls import joined, observed
 from agentrl.episode.conversation import Conversation
-from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn, slot
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.run import Episode
 from agentrl.episode.scoring import nothing_earned, score
@@ -155,7 +155,7 @@ class SeatedEpisode(Episode):
         for talk in self.talks.values():
             await talk.open()
         with at_boundary("reset", hook=env.reset):
-            async with self.hooks.slot("reset"):
+            async with slot(self.hooks, "reset"):
                 opening: Observation = await runtime(env).hook(
                     env.reset, self.whole.trajectory.task, timeout=self.talk.options.limits.reset_s
                 )
@@ -265,7 +265,7 @@ class SeatedEpisode(Episode):
             if nobody_played:
                 nothing_earned(state.trajectory, None)
                 continue
-            async with self.hooks.slot("score"):
+            async with slot(self.hooks, "score"):
                 await score(self.env, state.trajectory, self.reward, self.policy, timeout=timeout)
             if not state.trajectory.turns and seat in table.early and self._sums():
                 nothing_earned(state.trajectory, None)
