@@ -87,7 +87,7 @@ def test_a_run_can_be_audited_and_viewed(run):
     file = source.file("step_000001")
     assert file.refresh() == 12
     report = audit("x", [(str(n), file.episode(n)) for n in range(4)])
-    assert (report.findings, report.exit_code) == ([], 0)
+    assert report.findings == []
     assert source.state()["summary"]["steps"] == 2
     assert not (run / "inflight.json").exists(), "nothing is in flight after the end"
 
