@@ -106,9 +106,14 @@ class Report:
         if not any((earlier.check, earlier.place) == (finding.check, finding.place) for earlier in self.findings):
             self.findings.append(finding)
 
+    @property
+    def mistakes(self) -> list[Finding]:
+        """The errors and warnings."""
+        return [finding for finding in self.findings if finding.level in (Level.ERROR, Level.WARNING)]
+
     def has(self, *checks: str) -> bool:
         """Whether one of the checks reported a mistake."""
-        return any(finding.check in checks for finding in self.findings if finding.level != Level.UNCHECKED)
+        return any(finding.check in checks for finding in self.mistakes)
 
     def sort(self) -> None:
         """Put the worst findings first, and sort the findings of a level by place."""

@@ -74,17 +74,17 @@ def test_a_defect_is_found_at_its_line(renderer, name, monkeypatch) -> None:
     kind = next(kind for kind, names in FOUND_BY.items() if name in names)
     report = checked(file, renderer, () if ALL else (kind,))
     marked = {at for at, line in enumerate(file.read_text().splitlines(), 1) if MARK in line}
-    found = {one.place.line for one in report.findings}
+    found = {one.place.line for one in report.mistakes}
     assert found, "nothing was found"
-    assert found <= marked, report.findings
-    assert all(one.place.file == str(file) for one in report.findings)
+    assert found <= marked, report.mistakes
+    assert all(one.place.file == str(file) for one in report.mistakes)
 
 
 @pytest.mark.parametrize("name", TWINS)
 def test_its_twin_passes(renderer, name) -> None:
     kind = next(kind for kind, names in FOUND_BY.items() if name in names)
     report = checked(HERE / "mended" / f"{name}.py", renderer, () if name in IN_FULL else (kind,))
-    assert report.findings == []
+    assert report.mistakes == []
 
 
 def checked(file: Path, renderer, only=()):

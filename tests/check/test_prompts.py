@@ -46,17 +46,17 @@ def weather(leaks=lambda number: True, words=("sunny", "rainy", "windy", "foggy"
 
 def test_labels_that_are_equal_in_the_first_tasks_are_compared_with_later_ones(renderer):
     report = found(renderer, Asks, weather())
-    assert report.findings == []
+    assert report.mistakes == []
     assert report.checked["label in prompt"] == "19 tasks"
     assert "label in prompt" not in report.skipped
-    [warning] = found(renderer, Leaks, weather()).findings
+    [warning] = found(renderer, Leaks, weather()).mistakes
     assert warning.message.startswith("each of 19 prompts holds its own label, such as 'sunny'")
 
 
 def test_a_leak_in_later_tasks_alone_is_found(renderer):
-    [warning] = found(renderer, Leaks, weather(leaks=lambda number: number >= 12)).findings
+    [warning] = found(renderer, Leaks, weather(leaks=lambda number: number >= 12)).mistakes
     assert "of 19 prompts holds its own label" in warning.message
-    assert found(renderer, Leaks, weather(leaks=lambda number: number == 39)).findings == []
+    assert found(renderer, Leaks, weather(leaks=lambda number: number == 39)).mistakes == []
 
 
 def test_choices_in_a_prompt_are_no_leak(renderer):
@@ -64,7 +64,7 @@ def test_choices_in_a_prompt_are_no_leak(renderer):
         Task(id=f"{n}", prompt=f"In {place}: red or blue?", label=label)
         for n, (place, label) in enumerate(zip(PLACES, ["red", "blue"] * 5, strict=True))
     ]
-    assert found(renderer, Asks, tasks).findings == []
+    assert found(renderer, Asks, tasks).mistakes == []
 
 
 def test_labels_of_published_rows_are_looked_for(renderer):
@@ -75,7 +75,7 @@ def test_labels_of_published_rows_are_looked_for(renderer):
         async def reset(self, task):
             return f"{task.prompt} {task.label['ground_truth']['target'][0]}, say I."
 
-    [warning] = found(renderer, Tells, tasks).findings
+    [warning] = found(renderer, Tells, tasks).mistakes
     assert "'Ada'" in warning.message
 
 

@@ -81,12 +81,12 @@ class Sums(InSteps):
 
 @pytest.mark.parametrize("cls", [Losing, Sums])
 def test_rewards_in_steps_need_no_score(renderer, cls):
-    assert found(renderer, cls).findings == []
+    assert found(renderer, cls).mistakes == []
 
 
 @pytest.mark.parametrize("cls", [InSteps, HandsOn])
 def test_a_loss_that_gets_no_reward_is_a_warning(renderer, cls):
-    [warning] = found(renderer, cls).findings
+    [warning] = found(renderer, cls).mistakes
     assert warning.level == "warning"
     assert "no step gave a reward" in warning.message
     assert "reward=0.0" in warning.remedy
@@ -98,7 +98,7 @@ def test_a_gold_player_without_a_reward_is_an_error(renderer):
 
 
 def test_some_tasks_with_nothing_to_do_are_a_warning_that_names_them(renderer):
-    [warning] = found(renderer, Scored, "one", "nothing", "two").findings
+    [warning] = found(renderer, Scored, "one", "nothing", "two").mistakes
     assert warning.level == "warning"
     assert warning.message.endswith("it is rewarded on 1 of 3 tasks: nothing")
     assert "tasks with nothing to do" in warning.remedy
@@ -118,11 +118,11 @@ def test_gold_that_fails_is_told_beside_nothing_that_is_rewarded(renderer):
 
 
 def test_a_reward_names_its_player_its_turns_and_their_limit(renderer):
-    [warning, error] = sorted(found(renderer, Four, "one").findings, key=lambda one: one.check, reverse=True)
+    [warning, error] = sorted(found(renderer, Four, "one").mistakes, key=lambda one: one.check, reverse=True)
     assert "the reward 4 is outside of -1 to 1, and no reward_range is declared" in warning.message
     assert "(the gold player, task one, 1 of at most 12 turns)" in warning.message
     row = {"player": "the gold player", "task": "one", "turns": 1, "turn_limit": 12, "reward": 4.0}
-    assert warning.play == row
+    assert warning.details == row
     assert "does not get the highest" in error.message
     [written] = [one for one in found(renderer, Four, "one").to_json()["findings"] if one["check"] == "reward"]
     assert written["play"] == row
@@ -144,6 +144,6 @@ def test_a_label_that_is_no_text_is_compared_with_the_answer(renderer):
     report = asyncio.run(
         check(CheckInputs(env=Sums, tasks=tasks, renderer=renderer, gold=say, only=["players"], process=False))
     )
-    error = next(one for one in report.findings if one.level == "error")
+    error = next(one for one in report.mistakes if one.level == "error")
     assert "the solution scored 0 and 0 (" in error.message
     assert error.message.endswith("it answered '3', and the label is 3, of type int: compare with str(self.task.label)")

@@ -52,7 +52,7 @@ def test_a_shipped_environment_passes(renderer, tmp_path, name) -> None:
     report = asyncio.run(
         check(CheckInputs(env=env, tasks=tasks, renderer=renderer, config=config, process=ALL, **known))
     )
-    assert report.findings == []
+    assert report.mistakes == []
     assert {"players", "leaks", "cancellation"} <= report.checked.keys()
 
 

@@ -79,7 +79,7 @@ def test_the_rules(renderer, x, o, rewards):
 
 def test_agentrl_check_finds_nothing(renderer):
     given = CheckInputs(env=ENV, tasks=[Task(id="a"), Task(id="b")], renderer=renderer, process=False)
-    assert asyncio.run(check(given)).findings == []
+    assert asyncio.run(check(given)).mistakes == []
 
 
 def test_the_commands_play_it(tmp_path):
