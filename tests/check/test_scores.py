@@ -125,7 +125,7 @@ def test_a_reward_names_its_player_its_turns_and_their_limit(renderer):
     assert warning.details == row
     assert "does not get the highest" in error.message
     [written] = [one for one in found(renderer, Four, "one").to_json()["findings"] if one["check"] == "reward"]
-    assert written["play"] == row
+    assert written["details"] == row
 
 
 class Sums(Env):
