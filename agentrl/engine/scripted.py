@@ -77,11 +77,11 @@ class ScriptedEngine(AsyncClosing):
         """The images of each request."""
         self._turns = turns
         self._renderer = renderer
-        self.seconds = seconds
+        self.turn_seconds = seconds
         self._context_length = context_length
         self._reads = reads
         self.positions: dict[str, _ScriptPosition] = {}
-        self.running: dict[str, asyncio.Event] = {}
+        self.in_progress: dict[str, asyncio.Event] = {}
 
     async def generate(
         self,
@@ -204,24 +204,24 @@ class ScriptedEngine(AsyncClosing):
 
     async def _play(self, reply: Generation, rid: str) -> Generation:
         rid = rid or uuid4().hex
-        aborted = self.running[rid] = asyncio.Event()
+        aborted = self.in_progress[rid] = asyncio.Event()
         clock = asyncio.get_running_loop().time
         start = clock()
         try:
-            async with asyncio.timeout(self.seconds):
+            async with asyncio.timeout(self.turn_seconds):
                 await aborted.wait()
         except TimeoutError:
             return reply
         finally:
-            self.running.pop(rid, None)
-        count = int(len(reply.tokens) * min(1.0, (clock() - start) / self.seconds)) if self.seconds else 0
+            self.in_progress.pop(rid, None)
+        count = int(len(reply.tokens) * min(1.0, (clock() - start) / self.turn_seconds)) if self.turn_seconds else 0
         return replace(
             reply, tokens=reply.tokens[:count], log_probs=reply.log_probs[:count], finish_reason="abort", matched=None
         )
 
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all. A request that is not running is not an error."""
-        for name, aborted in self.running.items():
+        for name, aborted in self.in_progress.items():
             if rid in (None, name):
                 aborted.set()
 

@@ -136,7 +136,7 @@ async def test_abort_returns_a_part_and_the_next_request_goes_on(chars):
     assert (part.finish_reason, part.matched) == ("abort", None)
     assert 0 < len(part.tokens) < 1000
     assert len(part.log_probs) == len(part.tokens)
-    engine.seconds = 0.0
+    engine.turn_seconds = 0.0
     rest = await engine.generate([*ids("p"), *part.tokens], {})
     assert text(part) + text(rest) == "0123456789" * 100 + "$"
     assert text(await engine.generate([*ids("p"), *part.tokens, *rest.tokens], {})) == "next$"
@@ -148,7 +148,7 @@ async def test_a_turn_whose_part_was_thrown_away_is_said_again(chars):
     await asyncio.sleep(0.02)
     await engine.abort()
     assert (await running).finish_reason == "abort"
-    engine.seconds = 0.0
+    engine.turn_seconds = 0.0
     assert text(await engine.generate(ids("p"), {})) == "0123456789$"
 
 
@@ -157,8 +157,8 @@ async def test_a_cancelled_turn_is_said_again_and_nothing_keeps_running(chars):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             await engine.generate([1], {}, rid="r")
-    assert engine.running == {}
-    engine.seconds = 0.0
+    assert engine.in_progress == {}
+    engine.turn_seconds = 0.0
     assert text(await engine.generate([1], {}, rid="r")) == "hello$"
 
 

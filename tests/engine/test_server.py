@@ -304,11 +304,11 @@ async def test_a_client_that_goes_away_cancels_its_generation(slow):
     url, engine = slow
     async with aiohttp.ClientSession() as session:
         running = asyncio.create_task(post(session, f"{url}/generate", {"input_ids": [1]}))
-        await until(lambda: engine.running)
+        await until(lambda: engine.in_progress)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-    await until(lambda: not engine.running)
+    await until(lambda: not engine.in_progress)
 
 
 @pytest.mark.parametrize("paused", [False, True])

@@ -55,12 +55,12 @@ async def test_cancelled_aborted_and_resumed(chars):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await engine.generate([1], {"max_new_tokens": 2000}, session_id="s")
-        assert served.running == {}
+        assert served.in_progress == {}
         running = asyncio.create_task(engine.generate([1], {"max_new_tokens": 2000}, session_id="s", rid="r"))
         await asyncio.sleep(0.2)
         await engine.abort("r")
         part = await running
-        served.seconds = 0.0
+        served.turn_seconds = 0.0
         rest = await engine.generate([1, *part.tokens], {"max_new_tokens": 2000}, session_id="s")
     assert part.finish_reason == "abort"
     assert 0 < len(part.tokens) < 1000

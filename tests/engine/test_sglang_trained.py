@@ -31,8 +31,9 @@ from agentrl.engine.table import EngineParts, TrainingParts, open_engine  # noqa
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError  # noqa: E402
 from agentrl.models import load_model, tiny_model, tiny_tokenizer  # noqa: E402
 from tests.doubles.sglang import Fake, answer, for_ever  # noqa: E402
-from tests.engine.launched import LAUNCH, logged, said  # noqa: E402
+from tests.engine import launched  # noqa: E402
 from tests.engine.launched import executable as executable  # noqa: E402
+from tests.engine.launched import logged, said  # noqa: E402
 from tests.engine.launched import training as training  # noqa: E402
 
 WHOLE = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -350,7 +351,7 @@ def test_a_gpu_is_shared(training, tmp_path, monkeypatch, sleep, share):
 
 
 def own(model, training, **config):
-    return TrainedSGLang(model, tiny_tokenizer(), training, python=str(LAUNCH), **config)
+    return TrainedSGLang(model, tiny_tokenizer(), training, python=str(launched.LAUNCH), **config)
 
 
 def pids(training):
@@ -417,7 +418,7 @@ async def test_a_server_that_does_not_come_up_is_explained_and_leaves_nothing(
     model, training, monkeypatch, fault, config, says
 ):
     monkeypatch.setenv("FAKE_SGLANG", fault)
-    engine = TrainedSGLang(model, tiny_tokenizer(), training, **{"python": str(LAUNCH), **config})
+    engine = TrainedSGLang(model, tiny_tokenizer(), training, **{"python": str(launched.LAUNCH), **config})
     with pytest.raises(ConfigError, match=says):
         await engine.context_length()
     if "pids" in logged(training):
@@ -495,7 +496,7 @@ def test_a_killed_trainer_leaves_no_server(training, victim):
     scratch = training.folder / "scratch"
     scratch.mkdir(parents=True)
     trainer = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(training.folder), str(LAUNCH)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", KILLED, str(training.folder), str(launched.LAUNCH)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert trainer.stdout is not None

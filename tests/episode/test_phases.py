@@ -126,7 +126,7 @@ async def test_a_request_has_a_deadline(renderer, caplog):
     assert (trajectory.failure.kind, trajectory.failure.boundary) == ("engine", "engine")
     assert "episode late failed in engine: " in caplog.text
     assert "limits.generate_s (0.05 s)" in caplog.text
-    assert not engine.running, "the request has ended"
+    assert not engine.in_progress, "the request has ended"
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ async def test_an_engine_that_never_ends_holds_up_no_episode(renderer):
         abandoned = asyncio.create_task(ask(endpoint, [{"role": "user", "content": "And you?"}]))
         abandoned.add_done_callback(lambda task: task.exception())
         await asyncio.sleep(0.05)
-        engine.seconds = 60
+        engine.turn_seconds = 60
         try:
             await ask(endpoint, [{"role": "user", "content": "Still there?"}])
         finally:
@@ -361,7 +361,7 @@ async def test_cancelled_anywhere_an_episode_leaves_nothing(renderer):
         async with asyncio.timeout(5):
             while left := asyncio.all_tasks() - before:
                 await asyncio.wait(left, timeout=0.01)
-        assert not engine.running
+        assert not engine.in_progress
     assert ended, "some were cancelled after their end"
 
 

@@ -432,7 +432,7 @@ async def test_an_engine_that_aborts_for_a_weight_update_is_waited_for(serve, ma
         await wait_for(lambda: engine.requests)
         await asyncio.sleep(0.15)
         await engine.abort()  # as /pause_generation does, with slime's flag down
-        engine.seconds = 0.0
+        engine.turn_seconds = 0.0
         await playing
     assert (sample.status, sample.reward) == (host.Sample.Status.COMPLETED, 1.0)
     assert sample.metadata["agentrl"]["turns"] == 2

@@ -291,7 +291,7 @@ async def test_zeros_of_the_host_stay(slime, world):
 async def test_cancelled_on_return(slime, world, env):
     async with slime(env, turns=4) as host:
         sample = await aborted_once(host, world)
-        host.engine.seconds = 30.0
+        host.engine.turn_seconds = 30.0
         playing = asyncio.create_task(host.play(sample))
         async with asyncio.timeout(10):
             while len(host.engine.requests) < 2:  # noqa: ASYNC110
