@@ -67,7 +67,7 @@ def renderer(model: Path) -> Any:
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[str, Any]]:
     """What examples/slime/search_r1 holds: the YAML's `agentrl`, and the flags as bash makes them."""
-    for program, text in (("ray", DUMP), ("agentrl", "#!/bin/sh\n")):
+    for program, text in (("ray", DUMP), ("agentrl", "#!/bin/sh\n"), ("python3", "#!/bin/sh\n")):
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / program).write_text(text)
         (tmp_path / "bin" / program).chmod(0o755)
