@@ -249,7 +249,9 @@ async def test_a_server_that_is_not_there_is_one_line_at_the_start(make_config, 
     monkeypatch.setattr("agentrl.train.teacher._START_S", 0.0)
     with pytest.raises(ConfigError) as error:
         await one_step(make_config(teacher="http://127.0.0.1:1/generate"))
-    assert str(error.value).startswith("teacher http://127.0.0.1:1 cannot score: EngineError: http://127.0.0.1:1/generate")
+    assert str(error.value).startswith(
+        "teacher http://127.0.0.1:1 cannot score: EngineError: http://127.0.0.1:1/generate"
+    )
     assert str(error.value).endswith("is an SGLang server there, of a model with the student's tokenizer?")
     assert "\n" not in str(error.value)
 
