@@ -10,6 +10,11 @@ from agentrl.models import load_model, load_tokenizer
 from agentrl.render import load_renderer
 
 URL, MODEL = os.environ.get("AGENTRL_SGLANG_URL", ""), os.environ.get("AGENTRL_SGLANG_MODEL", "")
+if not (URL and MODEL):
+    reason = "AGENTRL_SGLANG_URL and AGENTRL_SGLANG_MODEL are not set: run .ci/sglang.sh"
+    if "sglang" in os.environ.get("AGENTRL_REQUIRE", "").split(","):
+        raise RuntimeError(reason)
+    pytest.skip(reason, allow_module_level=True)
 
 
 @pytest.fixture(scope="module")

@@ -26,14 +26,14 @@ class Trained(ScriptedEngine):
         """With `half`, the first weights say half of a turn and then wait to be aborted."""
         if not self.half or self.version != "0":
             return await super()._play(said, rid)
-        aborted = self._running[rid] = asyncio.Event()
+        aborted = self.in_progress[rid] = asyncio.Event()
         await aborted.wait()
-        del self._running[rid]
+        del self.in_progress[rid]
         count = len(said.tokens) // 2
         return replace(said, tokens=said.tokens[:count], log_probs=said.log_probs[:count], finish_reason="abort")
 
     async def update(self, model, version):
-        assert not self._running
+        assert not self.in_progress
         await asyncio.sleep(0.01)
         self.version = version
 

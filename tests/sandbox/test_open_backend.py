@@ -25,7 +25,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("agentrl_sandbox.e2b")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "e2b", None)
-    with pytest.raises(ConfigError, match=r'^e2b needs the package e2b: pip install "agentrl-sdk\[e2b\]"'):
+    with pytest.raises(ConfigError, match=r'^e2b needs the package e2b: pip install "agentrl-sandbox\[e2b\]"'):
         open_backend("e2b")
 
 
