@@ -90,11 +90,13 @@ def test_dynamic_filters(start, rows, path):
     run = start(
         rows(), rollout_function_path=path, dynamic_sampling_filter_path=f"{__name__}.not_peru"
     )  # fmt: skip
+    dropped = 0  # groups that are played ahead count in the rollout during which they end
     for rollout_id in range(2):
         output = run.manager.generate_rollout(run.args, rollout_id, run.data_source)
         assert len(output.samples) == 4
         assert all("Peru" not in group[0].prompt for group in output.samples)
-    assert output.metrics["rollout/dynamic_filter/drop_peru"] > 0
+        dropped += output.metrics.get("rollout/dynamic_filter/drop_peru", 0)
+    assert dropped > 0
 
 
 @pytest.mark.parametrize("phase", [pytest.param(p, marks=pytest.mark.path(f"agentrl's sync: in {p}")) for p in PHASES])
