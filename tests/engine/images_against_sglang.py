@@ -241,9 +241,9 @@ async def main() -> None:
     model = AutoModelForImageTextToText.from_pretrained(FOLDER, dtype=torch.float32, attn_implementation="sdpa").eval()
     look = call("look")
     turn = RENDERER.encode({"role": "assistant", "content": "X", "tool_calls": look["tool_calls"]})
-    # Decoding and encoding this turn again makes "the" of t, h and e.
-    spelled = [token for letter in "the" for token in RENDERER.encode({"role": "assistant", "content": letter})[:1]]
-    drifting = Generation([*spelled, *turn[1:]], [-1.0] * (len(turn) + 2), "stop", matched=turn[-1])
+    # Decoding and encoding this turn again makes "th" of t and h. No letter is a stop string of OPTIONS.
+    spelled = [token for letter in "th" for token in RENDERER.encode({"role": "assistant", "content": letter})[:1]]
+    drifting = Generation([*spelled, *turn[1:]], [-1.0] * (len(turn) + 1), "stop", matched=turn[-1])
     found = {"episodes": [], "forms": await forms()}
     for name, t in {
         "scripted call": await played(look),
