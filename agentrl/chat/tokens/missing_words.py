@@ -13,7 +13,8 @@ _LONG = 64
 """Minimum number of characters of a text that cannot match by chance."""
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
-"""JSON escapes, such as that of a line break, for templates that write text as JSON. The letters of an escape belong to no word."""
+"""JSON escapes, such as that of a line break, for templates that write text as JSON. The letters of an escape
+belong to no word."""
 
 
 def first_message_not_in(messages: Sequence[Message], text: str) -> int | None:
