@@ -149,8 +149,8 @@ class JsonCalls:
 
 
 def learn(probes: Spelled) -> Iterator[Block]:
-    """Learn the format from calls in the template's text, whose name and arguments may be at any depth of an object.
-    None for another format."""
+    """Learn the format from calls in the template's text, and yield its Block. Name and arguments may be at any depth
+    of an object. Yields nothing for another format."""
     matches = [_objects(text) for text in probes.texts]
     if any(len(objects) != n + 1 for n, objects in enumerate(matches)):
         return
@@ -170,8 +170,8 @@ def learn(probes: Spelled) -> Iterator[Block]:
 
 
 def _block(wrap: spelled.Wrap) -> tuple[str, str, str, str, bool]:
-    """A Block with the markers around calls. Within the markers of a block, an object without its own markers is a
-    call."""
+    """The four texts of a Wrap as markers, and whether an object without markers of its own is a call, because the
+    block has markers."""
     opening, call_open, call_close, closing = wrap
     if not opening and call_open.endswith("["):  # one call at a time, in a list of one
         opening, call_open, call_close, closing = call_open, "", "", call_close

@@ -194,8 +194,8 @@ def _or_without(marker: str, captured: str, begins: bool = False) -> str:
 
 
 def learn(probes: Spelled) -> Iterator[Block]:
-    """Learn the format from calls in the template's text, by names that are followed by arguments in some format. None
-    for another format."""
+    """Learn the format from calls in the template's text, by names before their arguments, and yield Blocks. Yields
+    nothing for another format."""
     texts, name_in_id = list[str](), False
     for text in probes.texts:
         for i in range(2):
@@ -214,7 +214,7 @@ def learn(probes: Spelled) -> Iterator[Block]:
 
 
 def _around(texts: tuple[str, ...], arguments: Arguments, regions: list[list[tuple[int, int]]]) -> Block | None:
-    """The format with the texts around names and arguments as markers. None if any word with a bracket would then be a
+    """A Block with the texts around names and arguments as markers. None if any word with a bracket would then be a
     call."""
     befores, betweens = list[str](), list[str]()
     for text, row in zip(texts, regions, strict=True):

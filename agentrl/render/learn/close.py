@@ -14,7 +14,8 @@ from agentrl.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The template's text after the content of a turn: before_stop + stop + after_stop.
+    """The template's text after the last word of a turn (of its content, or of its last call): before_stop + stop +
+    after_stop.
 
     The model samples up to `stop`. `before_stop` is the rest of a call's syntax, or whitespace. `stop` is empty if a
     turn has no end of its own: the special token that begins the next message then ends the turn (GLM's `<|user|>`).
