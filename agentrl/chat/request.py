@@ -53,8 +53,8 @@ class Entry:
     reasoning: str | None = None
     calls: tuple[Call, ...] = ()
     receipts: tuple[str, ...] = ()
-    """For an assistant message: the ids and signatures of its calls, items and thoughts, by which the session may
-    recognize its own reply."""
+    """For an assistant message: the ids and signatures of calls, items and thoughts. The session may recognize its own
+    reply by an id or a signature."""
     call_id: str = ""
     """For a tool result, the id of the answered call."""
     joined: bool = False
@@ -197,7 +197,7 @@ class Reply:
     stop_sequence: str | None
     usage: ReplyUsage
     without_reasoning: bool = False
-    """Whether to leave out the thoughts, because the client already got them before its first answer was cut off."""
+    """Whether to leave out the thoughts, because the client got the thoughts before the first answer was cut off."""
 
 
 class Exchange(Protocol):
@@ -229,7 +229,7 @@ class SessionHandler(Protocol):
 
     @property
     def options(self) -> SessionOptions:
-        """The session's options, which decide what parts of a request may be left out instead of refused."""
+        """The session's options: they decide between refusing a request and leaving out parts of the request."""
         ...
 
     @property

@@ -158,8 +158,8 @@ class Env:
 
     @classmethod
     def needs(cls, config: Any, episodes: int, /) -> Sequence[str]:
-        """What a machine needs to play a number of episodes at a time, one requirement a line: "a retriever at port
-        8000".
+        """A machine's requirements for playing a number of episodes at a time, a requirement a line: "a retriever at
+        port 8000".
 
         `agentrl check slime` prints the lines. The method should start no process. Default: no needs.
         """
@@ -167,7 +167,7 @@ class Env:
 
     @classmethod
     def missing_for(cls, config: Any, tasks: Iterable[Task], /) -> Sequence[str]:
-        """What is missing for playing the tasks, one item a line: "3 of 200 images are missing".
+        """The missing parts for playing the tasks, an item a line: "3 of 200 images are missing".
 
         Called before a training run, which logs the lines, perhaps within an event loop. Default: no missing parts.
         """
@@ -291,7 +291,7 @@ class Env:
 
 
 _OWN = frozenset(member for member in vars(Env).values() if inspect.isfunction(member))
-"""The default hooks. They never block and open no resource, so they are called without the Env's thread or task."""
+"""The default hooks. Default hooks never block and open no resource, and so need no thread or task."""
 _DEFAULTS = (Env.step, Env.tools, Env.exec_tool, Env.score)
 
 

@@ -110,7 +110,7 @@ class Runtime:
 
     @staticmethod
     async def _error(closing: Coroutine[Any, Any, None]) -> list[BaseException]:
-        """Await one step of closing, and return its errors in a list. So the next step runs in any case."""
+        """Await a step of closing, and return the errors in a list. So the next step runs in any case."""
         try:
             await closing
         except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the close boundary: the rest comes next

@@ -206,7 +206,7 @@ class Parking:
         self._ended[key] = asyncio.get_running_loop().call_later(seconds, self._forget_ended, key)
 
     async def give_back(self, key: str) -> None:
-        """Allow any process to take an episode that this process has taken, in its last saved state."""
+        """Allow any process to take an episode of this process, in the last saved state."""
         await asyncio.to_thread(self.saved.give_back, key)
         self._forget(key, needed=self.saved.shared)  # otherwise no file holds the machine
 

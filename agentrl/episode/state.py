@@ -52,7 +52,7 @@ class Table:
     opening: Observed = ()
     """The result of `reset`, which precedes the first observation of each seat."""
     answers: dict[str, Observed] = field(default_factory=dict)
-    """Seat -> the observation after its last turn, which the seat reads before its next turn."""
+    """Seat -> the observation after the seat's last turn. The seat reads the observation before the next turn."""
     early: dict[str, float] = field(default_factory=dict)
     """Seat -> the sum of its rewards before its first turn."""
     moves: list[str] = field(default_factory=list)

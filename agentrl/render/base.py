@@ -62,7 +62,7 @@ class ImageCounter(Protocol):
 
     @property
     def forbidden(self) -> Sequence[int]:
-        """Token ids that stand for media, which a policy must not sample."""
+        """Ids of media tokens. A policy must not sample media tokens."""
         ...
 
     def count(self, image: Image) -> int:
@@ -76,9 +76,9 @@ class Renderer(Protocol):
     certificate: Certificate
     stop_token_ids: frozenset[int]
     arguments: frozenset[str]
-    """The names of the arguments that the template reads, such as `enable_thinking`."""
+    """The names of the arguments in the template's text, such as `enable_thinking`."""
     marks: Mapping[int, str]
-    """Id -> text of the tokens that the template uses as marks, such as `<tool_call>`. The same text in other tokens is
+    """Id -> text of the template's marks with a single token, such as `<tool_call>`. The same text in other tokens is
     no mark."""
     vision: ImageCounter | None
     """Counts the tokens of images. None for a model without images, or if images are not requested."""

@@ -1,7 +1,8 @@
-"""A cache for the tokens of long texts with which many prompts begin, such as a coding agent's instructions and tools.
+"""A cache for the tokens of long beginnings shared by many prompts: for example, a coding agent's instructions and
+tools.
 
-A tokenizer first cuts a text at its special tokens. So a text that ends with a special token has the same tokens,
-whatever text follows. The cache is keyed by content.
+A tokenizer first cuts a text at its special tokens. So a text with a special token at its end has the same tokens
+before any other text. The cache is keyed by content.
 """
 
 from __future__ import annotations

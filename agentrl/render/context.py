@@ -21,10 +21,10 @@ class Context:
     """Whether to render the system message: Mistral-Nemo repeats it in the last user message, SmolLM3 looks for
     `/no_think` in it."""
     calls: Literal["none", "last", "one", "all"] = "none"
-    """Placeholders (a call and its result) to render for earlier calls. none: no placeholder. last: one placeholder if
-    a result is right before the turn, for templates that look two messages back. one: one placeholder if the history
-    has any result, for templates that open a list of results once. all: a placeholder for each result, for templates
-    that number the calls."""
+    """Placeholders (a call and its result) to render for earlier calls. none: no placeholder. last: a single
+    placeholder if a result is right before the turn: some templates look two messages back. one: a single placeholder
+    if the history has any result: some templates open a list of results once. all: a placeholder for each result: some
+    templates number the calls."""
     whole: bool = False
     """Whether to render every message: some templates look for a switch in any message, or count failed results."""
 
@@ -67,8 +67,7 @@ def whole(history: Sequence[Message]) -> list[Message]:
 
 
 def outlined(messages: Sequence[Message]) -> list[Message]:
-    """The messages with a placeholder for each turn of the model, because a model may write turns that its template
-    refuses.
+    """The messages with a placeholder for each turn of the model, because a template may refuse turns of its own model.
 
     Placeholders keep the calls' ids and names. Consecutive turns, which a Raw observation may cause, become a single
     turn.

@@ -1,5 +1,5 @@
-"""Long texts: a text that certainly does not fit is refused before it is encoded, and any other long text is encoded in
-a thread."""
+"""Long texts: a text without any chance to fit is refused before the encoding. Other long texts are encoded in a
+thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 TOKEN_CHARACTERS = 256
 """Maximum number of characters of a token, even of a run of spaces."""
 LONG = 32_768
-"""Length in characters from which on a text is rendered in a thread, which takes about 50 ms."""
+"""Minimum length in characters of a text that is rendered in a thread. Rendering takes about 50 ms."""
 _USUAL = 4
 """Average number of characters of a token."""
 _CHUNK = 65_536
@@ -32,7 +32,7 @@ _threads = ThreadPoolExecutor(2, _NAME)
 
 
 def _renew() -> None:
-    """Make a new thread pool in a forked process, which has none of its parent's threads."""
+    """Make a new thread pool in a forked process, because the parent's threads are missing there."""
     global _threads
     _threads = ThreadPoolExecutor(2, _NAME)
 
@@ -41,8 +41,8 @@ os.register_at_fork(after_in_child=_renew)
 
 
 async def aside(characters: int, make: Callable[[], T]) -> T:
-    """Call `make`, which renders a text of `characters` characters, and return its result. A long text is rendered in a
-    thread."""
+    """Return the result of `make`, a function that renders a text of `characters` characters. A long text is rendered
+    in a thread."""
     if characters < LONG:
         return make()
     return await asyncio.get_running_loop().run_in_executor(_threads, copy_context().run, make)

@@ -39,7 +39,7 @@ _SHAPES, _ANSWERS = 256, 8
 _KEYS = frozenset({"role", "content", "name", "tool_call_id"})
 _WORDS = (SAID, ASKED)
 _SEED = "zq"
-"""The text with which every sentinel (a unique word) begins. A text that contains it is rendered with other
+"""The text with which every sentinel (a unique word) begins. A text with this beginning inside is rendered with other
 sentinels."""
 _FIRST_OPAQUE, _OPAQUE = 0xF0000, 0x1000
 """The first of the private characters that replace holes while a text is cut, and the number of these characters."""
@@ -116,7 +116,7 @@ class _Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Scaffold:
-    """A learned tail with holes for strings. It holds for all strings that fulfil the guards."""
+    """A learned tail with holes for strings, valid for all strings that fulfil the guards."""
 
     fields: tuple[tuple[Part, ...], ...]
     ends: frozenset[str]

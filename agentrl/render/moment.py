@@ -16,7 +16,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PROBED, ANOTHER_DAY = datetime(2024, 5, 16, 10, 20, 30, 405060), datetime(1999, 12, 31, 23, 58, 59, 1)
-"""The time during probes, and a second time that differs in every part, to find out which text depends on the time."""
+"""The time during probes, and a second time with a difference in every part. The second time shows the text's
+dependence on time."""
 
 _moment: ContextVar[datetime | None] = ContextVar("moment", default=None)
 

@@ -302,7 +302,7 @@ def _says(message: Message) -> bool:
 
 @lru_cache(maxsize=64)
 def _arguments_of(source: str) -> frozenset[str]:
-    """The names of the variables that a template reads but does not set, such as `enable_thinking` and `date_string`.
+    """The names of a template's free variables, such as `enable_thinking` and `date_string`.
 
     The conversation, the tools and the functions of transformers are not among the names. A template with a syntax
     error reads none.

@@ -1,7 +1,7 @@
 """Find the call that a tool result answers: by its id, else by its name, else by the order of the calls.
 
 Most templates write no id at a result. The model then takes the first result as the answer to its first call. So
-results are written in the order of their calls, even if they arrive in another order.
+results are written in the order of the calls, in any order of arrival.
 """
 
 from __future__ import annotations

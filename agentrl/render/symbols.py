@@ -1,9 +1,8 @@
 """A template's text as a function of unknown strings.
 
 The template is rendered with `Symbol`s in place of some strings. A symbol remembers the number of its string, and the
-template's changes of it. Each question that the template asks about a string (is it empty, does it start with a text)
-is answered for the present string, and recorded as a `Guard`. So the text is valid for every string with the same
-answers:
+template's changes. Each question of the template about a string (empty? with a certain beginning?) is answered for the
+present string, and recorded as a `Guard`. So the text is valid for every string with the same answers:
 
     {{ '<tool>' + m.content | trim + '</tool>' }}   ->   "<tool>", Hole(0, strip), "</tool>"
     {% if m.content %}                              ->   Guard(Hole(0), bool, True)
@@ -52,7 +51,7 @@ Part: TypeAlias = str | Hole
 
 
 class Guard(NamedTuple):
-    """A question that the template asked about a string, and the answer, on which the rendered text relies."""
+    """A question of the template about a string, and the answer. The rendered text is valid for this answer."""
 
     hole: Hole
     function: Callable[..., Any]

@@ -53,7 +53,7 @@ class Forms:
     plain_ids: bool = False
     """Whether the template refuses ids other than nine letters and digits, as Mistral's do."""
     no_nulls: bool = False
-    """Whether the template leaves out null arguments, so that a model does not write them either."""
+    """Whether the template, and so its model, leaves out null arguments."""
 
     def writable(self, arguments: Mapping[str, JSON]) -> dict[str, JSON]:
         """The arguments that the template writes: without nulls if `no_nulls`."""
@@ -84,7 +84,7 @@ class Template:
     image_roles: frozenset[str] = frozenset()
     """The roles whose messages may hold images, because the template writes the images there."""
     _short: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict, repr=False)
-    """A cache for the tokens of short texts, such as ends of turns and generation prompts, which repeat at every
+    """A cache for the tokens of short texts. Ends of turns and generation prompts, for example, repeat at every
     turn."""
 
     @classmethod

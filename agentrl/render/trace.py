@@ -30,13 +30,13 @@ _OF_SHAPE = ("sequence", "iterable")
 """Tests with the same answer for all strings, whose code looks at the string. These tests read no element of a list."""
 _EQUAL = ("eq", "equalto", "==", "ne", "!=")
 _INTERNAL = ("_loop_vars", "_block_vars")
-"""Names of arguments that jinja2 adds to calls within loops and blocks, for functions that take a context."""
+"""Names of jinja2's added arguments in calls within loops and blocks, for functions with a context."""
 _SCALARS = (str, int, float, type(None), Undefined, Macro, EvalContext, Context, Environment)
 
 
 @lru_cache(maxsize=64)
 def tracer(source: str) -> Render:
-    """A function that renders the template with variables, which may hold symbols.
+    """A function for rendering the template with variables. The variables may hold symbols.
 
     Raises UntraceableError if the library does not compile templates as expected.
     """

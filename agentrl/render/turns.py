@@ -35,7 +35,7 @@ never cut."""
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """A template with the facts that its probes have found. Makes bridges and turns."""
+    """A template with the results of its probes. Makes bridges and turns."""
 
     template: Template
     profile: Profile
@@ -319,7 +319,7 @@ class Turns:
 
 
 def _missing(lead: str, text: str) -> str:
-    """The rest of `lead` after its beginning with which the text ends."""
+    """The rest of `lead` after the beginning of `lead` at the end of the text."""
     return next(lead[count:] for count in range(len(lead), -1, -1) if text.endswith(lead[:count]))
 
 

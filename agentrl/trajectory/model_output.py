@@ -96,11 +96,10 @@ def _observed(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def _positions(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """For each turn, the index of its assistant message in `messages`, and the index after the observations that
-    follow.
+    """For each turn, the index of the assistant message in `messages`, and the index after the following observations.
 
-    Assistant messages of the prompt precede the model's own messages, of which each turn has exactly one. In an agent's
-    session every prompt may contain assistant messages, so the session records the index of each reply.
+    Assistant messages of the prompt precede the model's messages. Each turn has exactly one message of the model. In an
+    agent's session every prompt may contain assistant messages, so the session records the index of each reply.
     """
     if trajectory.session is None:
         replies = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]

@@ -44,7 +44,7 @@ _LARGEST = 3.4e38
 
 
 class TokenIds(_Ints):
-    """An array of token ids that only grows. A reader that has compared earlier ids need not compare them again."""
+    """An array of token ids that only grows. A reader need not compare earlier ids twice."""
 
     __slots__ = ()
 

@@ -31,7 +31,7 @@ MaskReason: TypeAlias = Literal[
 ]
 """Reasons for masking sampled tokens. malformed: a tool call of the turn is unreadable. off_policy: the weights were
 stale. env_failure: the environment or the engine broke. overlong: the episode exceeded a limit. host: the host demanded
-the mask. replaced: another group took the place of the group, because all its episodes had the same reward.
+the mask. replaced: another group replaced the episode's group, because all episodes of the group had the same reward.
 
 For an agent with its own turns: dropped: the agent asked for the reply again. side: the reply is outside of the main
 conversation. undelivered: the client never got the reply. constrained: the client demanded a form of the answer, and
@@ -159,7 +159,7 @@ class Spans(Sequence[Span]):
         return count
 
     def _rows_of(self, turn: int) -> Iterator[tuple[int, int]]:
-        """For each span of a turn, its index in `_rows` and its start. Spans are sorted by turn."""
+        """For each span of a turn, the index in `_rows` and the start. Spans are sorted by turn."""
         rows = self._rows
         first = bisect_left(rows[1::3], turn)
         for row in range(3 * first, len(rows), 3):

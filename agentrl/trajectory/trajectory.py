@@ -1,4 +1,4 @@
-"""The record of one episode: its tokens with their origins and masks, its messages and its reward.
+"""The record of one episode: tokens with origins and masks, messages and reward.
 
 The tokens are authoritative. Messages and actions describe the tokens, and are rendered again only if thoughts are
 stripped (`begin_segment`). The methods are called in this order, where several `append_model` form one turn after an

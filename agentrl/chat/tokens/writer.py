@@ -71,8 +71,8 @@ class Writer:
         reply on are encoded turn by turn, so that each reply keeps its sampled tokens. The entries from an assistant
         entry on that the template cannot carry are encoded turn by turn, too.
 
-        A client that shortens its history may begin with an assistant entry, which the template then writes. If the
-        template refuses, or if there are no entries, an empty message of the user comes first.
+        A shortened history may begin with an assistant entry. The template then writes this entry. If the template
+        refuses, or if there are no entries, an empty message of the user comes first.
         """
         entries, replies = self._apart(entries, replies)
         opening = next((index for index, entry in enumerate(entries) if entry.role != "assistant"), len(entries))

@@ -20,7 +20,7 @@ from agentrl.image import Image, Part
 from agentrl.types import JSON, ToolSpec
 
 _UNREADABLE = "INVALID_JSON"
-"""Key under which the text of a call that is no JSON object is sent."""
+"""Key for the text of a call, if the text is no JSON object."""
 _STOPS = {"end": "STOP", "calls": "STOP", "length": "MAX_TOKENS", "stop_sequence": "STOP"}
 _STATUS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
 _STATUS |= {408: "DEADLINE_EXCEEDED", 503: "UNAVAILABLE"}

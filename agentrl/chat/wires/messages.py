@@ -21,7 +21,7 @@ _BILLING = "x-anthropic-billing-header"
 """The beginning of Claude Code's first system text, which changes within a session, and is not for the model."""
 _HOSTED = re.compile("(web_search|web_fetch|code_execution|tool_search_tool|advisor)_|mcp_toolset$")
 _UNREADABLE = "INVALID_JSON"
-"""Key under which the text of a call that is no JSON object is sent, as by the vendor."""
+"""The vendor's key for the text of a call, if the text is no JSON object."""
 _STOPS = {"end": "end_turn", "calls": "tool_use", "length": "max_tokens", "stop_sequence": "stop_sequence"}
 _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 

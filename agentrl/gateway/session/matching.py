@@ -115,8 +115,8 @@ def words(entry: Entry) -> Digest:
 
 
 def missing(sent: Entry, echo: Entry) -> Entry | None:
-    """The part of the reply `sent` that its echo lacks, if the client got only the thoughts, or the thoughts and the
-    text. Otherwise None."""
+    """The missing part of the reply `sent`, if the client echoes only the thoughts, or only the thoughts and the text.
+    Otherwise None."""
     if echo.calls or (echo.text.strip() and thoughtless(echo.text) != thoughtless(sent.text)):
         return None
     text = "" if echo.text.strip() else sent.text

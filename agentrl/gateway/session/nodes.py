@@ -145,7 +145,7 @@ class Node:
     """A call's id for the client -> the call's id in the action."""
     messages: Sequence[Message] = ()
     whole: Entry | None = None
-    """The reply followed by its stop string, which the client did not get: some clients append the stop string
+    """The reply followed by its stop string. The client gets no stop string, but some clients append the stop string
     again."""
     joined: Entry | None = None
     """If the reply continues a message: the message and the reply joined, as a client may echo them."""
@@ -209,8 +209,8 @@ def joined_to(history: list[Message], reply: Sequence[Message]) -> Sequence[Mess
 
 
 def beginning_of(prompt: Prompt) -> Entry | None:
-    """The assistant's message right before the replies to a prompt, which the replies continue, or which a client may
-    join with a reply."""
+    """The assistant's message right before the replies to a prompt. The replies continue the message, or a client may
+    join message and reply."""
     if prompt.entries:
         return prompt.entries[-1] if prompt.entries[-1].role == "assistant" else None
     return None if prompt.parent is None else prompt.parent.joined or prompt.parent.sent

@@ -167,8 +167,7 @@ class Sampler:
             _set(prompt, rendered, messages)
 
     async def _open(self, key: bytes, writer: Writer, prompt: Prompt, request: ChatRequest) -> None:
-        """Render a first prompt, or share tokens, entries and tools with another session that has the same first
-        prompt."""
+        """Render a first prompt, or share tokens, entries and tools with a session with the same first prompt."""
         checks = CheckCounts()
 
         async def make() -> Opening:

@@ -78,8 +78,8 @@ class Session:
         self._closed: RefusedError | None = None
         self._on_turn: Callable[[Trajectory], None] | None = None
         self._context = copy_context()
-        """The episode's contextvars, in which sampling runs, so that a lockstep engine and a host's traces attribute
-        sampling to the episode and not to the HTTP server."""
+        """The episode's contextvars. Sampling runs with these variables, so a lockstep engine and a host's traces
+        attribute sampling to the episode, not to the HTTP server."""
 
     # The episode's side
 

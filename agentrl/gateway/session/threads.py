@@ -1,8 +1,8 @@
 """Group a session's requests into threads (conversations), and find the agent's main thread.
 
-No API states the thread of a request. The evidence is: the replies that a request echoes, its opening (instructions or
-first text), its tools, the branch name in its headers, and later requests of older threads. The agent's own result
-outweighs all evidence, if the result is a reply or a part of a reply. A root is a prompt that begins a conversation.
+No API states the thread of a request. The evidence is: the echoed replies, the opening (instructions or first text),
+the tools, the branch name in the headers, and later requests of older threads. The agent's own result outweighs all
+evidence, if the result is a reply or a part of a reply. A root is a prompt that begins a conversation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Thread:
     def __init__(self, first: Prompt) -> None:
         self.prompts = [first]
         self.source: Thread | None = None
-        """The thread whose replies the first request echoes, although the first request does not continue that
+        """The thread with the replies echoed by the first request, if the first request does not continue the
         thread."""
         self.answer: Node | None = None
         """The reply that is the agent's answer, if the agent's result shows which."""
@@ -280,8 +280,8 @@ def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None
     """The main thread: the first thread with tools or with echoes of its own replies. Otherwise the longest thread, and
     the last of equally long threads.
 
-    A sub-agent, recognized by a task in another thread's call or by a header, does not count. A thread that begins
-    after several others, and quotes their last replies, joins their work.
+    A sub-agent, recognized by a task in another thread's call or by a header, does not count. A late thread with quotes
+    of the last replies of several threads joins the work of these threads.
     """
     candidates = _candidates(threads, tasks)
     if candidates and _joins(candidates[-1], candidates[:-1]):

@@ -29,9 +29,9 @@ _COMPARED, _LIKE = 1000, 0.5
 """`_COMPARED`: number of characters of two texts that are compared. `_LIKE`: the minimum similarity, from 0 to 1, of
 similar texts."""
 _CONTINUED = digest_of("continued")
-"""A digest that is chained after the entries of a prompt whose replies continue the last entry."""
+"""A digest for the end of a prompt with a continued last entry, chained after the digest of the entries."""
 _CALLS_AS_TEXT = "Calling tools:"
-"""The text that smolagents writes before the calls of a reply, when it echoes a reply as text."""
+"""smolagents' text before the calls in an echo of a reply as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TreePosition:
     """The digest of the new entries."""
     known_replies: Mapping[int, Node]
     tells: Sequence[tuple[Node, Entry]]
-    """All replies that the new entries echo, even in other words, in order, each with its echo."""
+    """All replies echoed by the new entries, even in different words, in order, each with the echo."""
     first_echoes: Sequence[tuple[Node, Entry]]
     """The replies that this request echoes for the first time, each with its echo."""
     grown_from: Prompt | None
@@ -72,7 +72,7 @@ class _Cursor:
     before: _Cursor | None = None
     """The cursor before the step to `node`."""
     replaced: dict[int, Prompt] = field(default_factory=dict)
-    """Index of an assistant entry that is no reply of the session -> the prompt whose replies the entry replaces."""
+    """Index of an assistant entry from outside of the session -> the prompt with the replaced replies."""
 
     @property
     def first_echoes(self) -> list[tuple[Node, Entry]]:

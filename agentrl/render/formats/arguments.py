@@ -144,8 +144,8 @@ def literal(text: str) -> Any:
 
 
 def _on_one_line(quoted: re.Match[str]) -> str:
-    """The quoted string with its line breaks and tabs escaped, because models write line breaks in strings, which
-    Python refuses."""
+    """The quoted string with escaped line breaks and tabs. Models write line breaks in strings, and Python refuses such
+    strings."""
     return quoted.group().replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 

@@ -1,5 +1,5 @@
-"""Formats of calls that a template does not show: usual formats for templates that write no calls, and second formats
-that models of a template also write."""
+"""Formats of calls that a template does not show: usual formats for templates without calls, and second formats of the
+models of a template."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def in_a_list(calls: JsonCalls) -> Block:
 
 
 def with_second_spellings(block: Block) -> Block:
-    """The block, which also reads other formats that models of such a template write: calls in an array, or another of
-    Mistral's formats."""
+    """The block, extended by other formats of the models of such a template: calls in an array, or another of Mistral's
+    formats."""
     calls = block.calls
     if isinstance(calls, JsonCalls) and not block.open and has_tag(calls.open) and has_tag(calls.close):
         return replace(block, others=(in_a_list(calls),))

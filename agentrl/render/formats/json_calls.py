@@ -74,8 +74,8 @@ class JsonCalls:
     def _is_call(self, text: str, offset: int) -> bool:
         """Whether an object without markers is a call: it has a name and arguments, or the name of a known tool.
 
-        An object that has only a call's keys, including arguments, is a call without its name. Invalid JSON is a
-        malformed call under the same conditions.
+        An object with arguments and no keys beyond a call's is a call without a name. Invalid JSON is a malformed call
+        under the same conditions.
         """
         value, _ = json_at(text, offset)
         if isinstance(value, ParseFailure):
@@ -86,7 +86,7 @@ class JsonCalls:
         return name in self.names or (isinstance(arguments, dict | str) and bool(self.name_at or not self.names))
 
     def _has_no_more(self, value: Any) -> bool:
-        """Whether an object has only a call's keys. Such an object is a call without its name, and not an answer."""
+        """Whether an object has only a call's keys. Such an object is a call without a name, and no answer."""
         return bool(self.name_at) and value.keys() <= _KEYS | {*self.name_at, *self.arguments_at, *self.id_at}
 
     def _shows_a_call(self, text: str, offset: int) -> bool:

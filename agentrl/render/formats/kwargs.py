@@ -19,7 +19,7 @@ _ENDS = re.compile(r"\s*(?:,\s*[^\W\d][\w.-]{0,127}\s*=|,?\s*\))")
 """A pattern for the text after a value: a comma and another key, or the closing bracket."""
 _NEXT = re.compile(r",\s*[^\W\d][\w.-]{0,127}\s*=")
 _PADDED = re.compile(r"[-+]?0[0-9]{1,40}")
-"""A pattern for a number with leading zeros, such as a date's `07`, which is not valid Python."""
+"""A pattern for a number with leading zeros, such as `07` in a date. Python refuses such numbers."""
 _PART = re.compile(r"""\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[\[{(]|[\]})]|,|[^\"'\[\](){},]+""", re.DOTALL)
 _OPENS, _CLOSES = "[{(", "]})"
 

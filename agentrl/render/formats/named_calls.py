@@ -73,7 +73,7 @@ class NamedCalls:
         return self
 
     def _framed(self, lexed: Lexed, offset: int, start: int) -> int:
-        """The start of a call, moved from the opening marker back to the tag that begins its header:
+        """The start of a call, moved from the opening marker back to the first tag of the header:
         `<|channel|>commentary to=`."""
         tag = next(iter(self._tags), "")
         begin = max(offset, start - _WINDOW)
@@ -109,7 +109,7 @@ class NamedCalls:
         return nothing or (value, end)
 
     def _goes_on(self, lexed: Lexed, offset: int) -> bool:
-        """Whether a call without a close continues after its arguments, with other text in its message or with an
+        """Whether a call without a close continues after the arguments, with further text in the message or with an
         object."""
         if self.close:
             return False

@@ -83,8 +83,8 @@ def _open(before: str, prompt: str, close: str) -> str:
     """The opening marker of a thought: text that only a turn with a thought has, or only the prompt; else the last
     tags.
 
-    If the prompt itself opens the thought, the marker is the part of the prompt that history leaves out, which may be a
-    phrase ("Here are my reasoning steps:").
+    If the prompt opens the thought, history leaves out the opening marker of the prompt. The marker may be a phrase
+    ("Here are my reasoning steps:").
     """
     added, dropped = before[len(shared(before, prompt)) :], prompt[len(shared(before, prompt)) :].strip()
     if has_tag(added) and before == prompt + added:

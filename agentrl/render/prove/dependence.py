@@ -1,9 +1,9 @@
 """Find the earlier messages on which the text after a turn depends.
 
 Some templates look for a switch such as `/no_think` in any message, count failed results, or ask for the time. The
-template is rendered with symbols in place of earlier texts and ids (`symbols`), which record each question that the
-template asks about a text. Then texts with other answers are rendered, too. A text whose use cannot be traced counts as
-a dependence.
+template is rendered with symbols in place of earlier texts and ids (`symbols`). The symbols record each question of the
+template about a text. Then texts with other answers are rendered, too. A text whose use cannot be traced counts as a
+dependence.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ _TOOLS = ("SUCTCTCTCTC", "SUCTAUCTCTAUA", "SUC", "SUCTC", "SUCTA", "SUCTCTCTCTCT
 turn."""
 _TRACED = ("SUAUAUAUA", "SUCTCTCTCTC", "SUCTAUCTCTAUA")
 _MOST, _DEEPEST = 120, 2
-"""Maximum number of texts that are tried for a history, and maximum number of questions whose answers are changed at
-the same time."""
+"""Maximum number of tried texts for a history, and maximum number of simultaneously changed answers."""
 _THOUGHTS: Sequence[Mapping[str, str]] = (
     {"reasoning_content": "thought"},
     {"content": "<think>\nthought\n</think>\n\nfine"},
     {"content": "no"},
 )
-"""Earlier turns that differ from the probe's turns, to find templates that read earlier turns."""
+"""Earlier turns unlike the probe's turns. They show whether a template reads earlier turns."""
 
 
 @dataclass(frozen=True, slots=True)

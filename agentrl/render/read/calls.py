@@ -16,7 +16,7 @@ Types: TypeAlias = Mapping[str, Schema]
 """Tool name -> JSON schema of the tool's arguments."""
 
 CALLS_AT_MOST = 64
-"""Maximum number of calls of a turn. Later calls are not read, which bounds the cost of a model that repeats a marker
+"""Maximum number of calls of a turn. Later calls are not read. The limit bounds the cost if a model repeats a marker
 thousands of times."""
 
 

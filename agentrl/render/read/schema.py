@@ -107,7 +107,7 @@ def _kinds(schema: Any, root: Any, value: Any, seen: frozenset[int]) -> frozense
 
 
 def _named(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """The types by the key `type`, which may be a list, or else by keys that only objects or lists have."""
+    """The types by the key `type`, a text or a list, or else by the keys of objects and lists."""
     named = schema.get("type")
     if named is None:
         return frozenset({"object"} if "properties" in schema else {"array"}) if _shaped(schema) else None
