@@ -108,7 +108,7 @@ class LedgerError(AgentRLError, AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """Why a tool call was not executed."""
+    """The reason why a tool call was not executed."""
 
     kind: Literal["structural", "content"]
     """structural: the call cannot be read, because it is unclosed, not JSON, or has no name. content: the call names no
@@ -118,12 +118,12 @@ class BadCall:
 
 @dataclass(frozen=True, slots=True)
 class BadCallPolicy:
-    """How turns with wrong tool calls are treated. Each wrong call is answered, and the episode continues."""
+    """The treatment of turns with wrong tool calls. Each wrong call is answered, and the episode continues."""
 
     in_a_row: int = 3
     """Number of consecutive wrong turns that end the episode with StopReason.BAD_CALLS."""
     message: str = "Your tool call could not be read: {detail}"
-    """The model reads this after a structural error; `{detail}` is filled in."""
+    """The text that the model reads after a structural error; `{detail}` is filled in."""
     mask: bool = False
     """Do not train turns with a structural error. Their tokens count as `malformed`."""
     penalty: float = 0.0
@@ -143,7 +143,7 @@ Boundary: TypeAlias = Literal["share", "reset", "step", "tool", "run", "score", 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an episode could not be finished, as picklable data."""
+    """The reason why an episode could not be finished, as picklable data."""
 
     kind: FailureKind
     boundary: Boundary

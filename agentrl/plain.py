@@ -23,9 +23,9 @@ JSON: TypeAlias = Any
 """A value for `json`. The type is Any, because a recursive alias makes user code noisier than safer."""
 
 MAX_DEPTH = 100
-"""How deep lists and mappings may be nested. Python's JSON fails at some depth beyond this."""
+"""Maximum depth of nested lists and mappings. Python's JSON fails at some greater depth."""
 MAX_VALUES = 100_000
-"""How many values may be held in total; `range(10**12)` would take forever."""
+"""Maximum number of values in a converted value, at all depths together; `range(10**12)` would take forever."""
 _MAX_BITS = 4096
 """The longest whole number, in bits. Python refuses to print much longer numbers."""
 _SCALARS = frozenset({str, int, float, bool, type(None)})

@@ -119,7 +119,7 @@ class RenderedSpan:
 
 @dataclass(frozen=True, slots=True)
 class RenderedImage:
-    """`tokens[start:stop]` of a Rendered are the pad tokens of one image."""
+    """An image in a Rendered: `tokens[start:stop]` are its pad tokens."""
 
     start: int
     stop: int
@@ -170,7 +170,7 @@ class Rendered:
     tokens: Sequence[int]
     spans: tuple[RenderedSpan, ...]
     thinking: bool = False
-    """The generation prompt left a thinking block open; `parse` needs to know this."""
+    """Whether the generation prompt left a thinking block open; `parse` needs the value."""
     cut: int = 0
     """Number of observation tokens that were dropped to fit the budget."""
     special: int = 0
@@ -213,7 +213,7 @@ class ChatReply:
     sent_back: Message
     """The same message, in the form for the speaker's next turn."""
     by: Mapping[str, str] = field(default_factory=dict)
-    """The model and its host."""
+    """The author of the message: the model and its host."""
     counts: Mapping[str, float] = field(default_factory=dict)
     """The usage that the API reported: tokens by the API's own count, and so on."""
 
@@ -265,7 +265,7 @@ class TurnOptions:
     stop: Sequence[str] = ()
     """Stop strings, added to the run's own."""
     max_tokens: int | None = None
-    """Token budget of the turn. The smallest of all budgets wins."""
+    """Maximum number of tokens of the turn. The smallest of all budgets applies."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -314,7 +314,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A total and named parts. The trainer uses the total, and the parts are logged."""
+    """A reward: a total and named parts. The trainer uses the total, and the parts are logged."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)

@@ -117,7 +117,7 @@ class SimulatedUser:
         return {"messages": [dict(message) for message in self.messages], "usage": dict(self.usage)}
 
     def restore(self, state: Mapping[str, JSON]) -> None:
-        """Continue the talk of a snapshot."""
+        """Continue the talk from the result of `snapshot`."""
         self.messages, self.usage = list(state["messages"]), dict(state["usage"])
 
     def info(self) -> dict[str, JSON]:

@@ -82,7 +82,7 @@ class Segment:
 
     def __init__(self) -> None:
         self.ids = TokenIds()
-        """Token ids of prompt and response: the next input of the engine."""
+        """Token ids of prompt and response, with all pad tokens of images."""
         self.media: list[RenderedImage] = []
         """The images among `ids`, in order. Each image takes a run of pad tokens, which are never sampled."""
         self.prompt_length = 0

@@ -1,4 +1,4 @@
-"""Errors in the format of OpenAI's APIs."""
+"""Error responses in the format of OpenAI's APIs."""
 
 from __future__ import annotations
 

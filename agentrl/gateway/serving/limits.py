@@ -18,7 +18,7 @@ STRANGER_S = 30.0
 STRANGERS = 2048
 """Maximum number of open connections without a valid key."""
 _BURST_S = 3.0
-"""Size of a burst: a session may send this many seconds' worth of its rate at once."""
+"""Seconds of the rate that a session may use at once: a burst has at most rate * _BURST_S requests."""
 
 
 class SessionLimits:

@@ -203,7 +203,7 @@ def _add_prompts(trajectory: Trajectory, tree: Tree) -> None:
 
 
 def _counts(lines: Sequence[Line], nodes: Sequence[JSON], log: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
-    """`Trajectory.info["agent"]`."""
+    """The counts for `Trajectory.info["agent"]`."""
     return {
         "replies": len(nodes),
         "requests": sum(line["event"] == "request" for line in log),

@@ -1,4 +1,4 @@
-"""The end of an assistant's turn."""
+"""Learn the text and the stop token with which a template ends an assistant's turn."""
 
 from __future__ import annotations
 
