@@ -74,7 +74,8 @@ _LATER = {
     "load_renderer": "agentrl.render",
     "adapt": "agentrl.slime.adapt",
 }
-"""Names of modules with slow imports (torch, aiohttp, transformers). The first use imports them."""
+"""Public name -> module. These modules import slow packages (torch, aiohttp, transformers), so the first use of the
+name imports the module."""
 
 
 def __getattr__(name: str) -> Any:

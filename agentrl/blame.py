@@ -19,9 +19,10 @@ _ALWAYS = {
     "httpx.TimeoutException",
     "httpx.RemoteProtocolError",
 }
-"""Names of classes; subclasses count. Imports would take long."""
+"""Exceptions for which the world is always to blame, as `module.Class`; subclasses count. Importing the classes would
+take long."""
 _REQUESTS = {"urllib.error.URLError", "requests.exceptions.RequestException"}
-"""The same, but an HTTP answer may blame the request."""
+"""Exceptions for which the world is to blame, unless an HTTP status or the cause blames the request."""
 _ERRNOS = {
     getattr(errno, name)
     for name in (
@@ -37,8 +38,8 @@ _LATER = (408, 425, 429)
 
 
 def is_the_worlds(exc: BaseException) -> bool:
-    """Whether the world broke, judged by the exception. A missing file, a refused permission or an invalid URL
-    is a bug."""
+    """Whether the exception shows a failure outside of the program, such as a lost connection. A missing file, a
+    refused permission or an invalid URL is a bug."""
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(exc).__mro__}
     if names & _ALWAYS:
         return True
@@ -54,14 +55,14 @@ def is_the_worlds(exc: BaseException) -> bool:
 
 
 def _is_the_machines(exc: BaseException) -> bool:
-    """Whether an OSError comes from the machine. An OSError without a number may be anything: a canary sees repeated
-    ones."""
+    """Whether an OSError comes from the machine. An OSError without an errno counts, too: if many episodes fail, a
+    canary ends the run."""
     if not isinstance(exc, OSError) or isinstance(exc, _OF_PATHS | ValueError):
         return False
     return exc.errno is None or exc.errno in _ERRNOS
 
 
 def _status(exc: BaseException) -> int | None:
-    """The status of an HTTP answer, read from the fields of urllib and requests."""
+    """The HTTP status in an exception of urllib or requests. None if the exception has no status."""
     status = getattr(exc, "code", None) or getattr(getattr(exc, "response", None), "status_code", None)
     return status if isinstance(status, int) else None

@@ -37,11 +37,12 @@ from agentrl.plain import text
 
 
 class AgentRLError(Exception):
-    """The user's input cannot work. The message gives the cause and the remedy, in one line."""
+    """The base class of agentrl's errors. The message gives the cause and the remedy, in one line."""
 
 
 class ConfigError(AgentRLError, ValueError):
-    """Something that the user wrote cannot work. The message gives the cause and the remedy, in one line."""
+    """A configuration, a command or an Env class cannot work as written. The message gives the cause and the remedy, in
+    one line."""
 
 
 class TemplateError(ConfigError):
@@ -49,19 +50,21 @@ class TemplateError(ConfigError):
 
 
 class ToolError(AgentRLError):
-    """Raise it in a tool: the model reads the text, and the episode continues. It is not a failure."""
+    """An error for the model, raised in a tool: the model reads the text, and the episode continues without a
+    failure."""
 
 
 class CallError(ToolError):
     """A ToolError that blames the call: a BadCall of kind "content".
 
-    The default `exec_tool` raises a CallError. Raise it in your own `exec_tool` for an unknown tool or wrong arguments.
+    The default `exec_tool` raises a CallError for an unknown tool or wrong arguments. An overriding `exec_tool` should
+    do so, too.
     """
 
 
 class InfraError(AgentRLError):
-    """The world broke: a container died, a retriever is down. The policy is not to blame, so the episode is not
-    trained."""
+    """Something outside of the policy broke: a container died, a retriever is down. The policy is not to blame, so the
+    episode is not trained."""
 
 
 class EngineError(InfraError):
@@ -105,7 +108,7 @@ class LedgerError(AgentRLError, AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """Why a tool call was not executed."""
+    """The reason why a tool call was not executed."""
 
     kind: Literal["structural", "content"]
     """structural: the call cannot be read, because it is unclosed, not JSON, or has no name. content: the call names no
@@ -115,12 +118,12 @@ class BadCall:
 
 @dataclass(frozen=True, slots=True)
 class BadCallPolicy:
-    """How turns with wrong tool calls are treated. Each wrong call is answered, and the episode continues."""
+    """The treatment of turns with wrong tool calls. Each wrong call is answered, and the episode continues."""
 
     in_a_row: int = 3
     """Number of consecutive wrong turns that end the episode with StopReason.BAD_CALLS."""
     message: str = "Your tool call could not be read: {detail}"
-    """The model reads this after a structural error; `{detail}` is filled in."""
+    """The text that the model reads after a structural error; `{detail}` is filled in."""
     mask: bool = False
     """Do not train turns with a structural error. Their tokens count as `malformed`."""
     penalty: float = 0.0
@@ -140,7 +143,7 @@ Boundary: TypeAlias = Literal["share", "reset", "step", "tool", "run", "score", 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an episode could not be finished, as picklable data."""
+    """The reason why an episode could not be finished, as picklable data."""
 
     kind: FailureKind
     boundary: Boundary
@@ -150,9 +153,8 @@ class Failure:
 
     @classmethod
     def of(cls, exc: BaseException, boundary: Boundary) -> Failure:
-        """Classify an exception. A failure of the world is the environment's, or the engine's at the engine's boundary.
-        A group of only such exceptions is classified in the same way. Anything else is a bug.
-        """
+        """Classify an exception. A failure of the world has kind "engine" at the boundary "engine", and else
+        "environment". So does a group of only such exceptions. Any other exception is a "bug"."""
         outside: FailureKind = "engine" if boundary == "engine" else "environment"
         worlds = all(isinstance(leaf, asyncio.CancelledError) or is_the_worlds(leaf) for leaf in leaves(exc))
         kind: FailureKind = outside if worlds else "bug"
@@ -161,7 +163,7 @@ class Failure:
 
 
 def _with_remedy(exc: BaseException) -> str:
-    """`one_line`, with the remedy for code that works only in the main thread."""
+    """The line of `one_line`. For code that works only in the main thread, the remedy is added."""
     words = one_line(exc)
     chain = [one_line(error) for error in (exc.__cause__, exc.__context__) if error is not None]
     if any("signal only works in main thread" in line for line in (words, *chain)):
@@ -192,15 +194,16 @@ def one_line(exc: BaseException) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, most: int = 1, cutoff: float = 0.6) -> str:
-    """`; did you mean group_size?`, with at most `most` names. Without a similar name: `otherwise`, where {} is
-    replaced by all names."""
+    """The end of an error message: `; did you mean group_size?`, with at most `most` names. Without a similar name:
+    `otherwise`, where {} is replaced by all names."""
     spelled = {candidate.lower(): candidate for candidate in names}
     close = [spelled[candidate] for candidate in difflib.get_close_matches(name.lower(), spelled, most, cutoff)]
     return f"; did you mean {', '.join(close)}?" if close else otherwise.replace("{}", ", ".join(spelled.values()))
 
 
 def unknown_key(name: str, keys: Iterable[str]) -> str:
-    """`unknown key group_sise; did you mean group_size?`. All known keys are listed only if none is similar."""
+    """An error message: `unknown key group_sise; did you mean group_size?`. If no key is similar, the message lists all
+    known keys."""
     names, last = list(keys), name.rpartition(".")[2].lower()
     if short := [candidate for candidate in names if "".join(word[:1] for word in candidate.split("_")) == last]:  # lr
         return f"unknown key {name}; did you mean {short[0]}?"

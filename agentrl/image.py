@@ -1,10 +1,11 @@
-"""Images in the content of messages: the forms for an Env, and the stored form.
+"""Images in the content of messages: the accepted forms, and the stored form.
 
     return [{"role": "user", "content": ["What is here?", Image.load("chart.png")]}]
 
-In a message, an image is the part `{"type": "image", "image": "data:image/png;base64,..."}`. The part is JSON,
-so trajectories, parked episodes and files hold the same part. Forms of OpenAI, Anthropic and MCP are converted.
-Addresses are refused and never fetched, because a model or a client may have written the address.
+In a message, an image is the part `{"type": "image", "image": "data:image/png;base64,..."}`. The part is JSON, so
+trajectories, parked episodes and files hold the same part. Images in the formats of OpenAI, Anthropic and MCP are
+converted. URLs and paths in messages are refused and never fetched, because a model or a client may have written the
+URL.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 MediaType: TypeAlias = Literal["image/png", "image/jpeg"]
 Part: TypeAlias = "str | Image"
-"""A part of a message's content."""
+"""A part of a message's content: text or an image."""
 
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 _NO_SIZE = frozenset({0x01, *range(0xD0, 0xDA)})
@@ -45,7 +46,7 @@ class Image:
     uri: str
     """`data:image/png;base64,...`. Equal images share the same string, in all episodes."""
     width: int = field(init=False, compare=False)
-    """Pixels, read from the file's header."""
+    """Width in pixels, read from the file's header."""
     height: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -78,17 +79,17 @@ class Image:
 
     @property
     def data(self) -> bytes:
-        """The bytes of the file; decoded anew each time."""
+        """The content of the file. Each call decodes the URI again."""
         return _read_uri(self.uri)[1]
 
     @property
     def media_type(self) -> MediaType:
-        """The kind of the file, by its first bytes."""
+        """The MIME type, such as `image/png`, by the file's first bytes."""
         return "image/png" if self.uri.startswith("data:image/png") else "image/jpeg"
 
     @property
     def size(self) -> int:
-        """The bytes of the file."""
+        """The length of the file in bytes."""
         body = len(self.uri) - self.uri.index(",") - 1
         return body // 4 * 3 - self.uri[-2:].count("=")
 
@@ -99,7 +100,7 @@ class Image:
 
     @property
     def part(self) -> dict[str, str]:
-        """The part for a message's content."""
+        """The image as a part of a message's content: `{"type": "image", "image": URI}`."""
         return {"type": "image", "image": self.uri}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,9 +113,9 @@ class Image:
 def parts_of(content: Any) -> list[Part]:
     """The parts of a message's content. Neighbouring texts stay separate. None and "" have no part.
 
-    Reads texts, Images, and the parts of OpenAI's (`image_url`, `input_image`), Anthropic's (`image` with a `source`)
-    and MCP's API (`image` with `data` and `mimeType`). Raises ValueError for another part, ValueError for an image that
-    is neither PNG nor JPEG, and AddressError for an address.
+    The content may hold texts, Images, and parts in the formats of OpenAI (`image_url`, `input_image`), Anthropic
+    (`image` with a `source`) and MCP (`image` with `data` and `mimeType`). Raises ValueError for any other part and for
+    an image that is neither PNG nor JPEG, and AddressError for a URL or path.
     """
     if content is None or content == "":
         return []
@@ -141,7 +142,8 @@ def is_image(part: Any) -> bool:
 
 
 def normal_content(content: Any) -> Any:
-    """Content with images in the stored form, and text as `{"type": "text"}` parts. Content without images stays.
+    """Content with images in the stored form, and text as `{"type": "text"}` parts. Content without images is returned
+    unchanged.
 
     Raises ValueError as `parts_of` does.
     """
@@ -152,8 +154,8 @@ def normal_content(content: Any) -> Any:
 
 
 def share_images(messages: Any) -> None:
-    """Replace, in place, the images of messages from another process by the shared strings of equal images. Other
-    observations have no images."""
+    """Replace, in place, the images of messages from another process: equal images then share a string. An observation
+    that is no list of messages has no images."""
     for message in messages if isinstance(messages, Sequence) else ():
         content: Any = message.get("content") if isinstance(message, Mapping) else None
         if has_image(content):
@@ -163,7 +165,7 @@ def share_images(messages: Any) -> None:
 
 
 def _restored(uri: str, width: int, height: int) -> Image:
-    """An Image whose file was checked earlier."""
+    """Make an Image without a check: used for unpickling, where the file was checked earlier."""
     image = object.__new__(Image)
     for name, value in (("uri", sys.intern(uri)), ("width", width), ("height", height)):
         object.__setattr__(image, name, value)
@@ -213,7 +215,8 @@ def _at(address: str) -> Image:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _read(uri: str) -> Image:
-    """Cached: a turn renders an image several times, and decoding a screenshot takes a millisecond."""
+    """The Image of a data URI. Cached, because a turn renders an image several times, and decoding a screenshot takes a
+    millisecond."""
     return Image(uri)
 
 

@@ -1,8 +1,8 @@
-"""Convert foreign values to plain JSON: an Env's answers, sampled arguments, tasks, error texts.
+"""Convert values from user code and models to plain JSON: an Env's observations, sampled arguments, tasks, error texts.
 
 A trajectory is written to disk after the weights have changed. The write must not fail. So each value is converted when
-it enters the trajectory, at the boundary of its hook. A value outside JSON is refused with an error that names the
-value.
+it enters the trajectory, right after the hook that returned the value. A value outside JSON is refused with an error
+that names the value.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ JSON: TypeAlias = Any
 """A value for `json`. The type is Any, because a recursive alias makes user code noisier than safer."""
 
 MAX_DEPTH = 100
-"""How deep lists and mappings may be nested. Python's JSON fails at some depth beyond this."""
+"""Maximum depth of nested lists and mappings. Python's JSON fails at some greater depth."""
 MAX_VALUES = 100_000
-"""How many values may be held in total; `range(10**12)` would take forever."""
+"""Maximum number of values in a converted value, at all depths together; `range(10**12)` would take forever."""
 _MAX_BITS = 4096
 """The longest whole number, in bits. Python refuses to print much longer numbers."""
 _SCALARS = frozenset({str, int, float, bool, type(None)})
@@ -48,13 +48,14 @@ def text(value: str) -> str:
 def to_json(value: Any, where: str) -> JSON:
     """The value as JSON: numpy's numbers become Python's, arrays and tuples lists, bytes text, keys text.
 
-    Raises TypeError or ValueError for a value outside JSON, with the place in `where`.
+    Raises TypeError or ValueError for a value outside JSON. The message names the value's path, which begins with
+    `where`.
     """
     return _converted(value, where, 0, _Conversion(strict=True))
 
 
 def to_json_lossy(value: Any) -> JSON:
-    """The value as JSON for logs: parts outside JSON become text. Never raises."""
+    """The value as JSON for logs: values inside that are not JSON become text. Never raises."""
     return _converted(value, "", 0, _Conversion(strict=False))
 
 
@@ -73,7 +74,7 @@ def copied(value: T, label: str) -> T:
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether the value is a dict of immutable values, as most arguments of calls are."""
+    """Whether the value is a dict of immutable values, like the arguments of most calls."""
     return type(value) is dict and _SCALARS.issuperset(map(type, chain(value, value.values())))
 
 
@@ -90,7 +91,8 @@ copyreg.pickle(MappingProxyType, _reduced)
 
 
 def _uncopied(value: Any) -> str:
-    """The place of the innermost part that cannot be copied, such as metadata['lock']. "" for the value itself."""
+    """The path to the innermost value that cannot be copied, such as metadata['lock']. "" if the outermost value is to
+    blame."""
     where, seen = "", set[int]()
     while id(value) not in seen:
         seen.add(id(value))
@@ -121,7 +123,8 @@ def _copies(value: Any) -> bool:
 
 
 def number(value: Any, label: str) -> float:
-    """A reward, or a part of a reward. Raises ValueError unless float32 can hold the value as a finite number."""
+    """The value as a float: a reward, or a named part of a reward. Raises ValueError unless float32 can hold the value
+    as a finite number."""
     try:
         result = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -133,7 +136,8 @@ def number(value: Any, label: str) -> float:
 
 
 def finite(text: str) -> float:
-    """A number in JSON, for `parse_float`: Python reads 1e400 as infinity. Raises ValueError."""
+    """A `parse_float` for `json.loads`. Raises ValueError for a number beyond the range of float, which Python would
+    read as infinity."""
     if math.isinf(number := float(text)):
         raise ValueError(f"the number {text:.20} is too large")
     return number
@@ -145,9 +149,11 @@ def no_constant(name: str) -> NoReturn:
 
 
 _Place: TypeAlias = "str | tuple[_Place, Any]"
-"""The caller's name of the whole value, or a pair: the place of a list or mapping, and an index or key."""
+"""The path to a value: the caller's name of the whole value, or a pair of the path to a list or mapping and an index or
+key."""
 _CONTAINERS = (dict, list, tuple, Mapping, Sequence)
-"""Abstract classes come last, because their check is slow. A tuple is checked faster than a union."""
+"""Classes of lists and mappings. Abstract classes come last, because their check is slow. `isinstance` is faster with a
+tuple than with a union."""
 
 
 _SIZED: tuple[type, ...] = (type({}.items()), list, tuple)
@@ -165,14 +171,14 @@ class _Conversion:
     """Ids of the lists and mappings around the current value."""
 
     def refuse(self, kind: type[Exception], where: _Place, why: str, instead: str = "...") -> JSON:
-        """The text in place of a value outside JSON. Raises if `strict`."""
+        """The text in place of a value outside JSON. With `strict`, raises TypeError or ValueError instead."""
         if self.strict:
             raise kind(f"{_said(where)} {why}")
         return instead
 
 
 def _said(where: _Place) -> str:
-    """A place as text, such as metadata['words'][1]. Only errors write it, because the text takes longer than a
+    """A path as text, such as metadata['words'][1]. Only error messages need the text, which takes longer than a
     conversion."""
     return where if isinstance(where, str) else f"{_said(where[0])}[{where[1]!r:.40}]"
 
@@ -215,7 +221,7 @@ def _held(value: Mapping[Any, Any] | Sequence[Any], where: _Place, depth: int, w
 
 
 def _within(items: Collection[T], where: _Place, walk: _Conversion) -> Iterable[T]:
-    """The items, up to the limit of values."""
+    """The items, counted towards the limit of values. Items above the limit are refused."""
     if type(items) in _SIZED and len(items) <= walk.remaining:
         walk.remaining -= len(items)
         return items
@@ -252,7 +258,7 @@ def _key(key: Any, where: _Place, walk: _Conversion) -> str:
 
 
 def _foreign(value: Any, where: _Place, depth: int, walk: _Conversion) -> JSON:
-    """Convert scalars and arrays of numpy and torch. Everything else is refused."""
+    """Convert a value of another library: numpy's and torch's scalars and arrays. Any other value is refused."""
     convert = getattr(value, "tolist", None)
     if callable(convert) and hasattr(value, "dtype"):
         return _converted(convert(), where, depth + 1, walk)
@@ -261,7 +267,7 @@ def _foreign(value: Any, where: _Place, depth: int, walk: _Conversion) -> JSON:
 
 
 def _name(value: Any) -> str:
-    """The text of an object of any class."""
+    """An object of any class as text, for an error message or a log."""
     try:
         return text(str(value))
     except Exception:  # noqa: BLE001 - the boundary of a foreign __str__: nothing may fail here

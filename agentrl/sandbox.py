@@ -34,13 +34,14 @@ class _Output(NamedTuple):
 class ExecResult(_Output):
     """The result of a command: the tuple `(exit_code, stdout, stderr)` for slime, with two flags.
 
-    After signal n the exit code is 128 + n, as in a shell. Bytes outside UTF-8 are shown as U+FFFD. `==` compares the
-    tuple and ignores the flags.
+    If signal n ended the command, the exit code is 128 + n, as in a shell. Bytes outside UTF-8 are shown as U+FFFD.
+    `==` compares the tuple and ignores the flags.
     """
 
     timed_out: bool = False
     truncated: bool = False
-    """`stdout` or `stderr` was longer than `max_output` bytes. The middle was dropped, and a mark gives the size."""
+    """`stdout` or `stderr` was longer than `max_output` bytes. The middle was dropped, and a note in its place gives
+    the number of dropped bytes."""
 
     def __new__(
         cls, exit_code: int, stdout: str = "", stderr: str = "", *, timed_out: bool = False, truncated: bool = False
@@ -61,7 +62,7 @@ class ExecResult(_Output):
 
 
 class CommandError(SandboxError, RuntimeError):
-    """A command run with `check=True` did not succeed. The world is broken, not the policy."""
+    """A command run with `check=True` did not succeed. The environment is to blame, not the policy."""
 
     def __init__(self, cmd: str, result: ExecResult) -> None:
         super().__init__(cmd, result)
@@ -87,7 +88,7 @@ class SandboxKilledError(SandboxError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files of a sandbox's writable folders, with owners and modes, but no processes. Can be pickled."""
+    """The files of a sandbox's writable folders, with owners and modes, but without processes. Can be pickled."""
 
     archive: bytes
     """A tar file, compressed by gzip; paths are relative to the sandbox's root."""
@@ -113,9 +114,9 @@ class MachineSnapshot(abc.ABC):
     """
 
     backend: str
-    """The back end of the machine."""
+    """Name of the sandbox back end that runs the machine."""
     image: str
-    """The service's name for the machine."""
+    """Identifier of the saved machine at the service."""
     until: float
     """Unix time after which the machine may be removed."""
 
@@ -125,7 +126,7 @@ class MachineSnapshot(abc.ABC):
 
 
 SandboxState: TypeAlias = Snapshot | MachineSnapshot
-"""The beginning of a sandbox, as returned by `SandboxPool.snapshot`."""
+"""The state from which a sandbox can start, as returned by `SandboxPool.snapshot`."""
 
 
 class Process(Protocol):
@@ -180,11 +181,11 @@ class Sandbox(Protocol):
         """Run a shell command and wait. After `timeout` seconds the command is killed, with its child processes, even
         children outside the session.
 
-        The default of `stdin` is empty. Of stdout and of stderr, `max_output` bytes are kept: the first half and the
-        last half, with a mark between. With `check`, CommandError is raised unless the command succeeded and its output
-        is complete. `idempotent` allows a back end to send the command again after a lost connection. A missing `cwd`
-        raises FileNotFoundError. When the caller is cancelled, the command is killed as at its timeout. Background
-        processes of an ended command live until the sandbox closes.
+        The default of `stdin` is empty. `max_output` bytes of stdout are kept, and as many of stderr: the first half
+        and the last half, with a note between. With `check`, CommandError is raised unless the command succeeded and
+        its output is complete. `idempotent` allows a back end to send the command again after a lost connection. A
+        missing `cwd` raises FileNotFoundError. When the caller is cancelled, the command is killed as at its timeout.
+        Background processes of an ended command live until the sandbox closes.
         """
         ...
 
@@ -198,16 +199,16 @@ class Sandbox(Protocol):
         max_output: int = 1 << 20,
         on_output: OnOutput | None = None,
     ) -> Process:
-        """Start a shell command beside other commands, with stdin open. It ends with the sandbox."""
+        """Start a shell command with stdin open, and return at once. The process ends with the sandbox."""
         ...
 
     async def write_file(self, sandbox_path: str, content: FileContent, *, user: str | None = None) -> None:
-        """Create or replace a file and its folders. Raises PermissionError, or OSError with ENOSPC on a full disk. An
-        error is raised for every incomplete file."""
+        """Create or replace a file and its folders. Raises PermissionError, or OSError with ENOSPC on a full disk. A
+        file that was not written completely always raises an error."""
         ...
 
     async def read_file(self, sandbox_path: str, *, user: str | None = None) -> str:
-        """The whole file as text, with U+FFFD for bytes outside UTF-8. Raises FileNotFoundError, IsADirectoryError,
+        """The whole file as text, with U+FFFD for bytes outside UTF-8. Raises FileNotFoundError, IsADirectoryError or
         PermissionError."""
         ...
 
@@ -218,15 +219,15 @@ class Sandbox(Protocol):
     async def upload(self, source: Path, sandbox_path: str, *, user: str | None = None) -> None:
         """Copy a file or a folder of this machine to `sandbox_path`. A missing folder is created.
 
-        The content of a folder is merged. Modes are kept. Links inside the folder are kept as links. Links to the
-        outside are refused with ConfigError.
+        An existing folder keeps its other files. Modes are kept. Links inside the folder are kept as links. Links to
+        the outside are refused with ConfigError.
         """
         ...
 
     async def download(
         self, sandbox_path: str, target: Path, *, user: str | None = None, max_bytes: int = 256 << 20
     ) -> None:
-        """Copy a file or a folder to this machine. A folder's content goes into `target`.
+        """Copy a file or a folder of the sandbox to this machine. A folder's content goes into `target`.
 
         The sandbox is not trusted. SandboxError is raised for entries outside `target`, links to the outside, and
         special files; OSError with EFBIG for more than `max_bytes` bytes. After an error, no new file is left in
@@ -235,8 +236,8 @@ class Sandbox(Protocol):
         ...
 
     async def snapshot(self) -> Snapshot:
-        """The files of the writable folders. No command may run meanwhile. Raises SandboxError with the name of a file
-        that the sandbox's user cannot read."""
+        """Save the files of the writable folders. No command may run meanwhile. Raises SandboxError with the name of a
+        file that the sandbox's user cannot read."""
         ...
 
     async def restore(self, snapshot: Snapshot) -> None:
@@ -244,5 +245,5 @@ class Sandbox(Protocol):
         ...
 
     async def ping(self) -> None:
-        """Raises SandboxError, with the reason, if commands can no longer run here."""
+        """Raises SandboxError, with the reason, if commands can no longer run in this sandbox."""
         ...

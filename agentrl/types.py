@@ -1,4 +1,4 @@
-"""The data classes that rooms pass to each other."""
+"""Data classes and type aliases shared by all packages of agentrl."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentrl.plain import text
 T = TypeVar("T")
 
 MaybeAwait: TypeAlias = T | Awaitable[T]
-"""The result of a hook, written `def` or `async def`."""
+"""The return value of a hook: a T from a `def`, an Awaitable[T] from an `async def`."""
 
 Message: TypeAlias = Mapping[str, Any]
 """A chat message in the form of OpenAI, chat templates and data sets: role, content, tool_calls, tool_call_id, ..."""
@@ -34,7 +34,8 @@ class Raw:
 
     text: str
     end: str = ""
-    """The end of `text`, such as a closing tag. It stays even if `text` is cut to `Limits.observation_tokens`."""
+    """The last characters of `text`, such as a closing tag, that stay if `text` is cut to
+    `Limits.observation_tokens`."""
 
     def __post_init__(self) -> None:
         if not self.text.endswith(self.end):
@@ -42,12 +43,12 @@ class Raw:
 
 
 Observation: TypeAlias = str | Raw | Sequence[Message]
-"""An environment's answer to the model. A plain str is exactly one user message. A message's content may hold Images:
-`{"role": "user", "content": ["What is here?", image]}`. A list of texts and Images alone is read as the content of a
-user message."""
+"""Text from the environment for the model to read. A plain str is exactly one user message. A message's content may
+hold Images: `{"role": "user", "content": ["What is here?", image]}`. A list of texts and Images alone is read as the
+content of a user message."""
 
 Observed: TypeAlias = Raw | Sequence[Message]
-"""An Observation in normal form: a plain str has become a message."""
+"""An Observation in normal form: a plain str or a list of texts and Images has become a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +62,14 @@ class Task:
     """The row's own tools, in addition to the Env's."""
     id: str = ""
     seed: int = 0
-    """Seed of the world, not of sampling. All members of a group have the same seed, and so the same world. None: the
-    seed follows from the id, or from the content of a task without an id."""
+    """Seed of the environment, not of sampling. All episodes of a group have the same seed, and so the same
+    environment. None: the seed follows from the id, or from the content of a task without an id."""
     split: Literal["train", "eval"] = "train"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of the model. Malformed calls are included, in sampled order, with their `error`."""
+    """A call of the model. `Action.calls` includes malformed calls, in sampled order, with their `error`."""
 
     id: str
     name: str
@@ -87,7 +88,7 @@ class Action:
     """One turn of the model, read from its sampled tokens."""
 
     text: str
-    """The turn as text, reasoning and calls included, without a final stop token."""
+    """The whole turn as text, including reasoning and calls, without a final stop token."""
     content: str
     """`text` without reasoning and tool calls, stripped."""
     reasoning: str | None = None
@@ -99,7 +100,7 @@ class Action:
 
     @property
     def error(self) -> BadCall | None:
-        """The error of the first unreadable call, if any. Always structural."""
+        """The error of the first unreadable call. None if all calls are readable."""
         return next((BadCall("structural", call.error) for call in self.calls if call.error is not None), None)
 
 
@@ -108,7 +109,8 @@ SpanKind: TypeAlias = Literal["close", "observation", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class RenderedSpan:
-    """`tokens[start:stop]` of a Rendered: the close of the model's turn, the observation, or the generation prompt."""
+    """The origin of `tokens[start:stop]` of a Rendered: the end of the model's turn, the observation, or the generation
+    prompt."""
 
     kind: SpanKind
     start: int
@@ -117,7 +119,7 @@ class RenderedSpan:
 
 @dataclass(frozen=True, slots=True)
 class RenderedImage:
-    """`tokens[start:stop]` of a Rendered are the pad tokens of one image."""
+    """An image in a Rendered: `tokens[start:stop]` are its pad tokens."""
 
     start: int
     stop: int
@@ -125,17 +127,17 @@ class RenderedImage:
 
     @property
     def label(self) -> str:
-        """The text for people in place of the pads."""
+        """Text for display in place of the pad tokens."""
         size = f"{self.image.width} x {self.image.height}"
         return f"[image {size}, {self.image.size / 1000:.1f} kB, {self.stop - self.start} pads]"
 
     def moved(self, by: int) -> RenderedImage:
-        """The same image, so many tokens later."""
+        """The same image with `start` and `stop` moved by a number of tokens."""
         return RenderedImage(self.start + by, self.stop + by, self.image)
 
 
 def single_pads(tokens: array[int], media: Sequence[RenderedImage]) -> array[int]:
-    """Tokens for a server that expands pads by itself: a single pad for each image."""
+    """Tokens with a single pad token for each image, for a server that expands the pad by itself."""
     if not media:
         return tokens
     single, position = array("i"), 0
@@ -147,13 +149,15 @@ def single_pads(tokens: array[int], media: Sequence[RenderedImage]) -> array[int
 
 @dataclass(frozen=True, slots=True)
 class CheckCounts:
-    """Comparisons during the life of a process. Metrics have the same names."""
+    """Counts of checks of rendered text. Metrics have the same names. A bridge is the text that a template adds after a
+    turn."""
 
     bridges_checked: int = 0
-    """Compared bridges: about one in 64 with a render, and about one in 64 with a render of the whole conversation. A
-    bridge missing in the memo counts as equal, so that a run repeats exactly."""
+    """Number of checked bridges: about 1 in 64 is compared with a new render, and about 1 in 64 with a render of the
+    whole conversation. A bridge that the cache no longer holds counts as equal, so that a repeated run gives the same
+    counts."""
     bridges_different: int = 0
-    """Bridges with a difference. The template's text was used."""
+    """Number of bridges that differed from the render. The rendered text was used."""
 
     def __add__(self, other: CheckCounts) -> CheckCounts:
         return CheckCounts(*map(operator.add, astuple(self), astuple(other)))
@@ -161,16 +165,17 @@ class CheckCounts:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """New tokens, none sampled. `spans` partition `tokens`; empty spans are left out."""
+    """New tokens for the model to read; no token is sampled. `spans` partition `tokens`; empty spans are left out."""
 
     tokens: Sequence[int]
     spans: tuple[RenderedSpan, ...]
     thinking: bool = False
-    """The generation prompt left a thinking block open; `parse` needs to know this."""
+    """Whether the generation prompt left a thinking block open; `parse` needs the value."""
     cut: int = 0
-    """Observation tokens dropped to fit the budget."""
+    """Number of observation tokens that were dropped to fit the budget."""
     special: int = 0
-    """Special tokens in users' text, tools and documents. They are encoded as special, unless `as_text` was called."""
+    """Number of special tokens in users' text, tools and documents. A renderer made by `as_text` encodes them as text,
+    any other renderer as special tokens."""
     checks: CheckCounts = CheckCounts()
     """Comparisons during the render."""
     media: tuple[RenderedImage, ...] = ()
@@ -181,10 +186,10 @@ class SamplingParams(TypedDict, total=False):
     """The sampling parameters that agentrl reads, with SGLang's names."""
 
     temperature: float
-    """0 is greedy."""
+    """0 samples greedily."""
     top_p: float
     top_k: int
-    """-1 is unlimited."""
+    """Number of most likely tokens to sample from; -1 is unlimited."""
     max_new_tokens: int
     min_new_tokens: int
     stop: Sequence[str]
@@ -200,21 +205,23 @@ class SamplingParams(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """The original chat message of a turn from a chat API. The token ids are only an encoding of the message."""
+    """The original chat message of a turn from a chat API. The turn's token ids are only an encoding of this
+    message."""
 
     message: Message
     """content, reasoning_content and tool_calls; see `agentrl.chat.client.Speaker`."""
     sent_back: Message
     """The same message, in the form for the speaker's next turn."""
     by: Mapping[str, str] = field(default_factory=dict)
-    """The model and its host."""
+    """The author of the message: the model and its host."""
     counts: Mapping[str, float] = field(default_factory=dict)
-    """The answer's usage: tokens by the speaker's own count, and so on."""
+    """The usage that the API reported: tokens by the API's own count, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The answer of an engine. `log_probs[i]` is the natural log-prob of `tokens[i]` when it was sampled."""
+    """The tokens that an engine sampled for a request. `log_probs[i]` is the natural log-prob of `tokens[i]` when it
+    was sampled."""
 
     tokens: Sequence[int]
     log_probs: Sequence[float]
@@ -230,9 +237,9 @@ class Generation:
     serialised."""
     earlier_versions: Sequence[tuple[str, int]] = ()
     """For weights that changed during the generation: each version before `weight_version`, with the number of tokens
-    sampled until its end, in order."""
+    sampled before the version was replaced, in order."""
     said: ChatReply | None = None
-    """The turn in messages, from a MessageEngine."""
+    """The turn as a chat message, if a MessageEngine generated the turn."""
     constrained: Sequence[bool] = ()
     """For each token, whether a grammar has changed its probability by excluding tokens of the policy. Such tokens are
     not trained. Empty: none."""
@@ -252,13 +259,13 @@ class Generation:
 class TurnOptions:
     """An Env's requests for the next generation.
 
-    Temperature and grammar are left out, because the trainer would assume another distribution.
+    An Env cannot set temperature or grammar, because the trainer would assume another distribution.
     """
 
     stop: Sequence[str] = ()
     """Stop strings, added to the run's own."""
     max_tokens: int | None = None
-    """Token budget of the turn. The smallest of all budgets wins."""
+    """Maximum number of tokens of the turn. The smallest of all budgets applies."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -272,7 +279,7 @@ class TurnOptions:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The answer of `Env.step` to one turn."""
+    """The return value of `Env.step`: the response to one turn."""
 
     observation: Observation = ()
     _: KW_ONLY
@@ -307,13 +314,14 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A total and named parts. The total is trained on, the parts are logged."""
+    """A reward: a total and named parts. The trainer uses the total, and the parts are logged."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     branches: Mapping[str, float] = field(default_factory=dict)
-    """Of an agent: the rewards of branches of its session, by name (`solver/1`) or by role (`solver`). A branch is
-    trained on its own reward. `value` is the reward of the main line, and of the episode in metrics and evaluations."""
+    """For an AgentEnv: the rewards of the session's branches, by name (`solver/1`) or by role (`solver`). A branch is
+    trained on its own reward. `value` is the reward of the main conversation, and of the episode in metrics and
+    evaluations."""
 
 
 class StopReason(StrEnum):
@@ -324,15 +332,15 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     """`Limits.turns` turns were taken."""
     TURN_MAX_TOKENS = "turn_max_tokens"
-    """One turn met its token budget before the model closed it."""
+    """A turn reached its token budget before the model ended the turn."""
     MAX_TOKENS = "max_tokens"
-    """The response (sampled and observed) met `Limits.tokens`."""
+    """The response tokens (sampled and observed) reached `Limits.tokens`."""
     CONTEXT_FULL = "context_full"
     """The next turn would not fit into the model's context."""
     BAD_CALLS = "bad_calls"
     """`BadCallPolicy.in_a_row` consecutive turns had a wrong tool call."""
     MAX_IMAGES = "max_images"
-    """The images of the episode met `Limits.image_pixels` or `Limits.image_bytes`."""
+    """The images of the episode reached `Limits.image_pixels` or `Limits.image_bytes`."""
     DEADLINE = "deadline"
     """`Limits.episode_s` seconds passed."""
     ABORTED = "aborted"
@@ -342,7 +350,7 @@ class StopReason(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> StopReason | None:
-        """Read the names in older trajectories."""
+        """Accept the names of stop reasons in older trajectories."""
         old = {"turns": cls.MAX_TURNS, "turn_cut": cls.TURN_MAX_TOKENS, "tokens": cls.MAX_TOKENS}
         old |= {"context": cls.CONTEXT_FULL, "parse_errors": cls.BAD_CALLS}
         return old.get(str(value))
@@ -365,7 +373,7 @@ _TRUNCATED = frozenset(
 
 
 class _Unset(int):
-    """A number that the user has not set."""
+    """A default value, as an int of another class: shows that the user has set no value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,12 +381,12 @@ class Limits:
     """Bounds of an episode, in turns, tokens and seconds. Each is a positive number; None means no bound."""
 
     turns: int = _Unset(16)
-    """The default of an agent with `SessionOptions.replies` is the number of replies."""
+    """Turns of the model. For an agent with `SessionOptions.replies`, that number is the default."""
     tokens: int | None = None
     """Response tokens, sampled and observed together; slime's --rollout-max-response-len counts the same. If thoughts
     are stripped, each segment is counted separately."""
     max_tokens_per_turn: int | None = None
-    """Sampled tokens of a turn. A turn at the bound ends the episode."""
+    """Sampled tokens of a turn. A turn that reaches the bound ends the episode."""
     observation_tokens: int | None = None
     """Tokens of an observation. A longer observation is cut and marked."""
     context: int | None = None
@@ -386,19 +394,20 @@ class Limits:
     image_pixels: int | None = 100_000_000
     """Pixels of all images of one episode: 48 screenshots of 1920 x 1080."""
     image_bytes: int | None = 1 << 26
-    """Bytes of their files."""
+    """Bytes of all image files of one episode."""
     episode_s: float | None = None
     """Seconds of the whole episode, with the engine's time. The finished part is scored."""
     generate_s: float | None = None
-    """Seconds of a request to the engine. The wait for new weights is not counted."""
+    """Seconds of a request to the engine, without the wait for new weights."""
     reset_s: float = 120.0
-    """Seconds of `reset` and `tools`. More is a failure of the environment."""
+    """Seconds of `reset` and `tools`. If they take longer, the environment has failed."""
     step_s: float = 300.0
-    """Seconds of a `step` with all tools of the turn. A longer step is a failure of the environment."""
+    """Seconds of a `step` with all tools of the turn. If a step takes longer, the environment has failed."""
     tool_s: float = 60.0
-    """Seconds of a tool. The model reads that the tool took too long. `@tool(timeout=...)` wins."""
+    """Seconds of a tool. After a timeout the model reads that the tool took too long. `@tool(timeout=...)` takes
+    precedence."""
     score_s: float = 120.0
-    """Seconds of `score`. More is a failure of the environment."""
+    """Seconds of `score`. If `score` takes longer, the environment has failed."""
     close_s: float = 30.0
     """Seconds of `close` and of the entered resources. Afterwards open resources are abandoned."""
 
@@ -408,7 +417,8 @@ class Limits:
                 object.__setattr__(self, bound.name, _bound(f"limits.{bound.name}", value, str(bound.type)))
 
     def turns_or(self, usual: int | None) -> int:
-        """The bound on turns. The default if the user set no bound: `usual`, unless None."""
+        """The bound on turns. If the user has not set the bound, `usual` replaces the default, unless `usual` is
+        None."""
         return usual if usual is not None and isinstance(self.turns, _Unset) else int(self.turns)
 
     @classmethod

@@ -1,4 +1,5 @@
-"""Chat messages: clients of chat models, the vendors' wire formats, and messages written as exact tokens."""
+"""Chat messages: clients of chat models, the vendors' API formats (wires), and the encoding of messages as exact
+tokens."""
 
 from agentrl.chat.client import ChatModel, ScriptedSpeaker, Speaker, SpeakerConfig, Usage, speaker
 

@@ -30,21 +30,21 @@ from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
 
 _PATH = "/chat/completions"
 _TOP = 20
-"""Number of likely tokens that are requested with log-probs: the maximum of OpenAI's API."""
+"""Number of most likely tokens (`top_logprobs`) to request: the maximum of OpenAI's API."""
 _ORNAMENTS = " \t\n*`.,:;'\"()[]<>"
 _TOO_LONG = re.compile(
     r"context[ _](length|size|window)|maximum context|prompt is too long|input token count|too large for model"
     r"|reduce the length|exceed_context|too many tokens|inputs. tokens \+",
     re.IGNORECASE,
 )
-"""Phrases of servers for a conversation that exceeds the model's context."""
+"""Phrases in a server's error for a conversation that exceeds the model's context."""
 _FILTERED = re.compile(
     r"content_filter|content management policy|content_policy|data_inspection|moderation", re.IGNORECASE
 )
 
 
 class Speaker(Protocol):
-    """Reads messages and tools, and returns the next message."""
+    """An author of chat messages, such as a model: reads messages and tools, and returns the next message."""
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """The next assistant message: `content`, always text, and any `tool_calls` in OpenAI's shape.
@@ -56,7 +56,7 @@ class Speaker(Protocol):
 
 
 class AsksMessages(Protocol):
-    """A model that answers messages and reports the usage: a ChatModel, or an engine's `EngineSpeaker`."""
+    """A model that replies to messages and reports the token usage: a ChatModel, or an `EngineSpeaker`."""
 
     async def ask(self, messages: Sequence[Message]) -> Completion:
         """The reply, with its finish reason and usage. Raises as `ChatModel.ask` does."""
@@ -68,9 +68,10 @@ class Preference:
     """A model's preference between two answers to a question."""
 
     log_odds: float | None
-    """log(p(first) / p(second)), from -MOST_ODDS to MOST_ODDS. None if the model refuses, or would write neither."""
+    """log(p(first) / p(second)), from -MOST_ODDS to MOST_ODDS. None if the model refuses the question, or would write
+    neither answer."""
     usage: Mapping[str, float] = field(default_factory=dict)
-    """As in a Completion."""
+    """Requests and tokens, as in `Completion.usage`."""
     refusal: str = ""
     """The server's reason for refusing the question."""
 
@@ -80,21 +81,21 @@ MOST_ODDS = 30.0
 
 
 class PrefersAnswers(Protocol):
-    """A model that compares two answers: a ChatModel, or an engine's `EngineSpeaker`."""
+    """A model that compares two answers: a ChatModel, or an `EngineSpeaker`."""
 
     async def prefer(self, questions: Sequence[Sequence[Message]], first: str, second: str) -> list[Preference]:
         """The log-odds of two short answers to each question. The answers begin differently, such as "A" and "B".
 
-        Raises as `ChatModel.ask` does, except for a refused question, and ConfigError if the server or the engine
-        reports no probabilities. Questions with an equal beginning should follow each other, because engines cache
-        prompts.
+        Raises as `ChatModel.ask` does, but a refused question gets a Preference with `refusal`. Raises ConfigError if
+        the server or the engine reports no probabilities. Questions with an equal beginning should follow each other,
+        because engines cache prompts.
         """
         ...
 
 
 @dataclass(slots=True)
 class Usage:
-    """How much a model was used so far: requests, and tokens as the model counts them."""
+    """The total use of a model so far: requests, and tokens by the server's count."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -102,13 +103,13 @@ class Usage:
     cached_tokens: int = 0
     """Prompt tokens from the server's cache."""
     responses_without_usage: int = 0
-    """Answers without a report of their tokens."""
+    """Number of responses without a report of their tokens."""
     cost: float = 0.0
-    """The cost in the server's currency; 0 if answers report no cost."""
+    """The cost in the server's currency; 0 if the server reports no cost."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, reported: Mapping[str, float]) -> None:
-        """Count an answer with its reported usage."""
+        """Count a response with its reported usage."""
         with self._lock:
             self.requests += 1
             self.responses_without_usage += not reported
@@ -125,17 +126,17 @@ class ChatModel:
     """
 
     base_url: str
-    """For example http://127.0.0.1:8000/v1."""
+    """The base URL of the endpoint, such as http://127.0.0.1:8000/v1."""
     model: str
     key: str = "OPENAI_API_KEY"
     """Name of the environment variable that holds the key. If the variable is not set, no key is sent."""
     seconds: float = 120.0
-    """Deadline in seconds of an answer with retries. Time in the queue, or a wait at the server's wish, does not
+    """Deadline of a reply in seconds, including retries. Time in the queue, and waits that the server demands, do not
     count."""
     concurrency: int = 32
     retries: int = 6
     options: Mapping[str, JSON] = field(default_factory=dict)
-    """Added to each request: temperature, max_completion_tokens, ..."""
+    """Other fields of each request: temperature, max_completion_tokens, ..."""
     usage: Usage = field(default_factory=Usage, compare=False)
     _service: HttpService = field(init=False, repr=False, compare=False)
     _habits: ServerQuirks = field(init=False, repr=False, compare=False, default_factory=ServerQuirks)
@@ -163,11 +164,12 @@ class ChatModel:
     ) -> Completion:
         """The reply, with finish reason and usage. `options` are added to this request.
 
-        `most` bounds the answer in the model's tokens, in the parameter that the server accepts. If the server refuses
-        message fields by name, such as the reasoning of earlier turns, later requests leave the fields out.
+        `most` bounds the reply in tokens. The request states the bound in the parameter that the server accepts. If the
+        server refuses message fields by name, such as the reasoning of earlier turns, later requests leave the fields
+        out.
 
-        Raises ContextFullError if the conversation exceeds the model's context, RequestError if the server refuses this
-        conversation but answers others, and the errors of `reply`.
+        Raises ContextFullError if the conversation exceeds the model's context, RequestError if the server refuses only
+        this conversation, and the errors of `reply`.
         """
         sent = [wire_message(message) for message in messages]
         body: dict[str, JSON] = {"model": self.model, "messages": sent}
@@ -188,7 +190,8 @@ class ChatModel:
             return reply
 
     async def prefer(self, questions: Sequence[Sequence[Message]], first: str, second: str) -> list[Preference]:
-        """See PrefersAnswers. Reads the log-probs of the first token. Most servers report log-probs."""
+        """See `PrefersAnswers.prefer`. The log-odds are computed from the log-probs of the reply's first token, which
+        most servers report."""
         return await gather(self._prefer(messages, first, second) for messages in questions)
 
     async def _prefer(self, messages: Sequence[Message], first: str, second: str) -> Preference:
@@ -207,7 +210,8 @@ class ChatModel:
         return Preference(_log_odds(reply.first_token, first, second), reply.usage)
 
     def _refused(self, exc: HttpRefusedError, with_key: bool) -> Exception:
-        """The exception for a refusal, of this conversation or of all conversations."""
+        """The exception for an HTTP error: RequestError and ContextFullError if only this conversation is refused,
+        ConfigError for a wrong key."""
         url, words = self._service.name, exc.words[:300]
         if exc.status in (401, 403):
             key = f"the key in ${self.key}" if with_key else f"a request without a key, as ${self.key} is not set"
@@ -223,7 +227,7 @@ class ChatModel:
 
     @asynccontextmanager
     async def kept_open(self) -> AsyncIterator[Self]:
-        """While the context is open, this event loop keeps its connections for the next request."""
+        """A context manager: inside, this event loop keeps its connections open for the next request."""
         async with self._service.kept_open():
             yield self
 
@@ -233,7 +237,8 @@ class ChatModel:
 
 
 Say: TypeAlias = Callable[[Sequence[Message], Sequence[ToolSpec]], MaybeAwait[str | Message]]
-"""A function of messages and tools. `def` or `async def`; a plain `def` must not block."""
+"""A function of messages and tools that returns the next message. Either a `def`, which must not block, or an `async
+def`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +258,13 @@ class ScriptedSpeaker:
 
 
 class SpeakerConfig(BaseModel):
-    """Selects a speaker: `script`, or `base_url` and `model`. For the configuration of an Env, or of anything else."""
+    """The configuration of a speaker: either `script`, or `base_url` and `model`. Usable as a field of an Env's
+    configuration."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     script: str | None = None
-    """A function of messages and tools: file.py:function or package.module:function."""
+    """Path of a function of messages and tools: file.py:function or package.module:function."""
     base_url: str | None = None
     """An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1."""
     model: str | None = None
@@ -266,13 +272,13 @@ class SpeakerConfig(BaseModel):
     key: str = "OPENAI_API_KEY"
     """Name of the environment variable that holds the key."""
     seconds: float = 120.0
-    """Deadline of one answer with its retries."""
+    """Deadline of a reply in seconds, including retries."""
     concurrency: int = 32
-    """Requests at a time."""
+    """Maximum number of requests at a time."""
     retries: int = 6
-    """How often a failed request is sent again."""
+    """Number of times that a failed request is sent again."""
     options: dict[str, JSON] = {}
-    """Added to each request: temperature, max_completion_tokens, ..."""
+    """Other fields of each request: temperature, max_completion_tokens, ..."""
 
     @model_validator(mode="after")
     def _check_choice(self) -> Self:
@@ -298,8 +304,8 @@ def speaker(config: SpeakerConfig | Mapping[str, JSON]) -> Speaker:
 
 
 def _log_odds(tokens: Mapping[str, float], first: str, second: str) -> float | None:
-    """The log-odds of two answers, by the tokens of each spelling. A missing answer has at most the smallest
-    log-prob."""
+    """The log-odds of two answers. `tokens` maps the likeliest first tokens to log-probs; spellings of an answer are
+    added up. An answer that is missing there counts with the smallest of these log-probs."""
     totals = [
         sum(math.exp(value) for token, value in tokens.items() if token.strip(_ORNAMENTS) == answer)
         for answer in (first, second)
@@ -311,7 +317,7 @@ def _log_odds(tokens: Mapping[str, float], first: str, second: str) -> float | N
 
 
 def _endpoint(base_url: str) -> str:
-    """The URL of chat completions. Raises ConfigError."""
+    """The URL of chat completions below a base URL. Raises ConfigError for an invalid URL."""
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"the URL {base_url!r:.80} is not valid; write http://host:port/v1")

@@ -1,4 +1,5 @@
-"""OpenAI's chat completions: messages to send, and answers in all variants of servers."""
+"""OpenAI's chat completions API from the client's side: writes requests, and reads the responses of different
+servers."""
 
 from __future__ import annotations
 
@@ -28,26 +29,27 @@ _LATER = {408, 409, 425, 429}
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer: message, finish reason and usage."""
+    """A reply of a chat model: message, finish reason and usage."""
 
     message: Message
-    """`content` (always text), reasoning_content and tool_calls if there are any, and the server's extra fields."""
+    """`content` (always text), optional reasoning_content and tool_calls, and the server's extra fields."""
     sent_back: Message
     """The same message in the server's form, for the next request. Missing call ids are filled in."""
     finish: Finish
     usage: Mapping[str, float]
-    """The reported fields of `chat.Usage`."""
+    """The reported counts, under the field names of `chat.client.Usage`."""
     first_token: Mapping[str, float] = field(default_factory=dict)
-    """The log-probs of the likeliest tokens in the first place, where the request asked for log-probs."""
+    """The likeliest tokens for the reply's first position -> log-prob. Empty unless the request asked for log-probs."""
 
     @property
     def answer(self) -> str:
-        """The whole text without thoughts, to be read by a program; "" if there is none, see `flaw`."""
+        """The text without thoughts, for a program to read. "" for a cut, refused or empty reply; `flaw` gives the
+        cause."""
         return "" if self.finish != "stop" else split_thoughts(self.message["content"], WRITTEN)[1].strip()
 
     @property
     def flaw(self) -> str:
-        """The cause of a missing answer, with the remedy; "" for an answer."""
+        """The cause of an empty `answer`, with the remedy; "" if `answer` is not empty."""
         if self.finish == "length":
             return "was cut; allow more tokens"
         if self.finish == "filtered":
@@ -60,17 +62,17 @@ class Completion:
 
 @dataclass(slots=True)
 class ServerQuirks:
-    """Parameters that a server refuses, or takes under another name. Later requests adapt."""
+    """Parts of requests that a server refuses, or takes in another form. Later requests are adapted."""
 
     renamed: bool = False
     """The server takes max_completion_tokens, not max_tokens."""
     without: set[str] = field(default_factory=set)
     """Message fields that the server refuses."""
     no_null: bool = False
-    """The server wants text, not null, as the content of a message with tool calls alone."""
+    """The server refuses `content: null`. A message that has only tool calls gets an empty text."""
 
     def apply(self, body: Mapping[str, JSON], most: int | None) -> dict[str, JSON]:
-        """The request in a form without earlier refusals."""
+        """The request without the parts that the server refused earlier."""
         body = dict(body) if most is None else {"max_tokens": most, **body}
         if self.renamed and "max_tokens" in body:
             body["max_completion_tokens"] = body.pop("max_tokens")
@@ -97,7 +99,7 @@ class ServerQuirks:
 
 
 def _extra(message: Message) -> set[str]:
-    """Fields of a message that a server may not know."""
+    """Fields of a message that some servers do not know."""
     if message.get("role") != "assistant":
         return {"name"} & message.keys() if message.get("role") == "tool" else set()
     calls = message.get("tool_calls") or ()
@@ -121,7 +123,7 @@ def _without(message: Message, keys: set[str]) -> Message:
 
 
 def wire_message(message: Message) -> Message:
-    """A message for servers: arguments as the text of a JSON object, no `content: null` without calls."""
+    """A message in the API's format: arguments as the text of a JSON object, and no `content: null` without calls."""
     if message.get("role") != "assistant":
         return message
     calls = message.get("tool_calls")
@@ -136,7 +138,8 @@ def wire_tool(tool: ToolSpec) -> ToolSpec:
 
 
 def read_reply(answer: JSON, url: str) -> Completion:
-    """The reply in a server's answer. Raises InfraError if a retry may help, ConfigError if no retry will."""
+    """The reply in the JSON of a server's response. Raises InfraError if a retry may help, ConfigError if no retry
+    will."""
     choice = _first_choice(answer, url)
     reason = str(choice.get("finish_reason") or "stop").lower()
     if choice.get("error") or reason == "error":
@@ -151,7 +154,7 @@ def read_reply(answer: JSON, url: str) -> Completion:
 
 
 def _first_choice(answer: JSON, url: str) -> Mapping[str, Any]:
-    """The first of an answer's `choices`. Raises as `read_reply` does."""
+    """The first of a response's `choices`. Raises as `read_reply` does."""
     if not isinstance(answer, Mapping):
         raise _no_completion(answer, url)
     choices = answer.get("choices")
@@ -172,7 +175,7 @@ def _is_refusal(message: Mapping[str, Any]) -> bool:
 
 
 def _read_message(message: Mapping[str, Any]) -> tuple[Message, Message]:
-    """The message in our form, and in the form to send back."""
+    """The message in agentrl's form, and in the form to send back to the server."""
     content, thought = _content_and_thought(message)
     calls = _with_ids(_calls(message))
     extra = {key: value for key, value in message.items() if key not in _OWN and value not in (None, [], {}, "")}
@@ -213,7 +216,8 @@ def _read_call(call: Mapping[str, Any]) -> JSON:
 
 
 def _arguments(function: Mapping[str, Any]) -> dict[str, JSON] | str:
-    """A dict, or the original text if the text is no JSON object. Missing arguments become an empty dict."""
+    """A call's arguments: a dict, or the original text if the text is no JSON object. Missing arguments become an empty
+    dict."""
     arguments = function.get("arguments")
     if isinstance(arguments, Mapping):
         return dict(arguments)
@@ -231,8 +235,8 @@ def _arguments(function: Mapping[str, Any]) -> dict[str, JSON] | str:
 
 
 def _wire_call(call: Mapping[str, Any], place: int) -> JSON:
-    """A call to send. Arguments that are no JSON object are wrapped in an object, because many servers refuse other
-    text."""
+    """A call in the API's format. Arguments that are no JSON object are wrapped in an object, because many servers
+    refuse other text."""
     read = _read_call(call)
     function = read["function"]
     arguments = function["arguments"]
@@ -247,7 +251,7 @@ def _wire_call(call: Mapping[str, Any], place: int) -> JSON:
 
 
 def _with_ids(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The calls, each with a unique id."""
+    """The calls; a missing or repeated id is replaced by a unique id."""
     identified, taken = list[Mapping[str, Any]](), set[str]()
     for place, call in enumerate(calls):
         call_id = call.get("id")
@@ -304,7 +308,7 @@ def _is_count(value: JSON) -> bool:
 
 
 def _first_token(log_probs: JSON) -> Mapping[str, float]:
-    """`top_logprobs` of the first token. Values in another form are left out."""
+    """`top_logprobs` of the first token: token -> log-prob. Invalid entries are left out."""
     try:
         tokens = {entry["token"]: entry["logprob"] for entry in log_probs["content"][0]["top_logprobs"]}
     except (LookupError, TypeError):
@@ -315,7 +319,7 @@ def _first_token(log_probs: JSON) -> Mapping[str, float]:
 
 
 def _error(error: JSON, url: str) -> Exception:
-    """The exception for an `error` in an answer with HTTP 200. The code comes from the upstream server."""
+    """The exception for an `error` in a response with HTTP 200. The error's code comes from the upstream server."""
     code = error.get("code") if isinstance(error, Mapping) else None
     code = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdigit()) else None
     message = error.get("message") if isinstance(error, Mapping) else error

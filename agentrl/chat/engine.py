@@ -1,4 +1,5 @@
-"""An engine that gets messages from a speaker (an API model, a person) and encodes the messages as a model's tokens."""
+"""An engine without a model of its own: a speaker (an API model, a person) writes messages, which are encoded as
+tokens."""
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ _LONGEST = 1 << 20
 
 
 class ChatEngine(AsyncClosing):
-    """Lets a speaker play the same episodes as a model. The speaker's messages are encoded in the renderer's tokens.
+    """An engine that lets a speaker play the same episodes as a model. The renderer encodes the speaker's messages as
+    tokens.
 
-    The engine cuts answers at stop strings. The log-probs are made up: the tokens can be imitated, but not trained by
-    reinforcement. `ChatReply` keeps the parts without tokens.
+    The engine cuts replies at stop strings. The log-probs are invented, so the tokens fit supervised training, but not
+    reinforcement learning. `ChatReply` holds the parts of a message that have no tokens.
     """
 
     def __init__(self, speaker: Speaker, renderer: Renderer, *, by: Mapping[str, str] | None = None) -> None:
@@ -77,7 +79,8 @@ class ChatEngine(AsyncClosing):
     def _generation(
         self, reply: Completion, tools: Sequence[ToolSpec], params: SamplingParams, place: int
     ) -> Generation:
-        """The reply in tokens, cut at a stop string. `place` is the message's index in the conversation."""
+        """The reply encoded as tokens and cut at a stop string. `place` is the reply's index among the conversation's
+        messages."""
         message, sent_back, stop = _cut_at(stop_strings(params), reply)
         renderer = self._renderer.bind(tools)
         tokens = _tokens(renderer, message, place)
@@ -97,13 +100,13 @@ class ChatEngine(AsyncClosing):
         )
 
     async def abort(self, rid: str | None = None) -> None:
-        """Give up waiting for an answer, or for all answers."""
+        """Stop waiting for the reply to the request `rid`; None stands for all requests."""
         for name, aborted in self._running.items():
             if rid in (None, name):
                 aborted.set()
 
     async def context_length(self) -> int:
-        """A million tokens of the renderer. The speaker reports a full context."""
+        """A million tokens: practically no limit, because the speaker itself reports a full context."""
         return _LONGEST
 
     async def close(self) -> None:
@@ -129,7 +132,7 @@ def _tokens(renderer: Renderer, message: Message, place: int) -> list[int]:
 
 
 def _readable(call: Mapping[str, JSON], place: str) -> JSON:
-    """A call that every template can write."""
+    """A call in a form that every template can write: with an id, a name and an object as arguments."""
     function = call["function"]
     arguments = function["arguments"]
     arguments = arguments if isinstance(arguments, Mapping) else {"unreadable": arguments}
@@ -137,7 +140,8 @@ def _readable(call: Mapping[str, JSON], place: str) -> JSON:
 
 
 def _cut_at(stop: Sequence[str], reply: Completion) -> tuple[Message, Message, str | None]:
-    """The message and the form to send back, both cut after the first stop string, and the stop string."""
+    """The message, the message in the form to send back, and the stop string. Both messages are cut after the first
+    stop string."""
     content = reply.message["content"]
     matches = [(content.index(string) + len(string), string) for string in stop if string in content]
     if not matches:

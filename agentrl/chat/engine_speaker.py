@@ -1,4 +1,4 @@
-"""The model of an engine as a speaker: messages in, a message out. The reverse of `ChatEngine`."""
+"""A speaker that asks an engine's model. The reverse of `ChatEngine`, which makes an engine of a speaker."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class EngineSpeaker:
-    """Asks the model of an engine greedily. Special tokens in messages are encoded as text where the tokenizer can."""
+    """A speaker whose messages are sampled greedily by an engine. Special tokens in messages are encoded as text if the
+    tokenizer can do so."""
 
     def __init__(self, engine: Engine, renderer: Renderer, *, most: int = 1024) -> None:
-        """`most` bounds an answer in tokens."""
+        """`most` is the maximum number of tokens of a reply."""
         self._engine, self._most = engine, most
         try:
             self._renderer = renderer.as_text()
@@ -53,7 +54,8 @@ class EngineSpeaker:
         return Completion(message, message, "length" if reply.finish_reason == "length" else "stop", usage)
 
     async def prefer(self, questions: Sequence[Sequence[Message]], first: str, second: str) -> list[Preference]:
-        """See `PrefersAnswers`. For each question one token is sampled, under a grammar that allows the two answers.
+        """See `PrefersAnswers.prefer`. For each question a single token is sampled, under a grammar that allows only
+        the two answers.
 
         The questions are asked in order, as the turns of a session, so that the engine reads a common beginning once.
         Raises ConfigError for an engine without grammars.
@@ -84,7 +86,7 @@ class EngineSpeaker:
     async def _prefer(
         self, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, session_id: str
     ) -> Preference:
-        """The log-odds of the first of two tokens after a prompt."""
+        """The log-odds of the first of two tokens against the second after a prompt."""
         if await self._engine.context_length() <= len(prompt):
             return Preference(None, refusal=f"the question has {len(prompt)} tokens, too many for this model")
         reply = await self._engine.generate(prompt, params, session_id=session_id)
@@ -96,7 +98,7 @@ class EngineSpeaker:
 
 
 def _apart(answers: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """The common first tokens of both answers, such as an empty thought, and the two tokens that differ."""
+    """The tokens with which both answers begin, such as an empty thought, and the two first tokens that differ."""
     count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*answers, strict=False)))
     if any(len(answer) == count for answer in answers):
         raise ValueError("one of the two answers is the beginning of the other")

@@ -1,4 +1,4 @@
-"""The options of an agent's session."""
+"""The options of an agent's session: a session holds all requests of an agent to its model during an episode."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ class SessionOptions:
     """How the replies of an agent's session become tokens to train on. The defaults train everything, once."""
 
     echo: Literal["stored", "as_sent"] = "stored"
-    """If a client sends a reply back changed: keep the sampled tokens, or begin a branch with the client's text."""
+    """The treatment of a reply that a client sends back in changed form. "stored" keeps the sampled tokens. "as_sent"
+    begins a branch with the client's text."""
     dropped: Literal["train", "mask"] = "train"
-    """Replies that the agent dropped from the history and asked for again."""
+    """Whether to train replies that the agent dropped from the history and asked for again."""
     side: Literal["train", "mask"] = "train"
-    """Other conversations within the session: sub-agents, titles, summaries."""
+    """Whether to train other conversations within the session: sub-agents, titles, summaries."""
     sticky_tools: bool = False
-    """A request without tools that continues a known history keeps the history's tools in the prompt. So the engine's
+    """If a request without tools continues a known history, keep the history's tools in the prompt. So the engine's
     prefix cache still matches."""
     most_replies: int = 8
-    """The largest `n` of a request."""
+    """The largest accepted value of a request's `n`, the number of replies."""
     replies: int | None = None
     """The most replies of an episode, all conversations together, if `limits.turns` is not set."""
     images: Literal["refuse", "omit"] = "refuse"
-    """Media that the model does not read, such as PDFs, and images for a text model: refuse the request, or put a note
-    in place of the media."""
+    """The treatment of media that the model does not read, such as PDFs, and of images for a text model. "refuse"
+    refuses the request. "omit" puts a note in place of the media."""
     forced: Literal["exact", "ignore", "refuse"] = "exact"
-    """A `tool_choice` that forces a call, or a required format of the answer. "exact" samples under a grammar, and
-    refuses the request if the engine cannot. "ignore" samples freely, and "refuse" always refuses."""
+    """The treatment of a `tool_choice` that forces a call, and of a required format of the answer. "exact" samples
+    under a grammar, and refuses the request if the engine cannot. "ignore" samples freely, and "refuse" always
+    refuses."""
     unreadable: Literal["text", "call"] = "text"
-    """The form of an unreadable tool call for the client. As text, most agents end. As a call with the raw text as its
-    arguments, most clients answer with an error for the model to read."""
+    """The form in which the client gets an unreadable tool call. After "text", most agents end. "call" is a call with
+    the raw text as its arguments: most clients then respond with an error for the model to read."""
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():

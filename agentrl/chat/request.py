@@ -1,4 +1,4 @@
-"""The common form of all wires, for reading requests and writing replies."""
+"""Requests and replies in a form that is common to all wires. A wire is the API format of a vendor."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ RefusalKind: TypeAlias = Literal["invalid", "context_full", "closed", "overloade
 
 
 class RefusedError(AgentRLError):
-    """A request that gets an error instead of a reply. Each wire uses the words of the vendor.
+    """A request that gets an error instead of a reply. Each wire words the error as its vendor does.
 
-    invalid: the request is at fault (400). context_full: the prompt is too long (400, in words that make clients
-    compact their history). closed: the session does not exist or has ended (400, which stops every client). overloaded
-    and unavailable: ask again later (503).
+    The kinds are: invalid: the request is at fault (400). context_full: the prompt is too long (400, in words that make
+    clients compact their history). closed: the session does not exist or has ended (400, which stops every client).
+    overloaded and unavailable: ask again later (503).
     """
 
     def __init__(self, kind: RefusalKind, message: str) -> None:
@@ -40,12 +40,12 @@ class Call:
     id: str
     name: str
     arguments: Mapping[str, JSON] | str
-    """A string is the original text, and no JSON object."""
+    """The arguments as an object. A str is the original text, which is no JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One block of a conversation: a whole assistant message, or a text or tool result of another role."""
+    """A piece of a conversation: a whole assistant message, or one text or tool result of another role."""
 
     role: Role
     text: str = ""
@@ -53,21 +53,23 @@ class Entry:
     reasoning: str | None = None
     calls: tuple[Call, ...] = ()
     receipts: tuple[str, ...] = ()
-    """Ids and signatures of calls, items and thoughts, for an assistant message. They may identify a reply."""
+    """For an assistant message: the ids and signatures of calls, items and thoughts. The session may recognize its own
+    reply by an id or a signature."""
     call_id: str = ""
     """For a tool result, the id of the answered call."""
     joined: bool = False
-    """Whether the entry is in the same wire message as the entry before."""
+    """Whether the client sent the entry in the same message as the entry before."""
     loads: tuple[str, ...] = ()
     """Names of deferred tools that this result loads (Anthropic's `tool_reference`)."""
     refers: str = ""
-    """The id of an item that stands for a whole reply; `text` and the like are then empty."""
+    """The id of an item that stands for a whole reply; all other content is then empty."""
     parts: tuple[Part, ...] = ()
-    """The texts and images in their order, if a user or a tool shows an image. `text` has the texts alone."""
+    """The texts and images in order, if a user's message or a tool's result has an image. `text` then holds only the
+    texts."""
 
     @classmethod
     def of(cls, role: Role, parts: Sequence[Part], *, call_id: str = "", loads: tuple[str, ...] = ()) -> Self:
-        """One text or tool result in parts. Texts are on lines of their own."""
+        """Make an entry from texts and images. In `text`, each text begins a new line."""
         texts = [part for part in parts if isinstance(part, str)]
         mixed = tuple(parts) if len(texts) < len(parts) else ()
         return cls(role, "\n".join(texts), call_id=call_id, loads=loads, parts=mixed)
@@ -79,19 +81,19 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """The form that a client demands of the answer: a call of one of the tools, JSON, or either."""
+    """A demand of the client on the form of the answer: a call of one of the tools, JSON, or either."""
 
     names: tuple[str, ...] = ()
-    """The callable tools. Empty: no tools."""
+    """Names of the tools that may be called."""
     schema: Mapping[str, JSON] | None = None
     """The JSON schema of an answer without calls. None: no JSON is demanded."""
     text: Mapping[str, JSON] | None = None
-    """The form of an answer without calls and without JSON, as a format of xgrammar: a regular expression, a choice or
-    a grammar. Without `schema` and `text` a call is required."""
+    """The demanded form of an answer without calls and without JSON, as a format of xgrammar: a regular expression, a
+    choice or a grammar. If both `schema` and `text` are None, a call is required."""
     parallel: bool = True
     """Whether several calls are allowed."""
     source: str = field(default="tool_choice", compare=False)
-    """The request's field with the demand."""
+    """Name of the request's field that holds the demand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +104,9 @@ class ChatRequest:
     entries: tuple[Entry, ...]
     """The conversation, the system prompt first."""
     tools: tuple[ToolSpec, ...] = ()
-    """Tools at the head of the prompt, in the form of chat templates."""
+    """The tools at the start of the prompt, in the form that chat templates take."""
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
-    """Tools by name, shown only at an entry that `loads` the tool."""
+    """Deferred tools by name. The model sees a deferred tool only from an entry on that `loads` the tool."""
     stream: bool = False
     n: int = 1
     max_tokens: int | None = None
@@ -113,16 +115,18 @@ class ChatRequest:
     forced: Forced | None = None
     """The demanded form of the answer. None: any form."""
     recorded: Mapping[str, JSON] = field(default_factory=dict)
-    """Recorded, not obeyed: temperature, top_p, top_k, seed; omitted tools, images and formats."""
+    """Parameters that are recorded but not obeyed: temperature, top_p, top_k, seed; also omitted tools, images and
+    formats."""
     continued: bool = False
-    """Whether the model continues the last entry, an assistant's, instead of beginning a new message."""
+    """Whether the last entry is an assistant's message that the model continues, instead of beginning a new message."""
     parallel: bool = True
     """Whether the reply may hold several calls."""
     template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Arguments for the chat template, such as `enable_thinking`. Arguments that the template does not read change
     nothing."""
     effort: str | None = None
-    """How much the model should think, in OpenAI's words. "none" turns thoughts off. None: the client does not say."""
+    """How much the model should think, in OpenAI's words. "none" turns thoughts off. None: the client did not set an
+    effort."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the reply, besides the template's tokens."""
     shows_stop: bool = False
@@ -130,8 +134,8 @@ class ChatRequest:
     shows_thoughts: bool = True
     """Whether the client gets the thoughts of the reply."""
     branch: str = ""
-    """The name of the branch, such as `solver/1`, or `sub-agent/ID` by the client's own headers. Empty for the main
-    branch."""
+    """The name of the branch, such as `solver/1`, or `sub-agent/ID` from the client's own headers. Empty for the main
+    conversation."""
     digest: str = ""
     """A hash of the raw body. A request with the same body may be a retry."""
     previous: str = ""
@@ -139,7 +143,7 @@ class ChatRequest:
     conversation: str = ""
     """The name of the stored conversation to continue."""
     response_id: str = field(default="", compare=False)
-    """The random id of the answer. A later request may name the id."""
+    """A random id for the response, by which a later request may refer to the response."""
     instructed: bool = False
     """Whether the first entry is `instructions`. A request that continues this request does not inherit
     instructions."""
@@ -159,30 +163,33 @@ class ReplyCall:
     """A call for the client to execute."""
 
     id: str
-    """Made by the session: letters, digits, `_` and `-`, at most 64, unique in the session."""
+    """The call's id, created by the session: at most 64 letters, digits, `_` and `-`, unique in the session."""
     name: str
     arguments: Mapping[str, JSON] | str
-    """A string is the text of an unreadable call, and no JSON object. The client is to reject the call."""
+    """The arguments as an object. A str is the text of an unreadable call, which is no JSON object: the client should
+    reject the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyUsage:
-    """Tokens of one reply, in the engine's count."""
+    """Numbers of tokens of one reply, counted by the engine."""
 
     prompt: int
-    """The whole prompt, cached tokens included."""
+    """Tokens of the whole prompt, including cached tokens."""
     cached: int
     sampled: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One sampled turn, in the form for a wire."""
+    """One sampled turn, in the common form of all wires. A wire (the API format of a vendor) turns the Reply into its
+    own response."""
 
     id: str
-    """Unique in the session; wires derive the ids of messages and items from the id."""
+    """An id that is unique in the session. Wires derive the ids of messages and items from this id."""
     receipt: str
-    """Opaque text that comes back with thoughts (`signature`, `encrypted_content`) and identifies this reply."""
+    """Text that identifies this reply. The client gets the text with the thoughts, as `signature` or
+    `encrypted_content`, and sends the text back in later requests."""
     content: str
     reasoning: str | None
     calls: tuple[ReplyCall, ...]
@@ -190,26 +197,27 @@ class Reply:
     stop_sequence: str | None
     usage: ReplyUsage
     without_reasoning: bool = False
-    """Whether to leave out the thoughts, because the client already has the thoughts (the first answer was cut off)."""
+    """Whether to leave out the thoughts, because the client got the thoughts before the first answer was cut off."""
 
 
 class Exchange(Protocol):
-    """A request in progress. Cancelling a wait does not end the generation."""
+    """A request in progress. Cancelling a caller that waits does not end the generation."""
 
     async def accepted(self) -> None:
         """Wait until the prompt is rendered and known to fit. Raises RefusedError."""
         ...
 
     async def replies(self) -> Sequence[Reply]:
-        """Wait for the replies, `n` of them. Raises RefusedError."""
+        """Wait for the request's replies, `n` in number. Raises RefusedError."""
         ...
 
     def delivered(self) -> None:
-        """The client has received the whole answer."""
+        """Call this after the client has received the whole answer."""
         ...
 
     def lost(self) -> None:
-        """The client disconnected before receiving the whole answer. The same request again gets the same reply.
+        """Call this if the client disconnected before receiving the whole answer. A repeated request then gets the same
+        reply.
 
         `lost` may follow `delivered`, because a connection can be reset between sending and reading.
         """
@@ -217,11 +225,11 @@ class Exchange(Protocol):
 
 
 class SessionHandler(Protocol):
-    """The part of a session for an HTTP server."""
+    """The methods of a session that an HTTP server uses."""
 
     @property
     def options(self) -> SessionOptions:
-        """Which parts of a request may be left out instead of refused."""
+        """The session's options: they decide between refusing a request and leaving out parts of the request."""
         ...
 
     @property
@@ -234,10 +242,10 @@ class SessionHandler(Protocol):
         ...
 
     def ask(self, request: ChatRequest) -> Exchange:
-        """Accept a request. Never raises: the returned exchange does."""
+        """Accept a request. Never raises: the methods of the returned exchange raise."""
         ...
 
     async def count(self, request: ChatRequest) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError for a prompt that is too long or cannot be
-        written."""
+        """The number of tokens of the request's whole prompt. Raises RefusedError for a prompt that is too long or
+        cannot be written."""
         ...

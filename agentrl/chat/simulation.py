@@ -22,7 +22,7 @@ from agentrl.errors import InfraError
 from agentrl.types import JSON, Message
 
 STOP = "###STOP###"
-"""A simulated user's last word, as in tau-bench."""
+"""The mark by which a simulated user ends the talk, as in tau-bench."""
 
 _RULES = """\
 You play a customer who talks with an agent. Your instructions:
@@ -35,7 +35,7 @@ You play a customer who talks with an agent. Your instructions:
 - When you have what you came for, or the agent cannot help you further, write {stop} and nothing else.
 """
 _AGAIN = 3
-"""The number of tries with a speaker whose answers are empty or hold no verdict."""
+"""Maximum number of tries with a speaker whose replies are empty or hold no verdict."""
 
 Ending: TypeAlias = Literal["", "stop", "turns"]
 
@@ -48,7 +48,7 @@ class UserConfig(BaseModel):
     speaker: SpeakerConfig
     """The user's speaker: `{script: users.py:function}`, or `{base_url: ..., model: ...}`."""
     turns: int = Field(default=30, gt=0)
-    """The most messages of the user. The talk ends with the last message."""
+    """Maximum number of messages from the user. The talk ends with the last message."""
     stop: tuple[str, ...] = Field(default=(STOP,), min_length=1)
     """Marks that end the talk. The user's instructions name the first mark."""
 
@@ -58,7 +58,7 @@ class UserReply:
     """A simulated user's answer to the agent."""
 
     text: str
-    """Without the stop mark. Empty for a stop mark alone."""
+    """The message without the stop mark. Empty if the message is only a stop mark."""
     ending: Ending = ""
     """The reason for the end of the talk: the user's stop mark, or the bound on turns. Empty while the talk
     continues."""
@@ -70,16 +70,16 @@ class UserReply:
 
 @dataclass(slots=True)
 class SimulatedUser:
-    """One user in one episode. The speaker may serve any number of users at the same time."""
+    """A simulated user of one episode. The same speaker may serve any number of users at a time."""
 
     speaker: Speaker
     instruction: str
     """The user's identity, knowledge and wishes."""
     config: UserConfig
     rules: str = _RULES
-    """The speaker's system prompt, with {instruction} and {stop}."""
+    """Template of the speaker's system prompt: {instruction} and {stop} are replaced."""
     facts: Mapping[str, JSON] = field(default_factory=dict)
-    """For a script, as `messages[0]["facts"]`. An endpoint never gets the facts."""
+    """Data for a script, which gets the data as `messages[0]["facts"]`. An endpoint never gets the facts."""
     messages: list[Message] = field(default_factory=list)
     """The talk as the speaker sees it: the agent's messages have the role user, the user's the role assistant."""
     usage: dict[str, float] = field(default_factory=dict)
@@ -117,17 +117,18 @@ class SimulatedUser:
         return {"messages": [dict(message) for message in self.messages], "usage": dict(self.usage)}
 
     def restore(self, state: Mapping[str, JSON]) -> None:
-        """Continue the talk of a snapshot."""
+        """Continue the talk from the result of `snapshot`."""
         self.messages, self.usage = list(state["messages"]), dict(state["usage"])
 
     def info(self) -> dict[str, JSON]:
-        """For `StepResult(info=...)`. The result reaches `trajectory.info["user"]`."""
+        """The user's statistics for `StepResult(info=...)`, which reach `trajectory.info["user"]`."""
         return {"user": {"turns": self.turns, **self.usage}}
 
 
 @dataclass(slots=True)
 class Judge:
-    """Answers questions about an episode with one of a few words. Graders of final answers are in `agentrl.rewards`."""
+    """A model that judges an episode: each question gets one of a few words as its answer. Graders of final answers are
+    in `agentrl.rewards`."""
 
     speaker: Speaker
     seconds: float = 120.0
@@ -135,8 +136,8 @@ class Judge:
     usage: dict[str, float] = field(default_factory=dict)
 
     async def choose(self, question: str, words: Sequence[str] = ("yes", "no")) -> str:
-        """The word of `words` at the end of the answer. Raises InfraError if the speaker breaks or ends with another
-        word."""
+        """Ask a question, and return the word of `words` at the end of the reply. Raises InfraError if the speaker
+        breaks, or if its replies end with another word."""
         choices = " or ".join(words)
         prompt = f"{question}\n\nThink briefly. Then write one last line that holds nothing but {choices}."
         for _ in range(_AGAIN):

@@ -1,4 +1,4 @@
-"""Thoughts in the text of another model's answer, if the server has not removed the thoughts."""
+"""Find a model's thoughts in the text of its reply, for servers that do not separate the thoughts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 Markers: TypeAlias = Sequence[tuple[str, str]]
-"""How thoughts begin and end."""
+"""Pairs of the texts that begin and end a thought."""
 
 NATIVE: Markers = (
     ("<think>", "</think>"),
@@ -17,21 +17,22 @@ NATIVE: Markers = (
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
 )
-"""The markers of models."""
+"""The markers that are built into models."""
 WRITTEN: Markers = (
     *NATIVE,
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
     ("<reasoning>", "</reasoning>"),
 )
-"""The markers of models, and the markers that models write on demand."""
+"""`NATIVE`, and the markers that models write if a prompt asks for thoughts."""
 
 
 def split_thoughts(text: str, markers: Markers = NATIVE) -> tuple[str, str]:
     """The thoughts in a text, and the rest of the text.
 
-    A thought begins at the start of a line: anywhere else the mark is a word. A thought without an end takes the rest
-    of the text. A text that ends a thought first began inside of the thought: the prompt had opened the thought.
+    Only a marker at the start of a line begins a thought; elsewhere the marker is a word. A thought without an end
+    takes the rest of the text. If an end comes before any beginning, the text begins inside a thought, which the prompt
+    opened.
     """
     thoughts = list[str]()
     for opening, closing in markers:

@@ -1,4 +1,4 @@
-"""The Env: how to write, configure, find and make an Env, and the state of an episode."""
+"""The class Env, its configuration and tools, and the lookup and creation of Envs."""
 
 from agentrl.env.env import Env
 from agentrl.env.factory import EnvFactory

@@ -1,4 +1,4 @@
-"""`env_config`, the configuration of an Env, is checked against the annotation of `config`."""
+"""Check `env_config`, the configuration of an Env, against the class's annotation of `config`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentrl.types import JSON
 def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -> Any:
     """`config` as its annotated type: a pydantic model, a dataclass, a TypedDict, or an unchanged mapping.
 
-    Raises ConfigError with the wrong keys. If the class declares no `config`, every key is wrong.
+    Raises ConfigError, which names the wrong keys. If the class declares no `config`, every key is wrong.
     """
     hint = _hint(cls)
     if hint is None:
@@ -41,7 +41,8 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
 
 
 def own_config(cls: type, config: Any) -> Any:
-    """A copy for one Env: episodes do not see each other's changes. All copies share caches inside a model.
+    """A copy of the configuration for one Env, so that an episode does not see another episode's changes. All copies
+    share the caches inside a pydantic model.
 
     Raises ConfigError for a configuration that cannot be copied.
     """
@@ -92,7 +93,8 @@ def _none_given(cls: type, config: BaseModel | Mapping[str, JSON] | None) -> Map
 
 @cache
 def _hint(cls: type) -> Any:
-    """The annotation of `config` alone: other annotations may name types that only a type checker imports."""
+    """The type in the annotation of `config`; None without an annotation. Other annotations are not read, because they
+    may name types that only a type checker imports."""
     for base in cls.__mro__:
         annotations = inspect.get_annotations(base)
         if base.__module__ == "agentrl.env.env" or "config" not in annotations:
@@ -122,7 +124,7 @@ def _refuse_unknown(cls: type, hint: Any, config: Mapping[str, JSON]) -> None:
 
 
 def _keys(hint: Any) -> list[str] | None:
-    """All possible keys; None if the type handles other keys, or uses aliases."""
+    """All possible keys. None if the type itself treats unknown keys, or uses aliases."""
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return _model_keys(hint)
     return list(keys_of(hint)) if is_typeddict(hint) or is_dataclass(hint) else None

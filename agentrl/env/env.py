@@ -1,4 +1,4 @@
-"""Env: a multi-turn environment, written by a user."""
+"""Env: the base class of multi-turn environments."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ _KEPT: Mapping[str, str] = {
     "enter": "hooks own resources by it",
     "call": "hooks call blocking functions by it",
 }
-"""Names that agentrl fills in, each with the reason."""
+"""Attributes and methods that a subclass must not define -> the reason."""
 
 
 class Env:
-    """One episode of an environment: made, reset once, stepped, closed.
+    """An environment for one episode: agentrl makes the Env, resets it once, steps through the turns, and closes it.
 
     Write `@tool` methods and `score`. Override `reset` or `step` if the defaults do not fit. A hook may be `def` or
     `async def`. A plain `def` runs in a thread of this Env, so it may block. Hooks can use:
@@ -95,7 +95,7 @@ class Env:
     - `self.shared`: the result of `share`, the same object for all episodes
     - `self.task`: this episode's own copy of the Task, from `reset` on
     - `self.rng`: random numbers of this Env, seeded by `task.seed`
-    - `self.seat`: with `seats`, the seat that acts, or whose tools or score are asked for
+    - `self.seat`: with `seats`, the seat that acts, or the seat for which `tools` or `score` is called
     """
 
     config: Any
@@ -104,21 +104,22 @@ class Env:
     rng: Random
     seat: str
     seats: ClassVar[Sequence[str]] = ()
-    """Names of the players of a game, such as ("x", "o"). Each player has a conversation, limits and a reward. Then
-    `observe` gives the text for a seat, and `StepResult.next_seat` names the next player. Empty: one player,
-    unnamed."""
+    """Names of the players of a game, such as ("x", "o"). Each player has a conversation, limits and a reward.
+    `observe` then returns the observation for a seat, and `StepResult.next_seat` names the next player. Empty: a single
+    player without a name."""
     turn_options: ClassVar[TurnOptions] = TurnOptions()
     """Stop strings and token budget of each turn."""
     bad_calls: ClassVar[BadCallPolicy | None] = BadCallPolicy()
-    """The treatment of wrong tool calls. The policy answers unreadable calls, and `step` never sees the calls. A turn
-    without other calls does not reach `step` either. With None, or without tools, `step` sees all calls."""
+    """The treatment of wrong tool calls. With a policy, agentrl answers unreadable calls, and `step` never sees them. A
+    turn that has only unreadable calls does not reach `step` at all. With None, or without tools, `step` sees all
+    calls."""
     deterministic: ClassVar[bool] = False
-    """Whether the same actions always get the same answers, and a repeat does no harm. An aborted episode may then
-    resume in a fresh Env, which executes the recorded actions again. An Env with a `snapshot` does not need the
-    flag."""
+    """Whether the same actions always lead to the same observations and rewards, and can be repeated without harm. An
+    aborted episode may then resume in a fresh Env, which executes the recorded actions again. An Env with a `snapshot`
+    does not need the flag."""
     reward_range: ClassVar[tuple[float, float] | None] = None
-    """The lowest and the highest reward of an episode. `agentrl check` expects the highest for a player with all
-    answers. None: rewards are between -1 and 1, and such a player gets 1."""
+    """The lowest and the highest reward of an episode. `agentrl check` plays an episode with the correct answers, and
+    expects the highest reward. None: rewards are between -1 and 1, and correct answers get 1."""
     _agentrl_tools: ClassVar[Mapping[str, Tool]] = {}
     _agentrl: Runtime
 
@@ -157,7 +158,8 @@ class Env:
 
     @classmethod
     def needs(cls, config: Any, episodes: int, /) -> Sequence[str]:
-        """The needs of a machine that plays this many episodes at a time, a line each: "a retriever at port 8000".
+        """A machine's requirements for playing a number of episodes at a time, a requirement a line: "a retriever at
+        port 8000".
 
         `agentrl check slime` prints the lines. The method should start no process. Default: no needs.
         """
@@ -165,7 +167,7 @@ class Env:
 
     @classmethod
     def missing_for(cls, config: Any, tasks: Iterable[Task], /) -> Sequence[str]:
-        """The missing parts for these tasks, a line each: "3 of 200 images are missing".
+        """The missing parts for playing the tasks, an item a line: "3 of 200 images are missing".
 
         Called before a training run, which logs the lines, perhaps within an event loop. Default: no missing parts.
         """
@@ -173,7 +175,8 @@ class Env:
 
     @classmethod
     def tasks(cls, config: Any, split: Literal["train", "eval"], /) -> Iterable[Task]:
-        """The Env's own tasks, without a data file: always the same in the same order, and perhaps endless.
+        """The Env's own tasks, for a run without a data file. Each call must yield the same tasks in the same order.
+        The tasks may be endless.
 
         Tasks for train and for eval must differ. A task without an id is named by its number, a task without a seed (or
         with seed 0) gets a seed from the id. Default: none.
@@ -190,29 +193,31 @@ class Env:
         return task.prompt
 
     def observe(self, seat: str, /) -> MaybeAwait[Observation]:
-        """With `seats`: the text for a seat at the start of a turn. In the seat's first turn the result of `reset`
-        comes first, and may be empty. The first of `seats` begins, unless `reset` sets `self.seat`."""
+        """With `seats`: the observation for a seat at the start of its turn. In the seat's first turn the result of
+        `reset`, which may be empty, precedes the observation. The first of `seats` begins, unless `reset` sets
+        `self.seat`."""
         raise NotImplementedError(f"{type(self).__name__} has seats and no observe(seat)")
 
     def step(self, action: Action, /) -> MaybeAwait[StepResult]:
-        """Answer one turn of the model. Default: `run_tools`."""
+        """Respond to one turn of the model. Default: `run_tools`."""
         return self.run_tools(action)
 
     def exec_tool(self, call: ToolCall, /) -> MaybeAwait[ToolResult | JSON]:
-        """Execute a call. Default: validate the arguments and call the @tool method of the name.
+        """Execute a tool call. Default: validate the arguments, and call the @tool method with the call's name.
 
-        Raise ToolError to show the model an error, CallError if the call is to blame, InfraError if the world broke.
+        Raise ToolError to show the model an error, CallError if the call is to blame, InfraError if the environment
+        broke.
         """
         return exec_own_tool(self, call)
 
     def last_turn(self, reason: StopReason, /) -> MaybeAwait[Observation | None]:
         """Called when `Limits.turns` is reached. Return an observation to allow exactly one more turn, for example for
-        a forced answer. The observation is joined to the pending observation, and `step` sees the last turn too.
-        Default: None; the episode ends."""
+        a forced answer. The observation is appended to the observation of the latest step, and `step` is called for the
+        last turn too. Default: None; the episode ends."""
         return None
 
     def score(self, trajectory: Trajectory, /) -> MaybeAwait[float | Reward | None]:
-        """The total reward; called once before close, unless the episode failed, was aborted or has no turn. With
+        """The total reward. Called once before `close`, unless the episode failed, was aborted or has no turn. With
         `seats`, `score` is called once for each seat.
 
         Default: the sum of the steps' rewards, or None (unscored) if no step gave a reward.
@@ -241,12 +246,12 @@ class Env:
     # Overridden for agents: see `agentrl.gateway.agent`
 
     async def _agentrl_play(self, episode: Any, seconds: float | None, /) -> StopReason:
-        """Play the rest of an `agentrl.episode.run.Episode` within `left` seconds."""
+        """Play the rest of an `agentrl.episode.run.Episode` within `seconds`. Return the reason to stop."""
         stop: StopReason = await episode.take_turns(seconds)
         return stop
 
     def _agentrl_read(self, answer: str | None, /) -> str | None:
-        """The text for a player's next turn. `answer` is the Env's last observation as text."""
+        """The text that the model reads before its next turn. `answer` is the Env's last observation as text."""
         return answer
 
     @classmethod
@@ -286,12 +291,12 @@ class Env:
 
 
 _OWN = frozenset(member for member in vars(Env).values() if inspect.isfunction(member))
-"""The default hooks never block and open no resource."""
+"""The default hooks. Default hooks never block and open no resource, and so need no thread or task."""
 _DEFAULTS = (Env.step, Env.tools, Env.exec_tool, Env.score)
 
 
 def runtime(env: Env) -> Runtime:
-    """The Env's runtime. An episode calls hooks through the runtime."""
+    """The `Runtime` of an Env, through which an episode calls the Env's hooks."""
     return env._agentrl
 
 
@@ -304,12 +309,12 @@ def tools_of(env: type[Env] | Env) -> Mapping[str, Tool]:
 
 
 def is_agent(cls: type[Env]) -> bool:
-    """Whether the Env is an agent: an agent takes its turns and executes its tools."""
+    """Whether the class is an AgentEnv, whose agent takes the turns and executes the tools by itself."""
     return cls._agentrl_play is not Env._agentrl_play
 
 
 def own_task(task: Task) -> Task:
-    """The task of one episode: a copy for the Env to change. Raises ConfigError if the task cannot be copied."""
+    """A copy of the task for one episode, which the Env may change. Raises ConfigError if the task cannot be copied."""
     try:
         episode_task = copied(task, f"task {task.id or task.prompt!r:.80}")
     except TypeError as exc:
@@ -331,7 +336,8 @@ def begin_env(env: Env, task: Task, limits: Limits) -> None:
 
 
 async def offered_tools(env: Env) -> Sequence[ToolSpec]:
-    """The model's tools, as plain data. Raises ConfigError for a tool without a method to execute."""
+    """The tools that the model may call in this episode, as plain data. Raises ConfigError for a tool that the Env
+    cannot execute."""
     specs = await env._agentrl.hook(env.tools, timeout=env._agentrl.limits.reset_s)
     offered = tuple(map(normal_spec, specs))
     refuse_unknown(type(env), offered)
@@ -341,7 +347,7 @@ async def offered_tools(env: Env) -> Sequence[ToolSpec]:
 
 
 def refuse_unknown(cls: type[Env], offered: Iterable[ToolSpec]) -> None:
-    """Raises ConfigError for a tool without a method to execute."""
+    """Raises ConfigError for a tool that the class cannot execute."""
     unknown = [name for name in map(tool_name, offered) if name not in cls._agentrl_tools]
     if unknown and cls.exec_tool is Env.exec_tool and cls.step is Env.step:
         raise ConfigError(

@@ -68,7 +68,8 @@ class EnvFactory:
         return self
 
     async def _enter(self) -> Any:
-        """The result of `share`. A cancelled caller never gets to `__aexit__`, so this method closes open parts."""
+        """Call `share`. If the caller is cancelled, `__aexit__` never runs, so this method itself closes open
+        resources."""
         try:
             return await self._resources.enter(_sharing(self.cls, self.config))
         except asyncio.CancelledError:
@@ -82,7 +83,7 @@ class EnvFactory:
             raise errors[0]
 
     def check(self, task: Task) -> None:
-        """Raises ConfigError if the task's own tools have no method to execute."""
+        """Raises ConfigError if the class cannot execute one of the task's own tools."""
         if self.cls.tools is Env.tools and not is_agent(self.cls):
             refuse_unknown(self.cls, map(normal_spec, task.tools))
 
@@ -100,7 +101,8 @@ class EnvFactory:
 
 @asynccontextmanager
 async def _sharing(cls: type[Env], config: Any) -> AsyncIterator[Any]:
-    """The result of `share`. One task enters and exits the context manager."""
+    """An async context manager for the result of `share`. The same asyncio task enters and exits the user's context
+    manager."""
     shared = cls.share(config)
     if inspect.isawaitable(shared):
         shared = await shared
@@ -114,7 +116,7 @@ async def _sharing(cls: type[Env], config: Any) -> AsyncIterator[Any]:
 def load_env(path: str) -> type[Env]:
     """The Env class at `file.py:Class` or `package.module:Class`, or of an installed environment's name.
 
-    Raises ConfigError with the missing part.
+    Raises ConfigError, which names the missing file, module or class.
     """
     cls = load_object(path_of(path) if is_name(path) else path, Env)
     if not (isinstance(cls, type) and issubclass(cls, Env)):

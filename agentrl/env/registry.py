@@ -30,13 +30,14 @@ class OfferedEnv:
 
 
 def entries() -> Sequence[OfferedEnv]:
-    """The environments of installed packages, by name. No environment is imported."""
+    """The environments of installed packages by name. The call imports no environment."""
     return _entries(tuple(sys.path))
 
 
 @lru_cache(maxsize=2)
 def _entries(search_path: tuple[str, ...]) -> Sequence[OfferedEnv]:
-    """Cached: a host asks for its Env with every sample, and reading the metadata takes milliseconds."""
+    """The environments on a search path. Cached: a host looks up its Env for every sample, and reading the metadata
+    takes milliseconds."""
     from importlib.metadata import entry_points
 
     offered: dict[tuple[str, str], OfferedEnv] = {}
@@ -47,12 +48,13 @@ def _entries(search_path: tuple[str, ...]) -> Sequence[OfferedEnv]:
 
 
 def is_name(path: str) -> bool:
-    """Whether this is the name of an environment, and no path of a class."""
+    """Whether the text is the name of an environment, and not the path of a class."""
     return not set(path) & set(".:/") and bool(path)
 
 
 def path_of(name: str) -> str:
-    """The path of the class with this name. Raises ConfigError, with similar names, for no class or several classes."""
+    """The path of the class with this name. Raises ConfigError if no package or several packages have the name; the
+    message shows similar names."""
     offered = entries()
     paths = [entry.path for entry in offered if entry.name == name]
     if len(paths) == 1:

@@ -28,7 +28,7 @@ class Runtime:
 
     An `async def` hook runs in the Env's task, a plain hook in the Env's thread. Both are made on first use. So `reset`
     may open a resource that is bound to a task or a thread, and `close` may close the resource. A hook can cancel only
-    the Env's task, never the host's. The default hooks (`inline`) need neither.
+    the Env's task, never the host's. The default hooks (`inline`) run without task and thread.
     """
 
     def __init__(self, name: str, inline: frozenset[Callable[..., Any]] = frozenset()) -> None:
@@ -41,9 +41,9 @@ class Runtime:
         """Unexpected exceptions in tools, counted by tool and type. Each is probably a bug."""
         self.first_tool_error: Exception | None = None
         self.call_errors: list[BadCall] = []
-        """Content errors among the calls of the last action."""
+        """Calls of the last action that name no tool or have wrong arguments."""
         self.before_close: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Ends other parts of the episode, such as an agent. Called before the `close` hook."""
+        """Called before the `close` hook, to end other parts of the episode, such as a running agent."""
         self._boxes: list[HasAllowedHosts] = []
         self._inline = inline
         self._resources = Resources()
@@ -69,7 +69,8 @@ class Runtime:
         return entered
 
     def info(self) -> dict[str, JSON]:
-        """The episode's `info` about tools and sandboxes: the counts that are not empty."""
+        """Counts for `Trajectory.info`: errors of tools, and hosts that sandboxes refused. Empty counts are left
+        out."""
         refused: Counter[str] = Counter()
         for box in self._boxes:
             if isinstance(box.refused, Mapping):  # of the user's own resources it may be something else
@@ -78,8 +79,8 @@ class Runtime:
         return {name: counts for name, counts in info.items() if counts}
 
     def leave_thread(self) -> bool:
-        """Leave the thread to an abandoned function, and run later hooks in another thread. False without an abandoned
-        function."""
+        """If an abandoned function occupies the thread, run later hooks in a new thread. Returns whether this was
+        necessary."""
         if not self._thread.occupied:
             return False
         self._thread.stop()
@@ -109,7 +110,7 @@ class Runtime:
 
     @staticmethod
     async def _error(closing: Coroutine[Any, Any, None]) -> list[BaseException]:
-        """The errors of one step of closing, in a list. The next step runs in any case."""
+        """Await a step of closing, and return the errors in a list. So the next step runs in any case."""
         try:
             await closing
         except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the close boundary: the rest comes next
@@ -151,7 +152,8 @@ class Runtime:
 
 
 async def _carried(awaitable: Awaitable[T]) -> T:
-    """A hook's result or exception. SystemExit is replaced, because SystemExit would end the whole event loop."""
+    """Await a hook, and return its result or its exception. SystemExit is replaced, because SystemExit would end the
+    whole event loop."""
     try:
         return await awaitable
     except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):

@@ -28,12 +28,13 @@ _MEDIA: Mapping[str, Set[str]] = {
     "video": {"video"},
     "video_url": {"video_url"},
 }
-"""Parts of messages for no model here, by `type`, and their keys: OpenAI's, Anthropic's, MCP's."""
+"""Message parts that no model here can read (sound, video): `type` -> keys of such a part in the formats of OpenAI,
+Anthropic and MCP."""
 _logged: set[tuple[type, str]] = set()
 
 
 class ToolOwner(Protocol):
-    """The required members of an Env."""
+    """The members of an Env that this module uses."""
 
     task: Task
     _agentrl: Runtime
@@ -43,8 +44,8 @@ class ToolOwner(Protocol):
 
 
 async def run_calls(env: ToolOwner, calls: Sequence[ToolCall]) -> StepResult:
-    """Execute calls concurrently. A tool with `parallel=False` waits for the calls before, and later calls wait for the
-    tool."""
+    """Execute calls concurrently. A tool with `parallel=False` waits for all earlier calls, and later calls wait for
+    the tool."""
     tools = env._agentrl_tools
     messages, rewards, done = list[Message](), list[float](), False
     for _, batch in itertools.groupby(
@@ -74,7 +75,8 @@ async def exec_own_tool(env: ToolOwner, call: ToolCall) -> ToolResult | JSON:
 
 
 async def _answer(env: ToolOwner, call: ToolCall) -> tuple[Message, ToolResult]:
-    """A call's result, or its error as text for the model. InfraError is not caught: the world broke."""
+    """A call's result, or its error as text for the model. InfraError is not caught, because the model is not to
+    blame."""
     runtime, tool = env._agentrl, env._agentrl_tools.get(call.name)
     if call.error is not None:
         return _error(call, call.error)
@@ -99,13 +101,13 @@ async def _answer(env: ToolOwner, call: ToolCall) -> tuple[Message, ToolResult]:
 
 
 def new_call(name: str, arguments: JSON, about: str = "") -> JSON:
-    """A call for a message. The id is made from `about`, the name and the arguments."""
+    """A tool call in OpenAI's format. The id is computed from `about`, the name and the arguments."""
     function = {"name": name, "arguments": arguments}
     return {"id": new_call_id(f"{about}{function!r}"), "type": "function", "function": function}
 
 
 def new_call_id(text: str) -> str:
-    """An id made from a text: nine letters and digits. Every server and every template accepts such an id."""
+    """A call id computed from a text: nine letters and digits, which every server and every template accepts."""
     return f"c{crc32(text.encode()):08x}"
 
 
@@ -123,7 +125,8 @@ def _error(call: ToolCall, text: str) -> tuple[Message, ToolResult]:
 
 
 def _images(content: Any) -> Any:
-    """The parts of a tool's result, if a part is an image. MCP's results have their parts under a key."""
+    """The parts of a tool's result, if a part is an image; otherwise None. MCP's results have their parts under the key
+    `content`."""
     if isinstance(content, str):
         return None
     parts = content.get("content") if isinstance(content, Mapping) and not is_image(content) else content
@@ -132,7 +135,7 @@ def _images(content: Any) -> Any:
 
 
 def _with_images(message: Message) -> Message:
-    """A tool's message with its images in the common form. Raises ValueError for an unreadable image, which is a
+    """A tool's message with its images in the stored form. Raises ValueError for an unreadable image, which is a
     bug."""
     parts = _images(message["content"])
     if parts is None:

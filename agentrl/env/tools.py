@@ -20,7 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__agentrl_tool__"
 _BY_NAME, _VALUES = ("properties", "$defs"), ("default", "const", "enum", "examples")
-"""Keys of a schema that hold other schemas under the author's names, and keys that hold a value, not a schema."""
+"""`_BY_NAME`: keys of a JSON schema whose value maps the author's names to schemas. `_VALUES`: keys that hold a value,
+not a schema."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -72,7 +73,7 @@ class Tool:
 
     name: str
     attribute: str
-    """Name of the method; differs from `name` under `@tool(name=...)`."""
+    """Name of the method. `name`, the name for the model, differs after `@tool(name=...)`."""
     spec: ToolSpec
     arguments: type[BaseModel]
     timeout: float | None
@@ -116,7 +117,8 @@ def tool_name(spec: ToolSpec) -> str:
 
 
 def normal_spec(spec: Any) -> ToolSpec:
-    """A tool in the form that chat templates take; a bare function is wrapped. Raises ConfigError."""
+    """A tool in the form that chat templates take. A bare `{"name": ...}` is wrapped. Raises ConfigError for an invalid
+    tool."""
     function = spec.get("function", spec) if isinstance(spec, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ConfigError(
@@ -180,7 +182,7 @@ def _parameters(where: str, member: object, function: Callable[..., Any]) -> lis
 
 
 def _hint(where: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The hint of this parameter alone: the return type may be known only to a type checker."""
+    """The type hint of a parameter. The return type is not read, because only a type checker may know the type."""
     plain = inspect.unwrap(function)
     alone = FunctionType(_nothing.__code__, getattr(plain, "__globals__", {}))
     alone.__annotations__ = {parameter.name: parameter.annotation}

@@ -1,1 +1,2 @@
-"""The life of an episode: a Conversation and an Env in turns, the options, the end, parking and resuming."""
+"""The course of an episode: a Conversation with the model and an Env take turns; options, scoring, parking and
+resuming."""

@@ -1,4 +1,5 @@
-"""Replies to unreadable tool calls. The replies join the Env's answer in the roles of the template."""
+"""Messages that answer unreadable tool calls. The messages are joined to the Env's observation, in roles that the
+template supports."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from agentrl.types import Action, Message, Observation, Observed, Raw, ToolCall
 
 
 def observed(observation: Observation, where: str) -> Observed:
-    """An Env's observation as plain data, converted once on entry. Raises TypeError for other values."""
+    """An Env's observation as plain data, converted once on entry. Raises TypeError for any other value."""
     if isinstance(observation, Raw) and isinstance(observation.text, str):
         return Raw(text(observation.text), text(observation.end))
     if isinstance(observation, str):
@@ -32,7 +33,8 @@ def observed(observation: Observation, where: str) -> Observed:
 
 
 def with_calls(action: Action, calls: tuple[ToolCall, ...]) -> Action:
-    """The action with other calls. Each turn makes two, and `dataclasses.replace` takes twice as long."""
+    """A copy of the action with other calls. Each turn makes two copies, and `dataclasses.replace` takes twice as
+    long."""
     return Action(
         action.text, action.content, action.reasoning, calls, action.finish_reason, action.matched, action.tokens
     )
@@ -44,10 +46,10 @@ def messages_of(observed: Observed) -> Sequence[Message]:
 
 
 def replies(action: Action, policy: BadCallPolicy, capabilities: Mapping[str, bool]) -> list[Message]:
-    """A message for each unreadable call.
+    """A message for each unreadable call, with the text of the policy.
 
-    The role is tool. The role is user for a turn without a readable call, under a template that cannot carry a tool
-    result without a call: some templates refuse the result, others drop it silently.
+    The role is usually `tool`. The role is `user` if the turn has no readable call and the template cannot carry a tool
+    result without a call: some templates refuse such a result, others drop it silently.
     """
     as_tool = capabilities.get("orphan_tool", False) or any(call.error is None for call in action.calls)
     messages: list[Message] = []
@@ -60,9 +62,10 @@ def replies(action: Action, policy: BadCallPolicy, capabilities: Mapping[str, bo
 
 
 def joined(pending: Observed, last: Observation, capabilities: Mapping[str, bool]) -> Observed:
-    """Two observations as one. If the template forbids a user after tool results, text joins the last result.
+    """Two observations joined. If the template forbids a user's message after tool results, its text is appended to the
+    last result.
 
-    Raises TypeError for Raw together with messages: Raw continues the model's turn, messages end the turn.
+    Raises TypeError for a Raw together with messages, because a Raw continues the model's turn and messages end it.
     """
     if isinstance(pending, Raw) and isinstance(last, Raw):
         return Raw(pending.text + text(last.text), pending.end + text(last.text))

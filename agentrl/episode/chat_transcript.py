@@ -1,4 +1,5 @@
-"""The turns of a player of messages. The player's messages are the record. Their tokens are only a copy."""
+"""The turns of a MessageEngine, whose speaker (an API model, a person) writes messages. The messages are the original,
+and the tokens are only an encoding."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ _NOT_ANSWERED = "(This call was not executed.)"
 
 @dataclass(slots=True)
 class ChatTranscript:
-    """The messages of a conversation, and the report about the player in `Trajectory.info["player"]`."""
+    """The messages of a conversation with a speaker, and the data about the speaker in `Trajectory.info["player"]`."""
 
     _last: ChatReply | None = None
     _at: dict[int, tuple[Message, Action]] = field(default_factory=dict)
-    """The speaker's messages, in the form for its later requests, with their actions. Keys are indices of the
-    trajectory's messages."""
+    """Index in `Trajectory.messages` -> the speaker's message in the form for its later requests, and the message's
+    action."""
 
     @property
     def any(self) -> bool:
@@ -31,7 +32,7 @@ class ChatTranscript:
         return bool(self._at)
 
     def heard(self, generation: Generation, trajectory: Trajectory) -> None:
-        """Record an answer, and add up the usage."""
+        """Record the speaker's latest message, and add up the usage."""
         self._last = reply = generation.said
         if reply is None:
             return
@@ -40,7 +41,8 @@ class ChatTranscript:
             player[name] = player.get(name, 0) + value
 
     def read(self, action: Action, trajectory: Trajectory) -> Action:
-        """The action of the last answer, if its tokens parse to `action`. The Env gets the result."""
+        """The action of the speaker's last message, for the Env. `action` is parsed from the tokens, and may lack parts
+        of the message."""
         if self._last is None or action.finish_reason != "stop":
             return action
         action, reason = as_said(action, self._last.message)
@@ -49,7 +51,7 @@ class ChatTranscript:
         return action
 
     def keep(self, trajectory: Trajectory) -> None:
-        """Keep the last answer for later requests. Call it after the action was appended."""
+        """Keep the speaker's last message for later requests. Call this method after `append_action`."""
         action = trajectory.last_action if self._last is not None else None
         if self._last is not None and action is not None:
             cut = action.finish_reason != "stop"
@@ -58,12 +60,14 @@ class ChatTranscript:
             self._last = None
 
     def not_carried(self, trajectory: Trajectory, reason: str, turn: int | None = None) -> None:
-        """Record that the tokens of a turn, by default the last, differ from the message or from the Env's answer."""
+        """Record the reason why the tokens of a turn (default: the last turn) differ from the speaker's message or from
+        the Env's observation."""
         turn = len(trajectory.said) - 1 if turn is None else turn
         trajectory.info["player"].setdefault("not_carried", {}).setdefault(str(turn), reason)
 
     def messages(self, trajectory: Trajectory, renderer: Renderer) -> list[Message]:
-        """The conversation in the speaker's form: the speaker's own messages unchanged, raw text as the user's."""
+        """The conversation for the speaker's next request: the speaker's own messages unchanged, and raw text as
+        messages of the user."""
         conversation, open_calls, turn = list[Message](), _OpenCalls(), 0
         if not trajectory.messages or trajectory.messages[0].get("role") == "assistant":
             prompt = trajectory.segments[0]
@@ -84,12 +88,12 @@ class ChatTranscript:
 
 @dataclass(slots=True)
 class _OpenCalls:
-    """Calls of the last message without an answer. Servers require an answer to each."""
+    """The calls of the speaker's last message that have no result yet. Servers require a result for each call."""
 
     ids: dict[str, str] = field(default_factory=dict)
-    """The speaker's own id of each call, by the id in the action."""
+    """Id of a call in the action -> the speaker's own id."""
     errors: dict[str, str] = field(default_factory=dict)
-    """Why each unreadable call could not be read."""
+    """Id of an unreadable call in the action -> the error."""
 
     @classmethod
     def of(cls, reply: Message, action: Action) -> _OpenCalls:
@@ -100,7 +104,8 @@ class _OpenCalls:
         return cls(dict(zip(names, ids, strict=True)), errors)
 
     def answered(self, message: Message) -> list[Message]:
-        """A message of the Env in the speaker's form, after answers to the calls that the Env left open."""
+        """A message of the Env in the speaker's form. Before a message that is no result, results are added for all
+        open calls."""
         if message.get("role") == "tool":
             name = message.get("tool_call_id", "")
             self.errors.pop(name, None)
@@ -113,7 +118,7 @@ class _OpenCalls:
         return [*self.left(), message]
 
     def left(self) -> list[Message]:
-        """An answer to each open call."""
+        """A result for each open call, which says that the call was not answered. No call is open afterwards."""
         open_ids = [*self.ids.values()]
         self.ids.clear()
         self.errors.clear()
@@ -121,9 +126,11 @@ class _OpenCalls:
 
 
 def as_said(action: Action, message: Message) -> tuple[Action, str | None]:
-    """The action of the message, and the difference from the action of the tokens. None if both are exactly equal.
+    """The action of a speaker's message, and a description of its difference from the tokens' action (None if both are
+    equal).
 
-    A thought that the template cannot carry is no difference: the tokens are the answer without the thought.
+    A thought that the template cannot carry does not count as a difference: the tokens hold the message without the
+    thought.
     """
     content, thought = str(message.get("content") or "").strip(), message.get("reasoning_content")
     calls = [_call(call) for call in message.get("tool_calls") or ()]
@@ -159,12 +166,12 @@ def _written(calls: Sequence[ToolCall]) -> list[str]:
 
 
 def as_user(messages: Sequence[Message]) -> list[Message]:
-    """The messages with tool results as text of the user, for a template without tool results."""
+    """The messages with tool results as messages of the user, for a template that cannot carry tool results."""
     text = "\n\n".join(str(message.get("content") or "") for message in messages)
     return [{"role": "user", "content": text}]
 
 
 def cut_to(budget: int, generation: Generation) -> Generation:
-    """The first `budget` tokens."""
+    """The generation cut to its first `budget` tokens."""
     tokens, log_probs = generation.tokens[:budget], generation.log_probs[:budget]
     return replace(generation, tokens=tokens, log_probs=log_probs, finish_reason="length", matched=None)

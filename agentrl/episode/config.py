@@ -1,4 +1,4 @@
-"""The configuration keys for the play of episodes, declared once for every trainer and host."""
+"""The configuration keys for playing episodes, which all trainers and hosts share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from agentrl.types import JSON, Limits, SamplingParams
 
 
 class EpisodeConfig(BaseModel):
-    """The keys of every trainer and host. Subclasses add keys."""
+    """The configuration keys that all trainers and hosts share. Subclasses add keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     env: str | None = None
-    """The Env: `file.py:Class` or `package.module:Class`."""
+    """Path of the Env: `file.py:Class` or `package.module:Class`."""
     env_config: dict[str, Any] = Field(default_factory=dict)
     """The Env's configuration."""
     limits: Annotated[dict[str, Any], Limits] = Field(default_factory=dict)
@@ -29,15 +29,17 @@ class EpisodeConfig(BaseModel):
     reward: str | None = None
     """Path of a reward function that replaces `Env.score`, written like `env`."""
     thinking: Thinking = "keep"
-    """Earlier thoughts that the template would drop: kept as sampled, or stripped, each time in a new segment."""
+    """Earlier thoughts that the template would drop from the next prompt. "keep" keeps the thoughts as sampled. "strip"
+    drops the thoughts, and begins a new segment each time."""
     special_tokens: SpecialTokens = "keep"
-    """Special tokens in the text of users, tools and documents: kept, as in the template's own render, or encoded as
-    text, so that none can forge a turn."""
+    """Special tokens in the text of users, tools and documents. "keep" encodes special tokens as the template's own
+    render does. "as_text" encodes them as text, so that no text can forge a turn."""
     opponents: list[str] = Field(default_factory=lambda: ["policy"], min_length=1)
-    """In an Env with seats, who plays against the policy, in turn from task to task: policy (itself, all seats are
-    trained), `file.py:function` of messages and tools, or, in the embedded trainer, a folder with older weights."""
+    """In an Env with seats: the opponents of the policy, which change from task to task in this order. An opponent is
+    `policy` (the policy itself; all seats are trained), the path `file.py:function` of a function of messages and
+    tools, or, in the embedded trainer, a folder with older weights."""
     gateway: GatewayConfig = GatewayConfig()
-    """The address at which agents reach their model. The default serves agents of this machine only."""
+    """The HTTP server at which agents reach their model. The default serves only agents on this machine."""
 
     @field_validator("limits")
     @classmethod
@@ -52,7 +54,7 @@ class EpisodeConfig(BaseModel):
 
     @classmethod
     def parse(cls, where: str, settings: Any) -> Self:
-        """Validate the mapping at `where`. Raises ConfigError with one line that names each wrong key."""
+        """Validate the mapping at `where`. Raises ConfigError, whose single line names each wrong key."""
         if not isinstance(settings, Mapping):
             raise ConfigError(f"{where} must be a mapping such as {{env: my_env.py:MyEnv}}, not {settings!r:.200}")
         try:
@@ -61,9 +63,9 @@ class EpisodeConfig(BaseModel):
             raise ConfigError(f"{where}: {problems(exc, cls)}") from exc
 
     def options(self, sampling_params: SamplingParams | None = None, **implied: JSON) -> EpisodeOptions:
-        """The options of the episodes. The keys of `limits` override the `implied` limits.
+        """The options of the episodes. The configured `limits` override the `implied` limits.
 
-        Raises ConfigError for options that exclude each other.
+        Raises ConfigError for options that contradict each other.
         """
         return EpisodeOptions(
             limits=Limits(**{**implied, **self.limits}),
@@ -79,7 +81,8 @@ class EpisodeConfig(BaseModel):
 
 
 def load_reward(path: str | None, key: str = "reward ") -> RewardFn | None:
-    """The function at a path. `key` begins the message of the ConfigError for other objects."""
+    """The reward function at a path. Raises ConfigError if the object there is no function; `key` begins the
+    message."""
     if path is None:
         return None
     function = load_object(path)

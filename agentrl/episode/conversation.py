@@ -1,4 +1,4 @@
-"""A conversation with a model, exact to the token: sample a turn, then observe the answer. No Env is needed.
+"""A conversation with a model, recorded as exact tokens: sample a turn, then append an observation. No Env is needed.
 
     talk = Conversation(engine, renderer, Trajectory(), EpisodeOptions())
     await talk.open()
@@ -7,7 +7,7 @@
     action, stop = await talk.sample()
     stop = stop or talk.observe([{"role": "user", "content": "And of Spain?"}])
 
-The caller gives the answers. In an episode the Env gives the answers.
+The caller provides the observations. In an episode, the Env does.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Sampled(NamedTuple):
     action: Action | None
     """The action of the closed turn. None if the turn is still open, or was never begun."""
     stop: StopReason | None
-    """Why the conversation ends here. None: answer the action."""
+    """The reason for the conversation's end. None if the caller should respond to the action."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """Turns and observations of a model, under the limits of `options`. All are recorded in `trajectory`.
+    """The turns of a model and the observations, within the limits of `options`. `trajectory` records everything.
 
-    Methods raise FailedError if the engine or the template breaks.
+    Methods raise FailedError if the engine or the template fails.
     """
 
     engine: Engine
@@ -71,30 +71,32 @@ class Conversation:
     trajectory: Trajectory
     options: EpisodeOptions
     aborted: Callable[[], bool] | None = None
-    """See `EpisodeHooks.aborted`."""
+    """A function that tells whether to stop, see `EpisodeHooks.aborted`."""
     thoughts: ReasoningStripper | None = None
-    """The progress of stripping thoughts. None if thoughts are kept."""
+    """Drops thoughts of earlier turns as the template does. None if thoughts are kept."""
     context: int = 0
-    """Tokens of the longest sequence; known from `open` on."""
+    """Maximum length of a sequence in tokens; set by `open`."""
     turns_before: int = 0
-    """Earlier turns of the same conversation outside of `trajectory`."""
+    """Number of earlier turns of the same conversation that are not in `trajectory`."""
     rid: str = ""
-    """The id of the running request to the engine."""
+    """The id of the running request to the engine; "" without a request."""
     discarded_tokens: int = 0
-    """Discarded tokens: after a stop string that the engine missed, or after a speaker's limit."""
+    """Number of generated tokens that were discarded, after a stop string that the engine missed or above a speaker's
+    limit."""
     speaker: MessageEngine | None = field(init=False)
-    """The engine, if it takes messages. Checked once, because checking a protocol is slow."""
+    """The engine if it is a MessageEngine, else None. Checked only once, because a check against a protocol is slow."""
     spoken: ChatTranscript = field(default_factory=ChatTranscript)
-    """The messages of a MessageEngine, in the engine's own form."""
+    """The messages of a MessageEngine, in the form of its speaker."""
     _unanswered: Action | None = None
-    """The last action, until its answer is rendered. The tokens are a large tuple."""
+    """The last action with its tokens, until the next observation is rendered. Then the large tuple of tokens is
+    released."""
 
     def __post_init__(self) -> None:
         self.renderer = self.options.renderer(self.renderer)
         self.speaker = self.engine if isinstance(self.engine, MessageEngine) else None
 
     async def open(self) -> None:
-        """Ask the engine for the length of its longest sequence."""
+        """Ask the engine for the maximum length of a sequence. Call this method first."""
         with at_boundary("engine"):
             self.context = self.options.limits.context or await self.engine.context_length()
 
@@ -110,7 +112,7 @@ class Conversation:
             self._append_first(observed, self.renderer.prompt(observed))
 
     async def begin_aside(self, observed: Observed) -> None:
-        """As `begin`. A long observation is rendered in a thread, so that other episodes continue."""
+        """Like `begin`, but a long observation is rendered in a thread, so that other episodes continue."""
         await admission()
         with at_boundary("render", data=True):
             rendered = await aside(sum(map(len, texts_of(observed))), lambda: self.renderer.prompt(observed))
@@ -135,14 +137,15 @@ class Conversation:
         return Sampled(self._read_turn(), stop)
 
     def say(self, generation: Generation) -> Action:
-        """Append a complete turn, such as an assistant's message of recorded chat, and parse it."""
+        """Append a complete turn that was not sampled, such as an assistant's message of a recorded chat, and parse
+        it."""
         with at_boundary("engine"):
             _check(generation)
         self.trajectory.append_model(generation)
         return self._read_turn()
 
     def _read_turn(self) -> Action:
-        """Parse the open turn and close it."""
+        """Parse the open turn, and close the turn with its action."""
         trajectory, segment = self.trajectory, self.trajectory.segment
         turn = segment.turns[-1]
         with at_boundary("render"):
@@ -163,16 +166,16 @@ class Conversation:
         return action
 
     def observe(self, observed: Observed) -> StopReason | None:
-        """Append the next observation. If no turn would fit afterwards, append nothing and return the reason to
-        stop."""
+        """Append the next observation, and return None. If no turn would fit afterwards, append nothing, and return the
+        reason to stop."""
         with at_boundary("render", data=True):
             rendered, anew = self._next(observed)
         return self._append_next(observed, rendered, anew)
 
     async def observe_aside(self, observed: Observed) -> StopReason | None:
-        """As `observe`. A long observation is rendered in a thread, so that other episodes continue.
+        """Like `observe`, but a long observation is rendered in a thread, so that other episodes continue.
 
-        An observation that certainly does not fit is not rendered.
+        An observation that certainly exceeds the limits is not rendered.
         """
         await admission()
         texts = texts_of(observed)
@@ -185,7 +188,7 @@ class Conversation:
         return self._append_next(observed, rendered, anew)
 
     def _next(self, observed: Observed) -> tuple[Rendered, bool]:
-        """The next observation's tokens, and whether they begin a segment."""
+        """The tokens of the next observation, and whether the tokens begin a new segment."""
         stripped = self.thoughts.strip(self.trajectory, observed, self.renderer) if self.thoughts else None
         return (self._render(observed), False) if stripped is None else (stripped, True)
 
@@ -215,7 +218,7 @@ class Conversation:
             warn(rendered.special)
 
     def is_aborted(self) -> bool:
-        """Whether the host's flag is set."""
+        """Whether the host has asked to stop: the result of `aborted`."""
         return self.aborted is not None and self.aborted()
 
     async def _generate(self, turn_options: TurnOptions) -> StopReason | None:
@@ -266,7 +269,7 @@ class Conversation:
         return generation
 
     async def _asked(self, params: SamplingParams) -> Generation:
-        """The engine's answer. Raises EngineError if the engine and the trainer read different tokens for the
+        """Send a request to the engine. Raises EngineError if the engine and the trainer read different tokens for the
         images."""
         segment, session_id = self.trajectory.segment, self.trajectory.session_id
         request: RequestFields = {"session_id": session_id, "rid": self.rid}
@@ -278,7 +281,7 @@ class Conversation:
         return generation
 
     async def _in_time(self, generating: Awaitable[Generation]) -> Generation:
-        """Raises EngineError at `limits.generate_s`. The cancellation ends the request."""
+        """Await a generation. Raises EngineError after `limits.generate_s` seconds, and cancels the request."""
         limit = self.options.limits.generate_s
         if limit is None:
             return await generating
@@ -296,7 +299,8 @@ class Conversation:
     async def _ask_speaker(
         self, engine: MessageEngine, turn_options: TurnOptions, budget: int
     ) -> tuple[Generation, bool] | None:
-        """A turn, and whether the turn was cut to `budget`. None if the conversation is too long for the speaker."""
+        """Ask the speaker for a turn. Returns the turn and whether it was cut to `budget`, or None if the conversation
+        is too long for the speaker."""
         trajectory, started = self.trajectory, time.monotonic()
         sent, cap = trajectory.segment.length, min(self._caps(turn_options), default=None)
         params = self._sampling_params(turn_options, cap or 0)
@@ -328,9 +332,9 @@ class Conversation:
     def _cut_at_stop(self, generation: Generation, params: SamplingParams) -> Generation:
         """End a turn at its first stop token, or at the first stop string in its text.
 
-        With speculative decoding an engine also returns later tokens. The engine misses a stop string that an abort has
-        split, because the search covers only the tokens of the present request. Tokens after the stop are no part of
-        the turn. They are counted as discarded, are not in any prompt, and are never trained.
+        With speculative decoding an engine may return tokens after the stop. The engine misses a stop string that an
+        abort has split, because the engine searches only the tokens of the present request. Tokens after the stop do
+        not belong to the turn: they are counted as discarded, are in no prompt, and are never trained.
         """
         ends: list[tuple[int, int, int | str]] = []
         if (count := self._end_of_stop_token(generation, params)) is not None:
@@ -355,14 +359,14 @@ class Conversation:
         )
 
     def _end_of_stop_token(self, generation: Generation, params: SamplingParams) -> int | None:
-        """The number of tokens up to the first stop token."""
+        """The number of tokens up to and including the first stop token. None without a stop token."""
         if params.get("ignore_eos"):
             return None
         least, stops = params.get("min_new_tokens") or 0, params["stop_token_ids"]
         return next((i for i, token in enumerate(generation.tokens, 1) if i > least and token in stops), None)
 
     def _end_of_stop_string(self, generation: Generation, stop: str) -> int | None:
-        """The number of tokens up to the end of the first stop string."""
+        """The number of tokens up to the end of the first stop string. None without a stop string."""
         tokens, longest = generation.tokens, len(stop.encode())  # a token is at least a byte
         segment = self.trajectory.segment
         before = segment.turn_tokens[-longest:] if segment.open else []
@@ -394,11 +398,11 @@ class Conversation:
             return self.renderer.bridge(self.trajectory.messages, plain_action, as_user(observed), budget=budget)
 
     def _read(self, rendered: Rendered) -> str:
-        """The part of a cut Raw text that the model has seen."""
+        """The part of a Raw text that the model read, if the text was cut."""
         return self.renderer.decode(rendered.tokens[rendered.spans[-1].start :])
 
     def _budget(self, turn_options: TurnOptions) -> tuple[int, StopReason]:
-        """Tokens that may be sampled now, and the reason to stop at the end of the budget."""
+        """The number of tokens that may be sampled now, and the reason to stop if a turn uses them up."""
         segment, limits = self.trajectory.segment, self.options.limits
         spent = len(segment.turn_tokens) if segment.open else 0
         budgets = [(self.context - segment.length, StopReason.CONTEXT_FULL)]
@@ -409,7 +413,7 @@ class Conversation:
         return min(budgets, key=lambda budget: budget[0])
 
     def _caps(self, turn_options: TurnOptions) -> list[int]:
-        """Bounds of one turn, in tokens."""
+        """All bounds on the number of tokens of a turn."""
         sampling_cap = self.options.sampling_params.get("max_new_tokens")
         caps = (self.options.limits.max_tokens_per_turn, turn_options.max_tokens, sampling_cap)
         return [cap for cap in caps if cap is not None]
@@ -436,7 +440,7 @@ def _check(generation: Generation) -> None:
 
 
 def _executable(action: Action) -> Action:
-    """Mark calls as unreadable if JSON cannot hold their arguments."""
+    """The action with each call marked as unreadable if JSON cannot hold the call's arguments."""
     return with_calls(action, tuple(map(_plain_call, action.calls))) if action.calls else action
 
 

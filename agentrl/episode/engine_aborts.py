@@ -1,4 +1,4 @@
-"""Repeated requests for a turn that the engine aborts by itself, as for new weights. The time is bounded."""
+"""Repeat requests that the engine itself aborts, for example to load new weights, for a bounded time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ log = logging.getLogger("agentrl")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """The first and the longest pause between two requests, in seconds. Each pause is twice the pause before."""
 _REQUEST_S = 10.0
-"""The most seconds of a request that count as waiting: a paused engine answers only with its new weights."""
+"""Maximum number of seconds of a request that count as waiting time: a paused engine responds only after its new
+weights are loaded."""
 _USUAL = 4
-"""Number of aborts in a row that cause no warning."""
+"""Number of consecutive aborts before a warning is logged."""
 _WARN_S = 60.0
 
 _warned_at = float("-inf")
@@ -26,15 +27,15 @@ _warned_at = float("-inf")
 
 @dataclass(slots=True)
 class EngineAborts:
-    """The aborts of a turn since the last token."""
+    """The consecutive aborts of a turn without a new token."""
 
     bound_s: float
     count: int = 0
     lost_s: float = 0.0
 
     async def wait(self, tokens: int, request_s: float) -> None:
-        """Wait before the next request. The last request took `request_s` seconds, and was aborted after `tokens`
-        tokens.
+        """Wait before the next request. The last request took `request_s` seconds, and sampled `tokens` tokens before
+        the abort.
 
         Raises EngineError after `bound_s` seconds without a token.
         """
@@ -56,7 +57,7 @@ class EngineAborts:
 
 
 def _warn(aborts: EngineAborts) -> None:
-    """Thousands of turns may wait, so the rest is logged as INFO."""
+    """Log a warning the first time, and INFO afterwards, because thousands of turns may wait at the same time."""
     global _warned_at
     now = time.monotonic()
     level = logging.WARNING if now - _warned_at >= _WARN_S else logging.INFO

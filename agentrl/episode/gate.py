@@ -1,4 +1,4 @@
-"""Take turns with the event loop: episodes that wake together leave time for other work."""
+"""Share the event loop: episodes that wake at the same time leave time for other work."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from collections import deque
 from agentrl._util.per_loop import PerLoop
 
 TICK_S = 0.004
-"""Seconds of episodes' work in one round of the loop. Shorter rounds cost CPU: each round asks the system for news."""
+"""Seconds of episodes' work in an iteration of the event loop. A smaller value costs CPU, because each iteration polls
+the sockets."""
 _LEARNED = 0.2
-"""The weight of the last round in the estimated cost of a turn."""
+"""Weight of the last iteration in the moving average of the cost of a turn."""
 
 
 class Gate:
-    """Admits the work of turns in the order of arrival, about `TICK_S` in each round of an event loop.
+    """Admits the work of turns in the order of arrival: about `TICK_S` seconds in each iteration of an event loop.
 
-    After a weight update, a thousand answers arrive at once. Without a gate, the loop renders a thousand observations
-    before it looks at a socket or a timer.
+    After a weight update, the engine's responses to a thousand requests may arrive at once. Without a gate, the loop
+    would render a thousand observations before it serves a socket or a timer.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._began: float | None = None
-        """When the present round began; None if no round is measured."""
+        """Time at which the measured iteration began; None if none is measured."""
         self._admitted = 0
         self._cost = TICK_S / 4
-        """Average seconds of the loop for an admission."""
+        """Average number of seconds that an admitted turn occupies the loop."""
 
     async def enter(self) -> None:
-        """Return at once if this round has time left, else in a later round. Cancellation gives the place up."""
+        """Return at once if this iteration has time left, else in a later iteration. A cancelled caller loses its place
+        in the queue."""
         if self._began is None:
             self._measure()
         elif self._waiting or time.perf_counter() - self._began >= TICK_S:
@@ -41,7 +43,7 @@ class Gate:
         self._admitted += 1
 
     def _measure(self) -> None:
-        """Begin a round. The round ends after the work that is ready now."""
+        """Begin to measure an iteration, which ends after the work that is ready now."""
         self._began, self._admitted = time.perf_counter(), 0
         asyncio.get_running_loop().call_soon(self._next_round)
 
@@ -68,5 +70,5 @@ _gates: PerLoop[Gate] = PerLoop()
 
 
 async def admission() -> None:
-    """Wait until the running loop has time for a turn's work."""
+    """Wait until the running event loop has time for a turn's work."""
     await _gates.here(Gate).enter()

@@ -1,4 +1,4 @@
-"""The gateway between agents and their model: address, certificate and limits."""
+"""The configuration of the gateway, the HTTP server between agents and their model: address and certificate."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _REMOTE_RATE = 20.0
-"""Requests a second of a session from other machines."""
+"""Maximum number of requests a second in a session, if other machines reach the gateway."""
 
 
 class GatewayConfig(BaseModel):
-    """Where agents reach their model. The default serves agents and sandboxes of this machine.
+    """The address and certificate of the gateway, the HTTP server at which agents reach their model. The default serves
+    agents and sandboxes on this machine.
 
-    Agents on other machines need an address that is not loopback, and either a certificate or your own proxy with TLS.
-    Each process that plays episodes has its own gateway.
+    For agents on other machines, set an address that is not loopback, and either a certificate or a proxy of your own
+    with TLS. Each process that plays episodes has its own gateway.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     host: str = "127.0.0.1"
-    """Address to listen at. Other machines reach any address that is not loopback; 0.0.0.0 is every address."""
+    """Address to listen at. Other machines can reach any address that is not loopback. 0.0.0.0 stands for all addresses
+    of this machine."""
     port: int = Field(default=0, ge=0, le=65535)
-    """Port to listen at; 0 takes a free port. With workers it must be 0, since each process has a gateway."""
+    """Port to listen at; 0 takes a free port. A run with workers needs 0, because each process has its own gateway."""
     certificate: str | None = None
-    """PEM file with the certificate chain. With a certificate the gateway speaks HTTPS only."""
+    """PEM file with the certificate chain. With a certificate, the gateway serves only HTTPS."""
     private_key: str | None = None
-    """PEM file with the certificate's key. Default: the file of the certificate."""
+    """PEM file with the certificate's private key. Default: the file of `certificate`."""
     public_url: str | None = None
     """The base URL for agents that reach the gateway by another name or through a proxy: `https://agents.example.org`.
     `{port}` stands for the port."""
@@ -49,7 +51,7 @@ class GatewayConfig(BaseModel):
         return self
 
     def _check_own_address(self) -> None:
-        """Raises ValueError if agents could not use the address, or not safely."""
+        """Raises ValueError if agents could not reach the address, or not safely."""
         if self.local:
             return
         if self.certificate is None:
@@ -62,13 +64,13 @@ class GatewayConfig(BaseModel):
 
     @property
     def local(self) -> bool:
-        """Whether only this machine reaches the address."""
+        """Whether only this machine can reach the address."""
         return is_loopback(self.host)
 
     @property
     def rate(self) -> float | None:
-        """Requests a second of a session, with bursts of three times as many. Further requests get a 503. None: no
-        limit, because only this machine reaches the gateway."""
+        """Maximum number of requests a second in a session, with bursts of three times as many. Further requests get
+        status 503. None (no limit) if only this machine can reach the gateway."""
         return None if self.local and self.public_url is None else _REMOTE_RATE
 
     def url(self, port: int) -> str:
@@ -79,7 +81,7 @@ class GatewayConfig(BaseModel):
         return f"{'http' if self.certificate is None else 'https'}://{host}:{port}"
 
     def warning(self, port: int) -> str | None:
-        """A warning if keys and conversations may cross a network in clear text. None if not."""
+        """A warning text if keys and conversations may cross a network unencrypted, else None."""
         url = urlsplit(self.url(port))
         if url.scheme == "https" or is_loopback(url.hostname or ""):
             return None
@@ -99,7 +101,7 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the host."""
+    """Whether only this machine can reach the host."""
     return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

@@ -1,4 +1,5 @@
-"""The part of a host's configuration that is equal under every host: the Env, its limits, the model, the engine."""
+"""The configuration keys that are the same for all hosts (trainers such as slime): the Env, its limits, the model, the
+engine."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"
 
 
 class ParkingConfig(BaseModel):
-    """How aborted episodes are kept.
+    """The storage of aborted episodes until they are resumed.
 
-    On storage that all nodes see, `folder` lets any node resume any episode. A single process owns an episode at a
-    time. After its death another process may take the episode from the last saved state.
+    If `folder` is on storage that all nodes share, any node can resume any episode. A single process owns an episode at
+    a time. If the owner dies, another process may continue from the last saved state.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -33,13 +34,13 @@ class ParkingConfig(BaseModel):
     folder: str | None = Field(default=None, min_length=1)
     """Folder for the states of episodes. Default: a temporary folder of this process, removed at its end."""
     keep_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
-    """Seconds for which an aborted episode is kept. 0: never; the episode restarts."""
+    """Seconds for which an aborted episode is kept. With 0, no episode is kept, and an aborted episode restarts."""
     dead_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Seconds without a heartbeat after which a process on another node counts as dead. The clocks of network file
     systems may lag by some seconds."""
     every_turn: bool = False
-    """Save after each turn, too, and keep an ended episode until this process ends or `keep_s` is over. So a killed
-    process loses no finished turn. The cost is one `Env.snapshot` a turn. Needs `folder`."""
+    """Also save each episode after each turn, and keep an ended episode until this process ends or `keep_s` is over. So
+    a killed process loses no finished turn. The cost is an `Env.snapshot` per turn. Needs `folder`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -51,23 +52,23 @@ class ParkingConfig(BaseModel):
 class HostedConfig(EpisodeConfig):
     """The keys of a host's `agentrl` mapping. A subclass adds the host's own keys.
 
-    A row's metadata["env"] replaces `env`. The named Env gets `env_config`, unless `env_configs` names the Env.
-    `limits` override the host's flags. Stripped thoughts may turn an episode into several samples.
+    A data row's metadata["env"] replaces `env`. This Env gets `env_config`, unless `env_configs` has an entry for it.
+    `limits` override the host's flags. With `thinking: strip`, an episode may become several samples.
     """
 
     env_configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """An Env's configuration in place of `env_config`, by the Env's path in the rows."""
+    """Path of an Env, as written in the data rows -> its configuration in place of `env_config`."""
 
     model: str | None = None
-    """Folder of the tokenizer. Default: the host's."""
+    """Folder of the tokenizer. Default: the host's setting."""
     chat_template: str | None = None
     """File with a chat template to use instead of the tokenizer's."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Default: the host's."""
+    """Arguments of the chat template. Default: the host's setting."""
     engine: str | None = None
-    """URL of an SGLang server or router. Default: the host's."""
+    """URL of an SGLang server or router. Default: the host's setting."""
     engine_retry_s: float = Field(default=RETRY_S, ge=0, allow_inf_nan=False)
-    """Seconds of repeated requests to an unavailable engine, or after the engine's own aborts, before an episode
+    """Seconds for which requests are repeated if the engine is unavailable or aborts by itself. Afterwards the episode
     fails."""
     parking: ParkingConfig = ParkingConfig()
     """How aborted episodes are kept until the host sends them back."""
@@ -80,7 +81,7 @@ class HostedConfig(EpisodeConfig):
         return self.env_configs.get(path, self.env_config)
 
     def env_factory(self, path: str) -> EnvFactory:
-        """The Env at a path, with its own configuration. Raises ConfigError."""
+        """The factory of the Env at a path, with the configuration of `env_config_of`. Raises ConfigError."""
         load_env(path)  # an Env that cannot be found has no wrong configuration
         try:
             return EnvFactory(path, self.env_config_of(path))
@@ -92,7 +93,8 @@ class HostedConfig(EpisodeConfig):
             ) from exc
 
     def template_text(self) -> str | None:
-        """The chat template in place of the tokenizer's. Raises ConfigError for an unreadable file."""
+        """The text of `chat_template`; None if the tokenizer's template is used. Raises ConfigError for an unreadable
+        file."""
         if self.chat_template is None:
             return None
         try:
@@ -111,6 +113,6 @@ def from_environment() -> tuple[str, Any]:
 
 @cache
 def _read(path: str) -> Any:
-    """Cached: an edit during a run must not change the run."""
+    """Read a configuration file. Cached, so that an edit of the file does not change a run."""
     content = read_yaml(path, CONFIG_FILE_VARIABLE)
     return content.get("agentrl", content)

@@ -1,8 +1,8 @@
-"""Images of an episode: their bounds, and the check that the engine and the trainer read the same images.
+"""The images of an episode: limits, and the check that the engine and the trainer read the same images.
 
-SGLang expands each image's pad by itself. With another size, another processor or a patch that tokenises the prompt
-again, SGLang answers without an error. Only the number of prompt tokens shows the difference, so each generation
-compares the number.
+SGLang itself replaces each image's pad token by several tokens. If SGLang's image processor or tokenization differs
+from the trainer's, SGLang reports no error. Only the number of prompt tokens shows the difference, so the number is
+compared for each generation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Generation, Limits, Rendered, RenderedImage
 
 _NEVER = -1e4
-"""A logit bias that forbids a token: no logit outweighs it."""
+"""A logit bias so low that the token is never sampled."""
 
 
 def check_takes_images(engine: Engine) -> None:
@@ -38,7 +38,7 @@ def too_many_images(trajectory: Trajectory, rendered: Rendered, limits: Limits) 
 
 
 def too_much(media: Iterable[RenderedImage], limits: Limits) -> bool:
-    """Whether the images are more than the limits allow. An equal image counts once."""
+    """Whether images exceed the limits on pixels and bytes. Equal images count once."""
     images = {medium.image.uri: medium.image for medium in media}.values()
     pixels = sum(image.width * image.height for image in images)
     size = sum(image.size for image in images)
@@ -48,7 +48,7 @@ def too_much(media: Iterable[RenderedImage], limits: Limits) -> bool:
 
 
 def without_pads(bias: Mapping[str, float] | None, vision: ImageCounter) -> dict[str, float]:
-    """A logit_bias that forbids the tokens of media. For a sampled media token the trainer would look for a missing
+    """The logit_bias with all media tokens forbidden. For a sampled media token, the trainer would look for a missing
     image, and stop the whole run."""
     return {**(bias or {}), **dict.fromkeys(map(str, vision.forbidden), _NEVER)}
 

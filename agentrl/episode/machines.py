@@ -1,4 +1,5 @@
-"""Find running machines in the state of an Env, and remove unneeded machines."""
+"""Find the running machines (MachineSnapshots) in the state of an Env, and remove machines that are no longer
+needed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from agentrl.sandbox import MachineSnapshot
 log = logging.getLogger("agentrl")
 
 _releasing: set[asyncio.Task[None]] = set()
-"""Strong references to the running tasks."""
+"""The running tasks that remove machines. asyncio itself keeps only weak references."""
 
 
 class _Nowhere:
@@ -24,7 +25,7 @@ class _Nowhere:
 
 
 class _MachineFinder(pickle.Pickler):
-    """Visits every object of a pickle."""
+    """A pickler that collects the MachineSnapshots in an object."""
 
     def __init__(self) -> None:
         super().__init__(_Nowhere())
@@ -45,7 +46,7 @@ def machines_in(saved: Any) -> tuple[MachineSnapshot, ...]:
 
 
 async def release(machines: Iterable[MachineSnapshot]) -> None:
-    """Remove machines, even if this call is cancelled. Errors are logged: every machine also expires."""
+    """Remove machines, even if this call is cancelled. Errors are only logged, because every machine also expires."""
     tasks = [asyncio.create_task(_released(machine)) for machine in machines]
     _releasing.update(tasks)
     for task in tasks:

@@ -1,4 +1,4 @@
-"""Parking: an aborted episode is kept until its host sends it again.
+"""Parking: an aborted episode is kept until its host (the trainer) sends the episode again.
 
 The method depends on the Env class:
 
@@ -40,18 +40,18 @@ from agentrl.types import JSON
 log = logging.getLogger("agentrl")
 
 _unparked: set[tuple[type[Env], type[Exception]]] = set()
-"""Env classes and errors for which a warning was logged."""
+"""Pairs of Env class and exception class for which a warning was logged."""
 
 VERSION = 9
-"""Version of tickets and files. An episode of another version restarts."""
+"""Version of the format of tickets and files. An episode in another version restarts."""
 
 _HEADER = b"agentrl parked %d\n" % VERSION
 _SESSIONS = UUID("5cf1ee42-9c5a-4f0b-8b5e-2f1f6c9e1d57")
-"""The namespace of keys made from session ids."""
+"""The UUID namespace of keys that are computed from session ids."""
 
 
 def resume_method(cls: type[Env]) -> ResumeMethod:
-    """How aborted episodes of an Env class are kept and resumed."""
+    """The method for keeping and resuming the aborted episodes of an Env class."""
     if cls.snapshot is not Env.snapshot:
         return "snapshot"
     return "replay" if cls.deterministic else "alive"
@@ -60,7 +60,7 @@ def resume_method(cls: type[Env]) -> ResumeMethod:
 async def hand_over(
     park: ParkFn | None, env: Env, state: EpisodeState, returning: Parked | None, *, timeout: float
 ) -> bool:
-    """Give an aborted episode to `park`. Return whether the Env stays open. An error here does not fail the episode."""
+    """Pass an aborted episode to `park`. Return whether the Env stays open. An error does not fail the episode."""
     has_begun = state.trajectory.segment.length or runtime(env).before_close is not None
     if park is None or not has_begun:
         return False
@@ -76,7 +76,7 @@ async def hand_over(
 
 
 async def save_state(save: ParkFn | None, env: Env, state: EpisodeState, *, timeout: float) -> None:
-    """Give the state of a running episode to `save`. Raises FailedError if another process has taken the episode."""
+    """Pass the state of a running episode to `save`. Raises FailedError if another process has taken the episode."""
     if save is None or is_agent(type(env)) or resume_method(type(env)) == "alive":
         return
     try:
@@ -105,12 +105,12 @@ def _note_unparked(env: Env, trajectory: Trajectory, exc: Exception) -> None:
 
 
 class Parking:
-    """Keeps aborted episodes of one event loop. Each has a ticket: small, picklable, and good for a single use.
+    """Keeps the aborted episodes of one event loop. Each episode has a ticket: small, JSON, and valid for a single use.
 
-    Open Envs are kept in memory, and closed when their time is over. Other episodes are written to files. `folder` is
-    created if missing. Every process with access can take the folder's episodes (see `SavedEpisodes`, also for
-    `dead_s`). The default is a temporary folder of this process, removed at its end. Raises ConfigError for a folder
-    with write access for other users, because unpickling a file can run code.
+    Open Envs are kept in memory, and closed when their time is over. Other episodes are written to files in `folder`,
+    which is created if missing. Every process with access can take the folder's episodes (see `SavedEpisodes`, also for
+    `dead_s`). The default is a temporary folder, removed at the end of this process. Raises ConfigError if other users
+    can write to the folder, because unpickling a file can run code.
     """
 
     def __init__(self, folder: str | None = None, *, dead_s: float = 60.0) -> None:
@@ -121,7 +121,7 @@ class Parking:
         self._tickets: dict[str, Mapping[str, JSON]] = {}
         self._ended: dict[str, asyncio.TimerHandle] = {}
         self._machines: dict[str, tuple[MachineSnapshot, ...]] = {}
-        """The machines in the files of this object's episodes, by key."""
+        """Key of an episode of this object -> the machines in the episode's file."""
 
     @property
     def shared(self) -> bool:
@@ -129,19 +129,19 @@ class Parking:
         return self._store is not None
 
     def key(self, session_id: str) -> str:
-        """The key of an episode. On a shared folder the key follows from the session, so that any process finds the
-        episode.
+        """The key of an episode. On a shared folder the key is computed from the session id, so that any process can
+        find the episode.
 
-        A session that this process is playing already gets another key, because several episodes have its name.
+        If this process already plays an episode with the same session id, the key is random.
         """
         stable = uuid5(_SESSIONS, session_id).hex
         return stable if self._store and session_id and not self._store.plays(stable) else uuid4().hex
 
     async def park(self, parked: Parked, seconds: float, key: str = "") -> dict[str, JSON]:
-        """Keep an episode for some seconds, and return the ticket.
+        """Keep an episode for `seconds`, and return its ticket.
 
-        The Parking then owns an open Env. Raises the errors of pickle and of the disk; after an error the episode is
-        not kept.
+        The Parking object then owns the episode's open Env, and closes the Env when the time is over. Raises errors of
+        pickle and OSError; after an error the episode is not kept.
         """
         key, until = key or uuid4().hex, time.time() + seconds
         if parked.how == "alive":  # no await here, so that a cancellation leaves the Env with one owner
@@ -153,9 +153,9 @@ class Parking:
         return {"version": VERSION, "how": parked.how, "key": key, "until": until}
 
     async def save(self, key: str, parked: Parked, seconds: float, state: SavedState = "taken") -> None:
-        """Write the state of an episode in play, in case this process dies.
+        """Write the state of a running episode to a file, in case this process dies.
 
-        Raises the errors of pickle and of the disk, and ResumeError if another process has taken the episode.
+        Raises errors of pickle, OSError, and ResumeError if another process has taken the episode.
         """
         until, loop = time.time() + seconds, asyncio.get_running_loop()
         writing = asyncio.ensure_future(asyncio.to_thread(self._write, key, parked, until, state, loop))
@@ -168,12 +168,12 @@ class Parking:
     async def take(
         self, ticket: Mapping[str, JSON], seconds: float = 3600.0, stopped: Callable[[], bool] | None = None
     ) -> Parked:
-        """The episode of a ticket. The ticket is then used up. The caller owns `Parked.env` and must close it.
+        """Take the episode of a ticket, which is then used up. The caller owns `Parked.env` and must close it.
 
         On a shared folder the caller also owns the episode's file. The caller must park the episode again, or call
-        `ended` or `give_back`. After the caller's death the file stays for `seconds`. While a living process owns the
-        episode, the call waits for its death. Raises ResumeError for a missing episode, and OwnedEpisodeError if the
-        owner lives on, or if `stopped` returns True.
+        `ended` or `give_back`. If the caller's process dies, the file stays for `seconds`. If another process owns the
+        episode, the call waits for some time, in case that process is dead. Raises ResumeError for a missing episode,
+        and OwnedEpisodeError if the other process lives on, or if `stopped` returns True.
         """
         key = key_of(ticket)
         if ticket.get("how") != "alive":
@@ -185,7 +185,7 @@ class Parking:
         return parked
 
     async def take_key(self, key: str, seconds: float, stopped: Callable[[], bool] | None = None) -> Parked:
-        """The episode of a file's key. Other details are as in `take`."""
+        """Take the episode in the file of a key. Other details are as in `take`."""
         give_up = time.monotonic() + 1.5 * self._dead_s
         while True:
             try:
@@ -196,8 +196,8 @@ class Parking:
                 await asyncio.sleep(min(1.0, self._dead_s / 20))
 
     async def ended(self, key: str, parked: Parked | None = None, seconds: float = 0.0) -> None:
-        """Mark an episode as ended. With `parked`, the end is kept for some seconds, in case this process dies before
-        its host has the result."""
+        """Mark an episode as ended. With `parked`, the ended episode is kept for `seconds`, in case this process dies
+        before the host has the result."""
         if parked is None:
             removed = await asyncio.to_thread(self.saved.remove, key)
             self._forget(key, needed=self.saved.shared and not removed)
@@ -206,12 +206,13 @@ class Parking:
         self._ended[key] = asyncio.get_running_loop().call_later(seconds, self._forget_ended, key)
 
     async def give_back(self, key: str) -> None:
-        """Leave a taken episode to any process, in its last saved state."""
+        """Allow any process to take an episode of this process, in the last saved state."""
         await asyncio.to_thread(self.saved.give_back, key)
         self._forget(key, needed=self.saved.shared)  # otherwise no file holds the machine
 
     def note(self, name: str, ticket: Mapping[str, JSON], seconds: float) -> None:
-        """Remember the ticket of `name` for some seconds, in case the owner returns without the ticket."""
+        """Remember the ticket of the episode `name` for `seconds`, in case the host sends the episode without its
+        ticket."""
 
         def forget() -> None:
             if self._tickets.get(name) is ticket:
@@ -222,7 +223,7 @@ class Parking:
             asyncio.get_running_loop().call_later(seconds, forget)
 
     def noted(self, name: str) -> Mapping[str, JSON] | None:
-        """The ticket of `name`, which is then forgotten."""
+        """The ticket that `note` remembered for `name`, which is then forgotten."""
         return self._tickets.pop(name, None)
 
     async def close(self) -> None:
@@ -243,7 +244,7 @@ class Parking:
             self._begin(close_env(parked.env))
 
     def _forget(self, key: str, *, needed: bool) -> None:
-        """Forget the machines of an episode, and remove unneeded machines."""
+        """Forget the machines of an episode. Unless `needed`, remove the machines."""
         machines = self._machines.pop(key, ())
         if not needed:
             self._release(machines)
@@ -265,7 +266,7 @@ class Parking:
     def _write(
         self, key: str, parked: Parked, until: float, state: SavedState, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Called in a thread, whose work ends even if the caller is cancelled."""
+        """Write the file of an episode. Runs in a thread, which finishes even if the caller is cancelled."""
         before, needed = self._machines.get(key, ()), parked.machines
         try:
             self.saved.write(key, _HEADER + pickle.dumps(parked), until, state)
@@ -333,7 +334,8 @@ _making = threading.Lock()
 
 @cache
 def _saved(folder: Path, dead_s: float) -> SavedEpisodes:
-    """An object for all event loops of this process, with the files that the process owns."""
+    """The SavedEpisodes of a folder. All event loops of this process share the object, because the process owns the
+    files."""
     return SavedEpisodes(folder, shared=True, dead_s=dead_s)
 
 

@@ -1,4 +1,4 @@
-"""The bound on episodes in a phase at once: reset, step or score."""
+"""Limits on the number of episodes that are in the same phase (reset, step or score) at a time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Phase: TypeAlias = Literal["reset", "step", "score"]
 
 
 class PhaseSlots:
-    """Slots for the bounded phases. Other phases have no bound.
+    """A limited number of slots for each bounded phase. Other phases have no limit.
 
-    An episode waits for its slot outside of the phase's own deadline, such as `Limits.step_s`. Use PhaseSlots in a
-    single event loop.
+    The wait for a slot does not count towards the phase's deadline, such as `Limits.step_s`. Use PhaseSlots in a single
+    event loop.
     """
 
     def __init__(self, at_once: Mapping[Phase, int]) -> None:

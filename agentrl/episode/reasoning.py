@@ -1,4 +1,4 @@
-"""Follow a template that drops thoughts of earlier turns from the next prompt. Used only if thinking is "strip"."""
+"""Drop thoughts of earlier turns from the next prompt, as the template does. Used only with `thinking="strip"`."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from agentrl.types import Message, Observed, Raw, Rendered
 
 @dataclass(slots=True)
 class ReasoningStripper:
-    """The number of thoughts of an episode that the template has dropped, oldest first.
+    """Follows how many thoughts of an episode the template has dropped. The oldest thoughts are dropped first.
 
-    No thought is dropped if messages lack part of the sampled or read text: after Raw text, or after an unreadable
-    call. The same holds under a template without thoughts, and under a template that refuses a message: gpt-oss'
-    template takes a call with text or with a thought, not with both. `info["thoughts_kept"]` has the reason.
+    All thoughts are kept if the messages lack a part of the tokens' text (after Raw text or an unreadable call), if the
+    template has no thoughts, or if the template refuses a message: gpt-oss' template takes a call with text or with a
+    thought, but not with both. `info["thoughts_kept"]` then has the reason.
     """
 
     given: int = 0
-    """Number of messages in the first prompt. The task decides about their thoughts."""
+    """Number of messages in the first prompt. Thoughts in these messages are the task's, and are not counted."""
     dropped: int = 0
-    """How many of the model's own thoughts are no longer in the prompt."""
+    """Number of the model's own thoughts that are no longer in the prompt."""
     raw: bool = False
 
     def begin(self, observed: Observed) -> None:
-        """Note the first observation of the episode."""
+        """Record the first observation of the episode."""
         self.given, self.raw = len(messages_of(observed)), isinstance(observed, Raw)
 
     def strip(self, trajectory: Trajectory, observed: Observed, renderer: Renderer) -> Rendered | None:
-        """The template's own prompt for the next turn if it drops a further thought, else None.
+        """The template's own render of the next prompt, if that render drops another thought; else None.
 
-        A thought is dropped if the prompt is the same without the thought. Other differences between a template and
-        sampled text, such as the spacing of a call, begin no segment.
+        A thought counts as dropped if the render is the same without the thought. Other differences between the render
+        and the sampled text, such as the spacing of a call, begin no new segment.
         """
         self.raw = self.raw or isinstance(observed, Raw)
         if self._unwritten(trajectory) or not renderer.certificate.capabilities.get("thinking", False):
@@ -52,7 +52,8 @@ class ReasoningStripper:
         return prompt
 
     def _prompt(self, messages: Sequence[Message], renderer: Renderer) -> tuple[Rendered | None, int]:
-        """The template's prompt, if a thought may be dropped, and the number of dropped thoughts."""
+        """The template's render of the next prompt and the number of dropped thoughts. No render if no thought can be
+        dropped."""
         indices = [i for i in range(self.given, len(messages)) if messages[i].get("reasoning_content")]
         prompt, dropped = None, self.dropped
         for i in indices[dropped:]:
@@ -63,7 +64,7 @@ class ReasoningStripper:
         return prompt, dropped
 
     def _unwritten(self, trajectory: Trajectory) -> bool:
-        """Whether the messages lack sampled or read text."""
+        """Whether the messages lack a part of the tokens' text."""
         return self.raw or any(action.error for action in trajectory.said)
 
 

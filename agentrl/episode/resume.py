@@ -32,9 +32,9 @@ async def resume_episode(
 ) -> Trajectory:
     """Continue an episode where it stopped, even in the middle of a turn. Other details are as in `run_episode`.
 
-    `env` is `parked.env`, or a fresh Env of the same class. Budgets include earlier spending. `Limits.episode_s` does
-    not count the time in between. Whether thoughts are stripped cannot change. If the Env cannot be restored, or
-    answers a recorded action differently, `env` is closed and ResumeError is raised.
+    `env` is `parked.env`, or a fresh Env of the same class. Limits count the earlier part of the episode, but
+    `Limits.episode_s` leaves out the time between. The option `thinking` must be the same as before. If the Env cannot
+    be restored, or responds to a recorded action differently, `env` is closed and ResumeError is raised.
     """
     if parked.episode.table is not None:
         raise ConfigError("the parked episode has seats: resume it with resume_seats")
@@ -65,7 +65,7 @@ async def resume_seats(
 
 
 async def _return(episode: Episode, parked: Parked) -> None:
-    """Bring the Env to where the episode stopped, unless the host aborts first."""
+    """Bring the Env to the state in which the episode stopped, unless the host aborts first."""
     if parked.env is None and episode.talk.is_aborted():
         return
     try:
@@ -81,7 +81,7 @@ async def _return(episode: Episode, parked: Parked) -> None:
 
 
 async def _restore(episode: Episode, parked: Parked) -> bool:
-    """Take the open Env, or restore an Env from its snapshot. Return True."""
+    """Use the open Env, or restore an Env from its snapshot. Return True."""
     env, limits = episode.env, episode.talk.options.limits
     env_runtime = runtime(env)
     if parked.env is None:
@@ -95,12 +95,13 @@ async def _restore(episode: Episode, parked: Parked) -> bool:
 
 
 async def _again(episode: Episode, parked: Parked) -> bool:
-    """Play the recorded actions to the fresh Env. False if the host aborts meanwhile. Raises ResumeError."""
+    """Execute the recorded actions in the fresh Env. Return False if the host aborts meanwhile. Raises ResumeError."""
     return await (replay_seats(episode) if isinstance(episode, SeatedEpisode) else _replay(episode, parked))
 
 
 async def _replay(episode: Episode, parked: Parked) -> bool:
-    """Play the recorded actions to the fresh Env, in a discarded episode. False if the host aborts meanwhile.
+    """Execute the recorded actions in the fresh Env, as an episode that is then discarded. Return False if the host
+    aborts meanwhile.
 
     Raises ResumeError if any token differs from the record.
     """

@@ -56,11 +56,11 @@ async def run_episode(
 ) -> Trajectory:
     """Play an episode and return its trajectory, even after a failure.
 
-    `stop` of the trajectory is the reason of the end. With StopReason.FAILED, `failure` has the cause. `reward`
+    The trajectory's `stop` is the reason for the end. After StopReason.FAILED, its `failure` has the cause. `reward`
     replaces `Env.score`. `session_id` names the episode to the engine; the default is random. `hooks` is for programs
     that abort and resume episodes.
 
-    Raises ConfigError, TemplateError, LedgerError and cancellation. Any other error is recorded.
+    Raises ConfigError, TemplateError, LedgerError and CancelledError. Any other error is recorded in `failure`.
     """
     if env.seats:
         raise ConfigError(f"{type(env).__name__} has seats: play it with run_seats")
@@ -73,7 +73,7 @@ async def run_episode(
 
 @dataclass(slots=True)
 class Episode:
-    """An Env and a model that take turns."""
+    """An Env and the Conversation with a model that take turns."""
 
     env: Env
     state: EpisodeState
@@ -81,9 +81,10 @@ class Episode:
     reward: RewardFn | None
     hooks: EpisodeHooks
     returning: Parked | None = None
-    """The parked episode, until its Env is restored. After an earlier abort the episode is parked again unchanged."""
+    """The parked episode that is being resumed, until its Env is restored. If the host aborts before, the episode is
+    parked again unchanged."""
     _counted: float | None = None
-    """The time of the last update of `EpisodeState.played_s`. None while the clock stands."""
+    """The time of the last update of `EpisodeState.played_s`. None while time is not counted."""
 
     @classmethod
     def of(
@@ -103,7 +104,8 @@ class Episode:
         return cls(env, state, talk, reward, hooks)
 
     async def run(self, begin: Callable[[], Awaitable[None]]) -> Trajectory:
-        """Begin, play to the end, and close the Env or leave it to `park`. Raises as run_episode and `begin` do."""
+        """Call `begin`, play to the end, and close the Env or pass it to `park`. Raises as run_episode and `begin`
+        do."""
         trajectory, stays_open = self.whole.trajectory, False
         trajectory.stop = None
         try:
@@ -125,12 +127,12 @@ class Episode:
         return trajectory
 
     def forget(self) -> None:
-        """Report the end of the episode to the engine."""
+        """Tell the engine that the episode has ended."""
         forget(self.talk.engine, self.state.trajectory.session_id)
 
     @property
     def whole(self) -> EpisodeState:
-        """The state that represents the whole episode."""
+        """The state for parking: with seats, it holds the states of all seats."""
         return self.state
 
     async def begin(self) -> None:
@@ -182,7 +184,7 @@ class Episode:
             self.whole.played_s, self._counted = self.whole.played_s + now - self._counted, now
 
     async def _save(self) -> None:
-        """Give the state to `hooks.save`, if set. Raises FailedError."""
+        """Pass the state to `hooks.save`, if set. Raises FailedError."""
         if self.hooks.save is not None:
             self._count()
             await save_state(self.hooks.save, self.env, self.whole, timeout=self.talk.options.limits.step_s)
@@ -205,12 +207,12 @@ class Episode:
             raise
 
     async def reopen(self) -> None:
-        """Prepare the conversation to continue a recorded conversation."""
+        """Prepare the Conversation to continue from the recorded trajectory."""
         await self.talk.open()
         self.talk.use_tools(self.state.trajectory.tools)
 
     def _note_deadline(self) -> None:
-        """Name the phase of the episode at its deadline."""
+        """Record in which phase the episode reached its deadline."""
         trajectory = self.state.trajectory
         phase = trajectory.info["deadline_in"] = self.state.next if trajectory.segment.length else "reset"
         turns, limit = len(trajectory.turns), self.talk.options.limits.episode_s
@@ -232,7 +234,8 @@ class Episode:
         self.state.turn_options = env.turn_options
 
     async def _turn(self) -> StopReason | None:
-        """Play a turn of the model and the Env's answer, or the rest of both. Return the reason to stop, if any."""
+        """Play a turn of the model and the Env's step, or the rest of a turn that an abort interrupted. Return the
+        reason to stop, if any."""
         state, stop, action = self.state, None, None
         if state.next == "generate":
             action, stop = await self.talk.sample(state.turn_options)
@@ -253,7 +256,8 @@ class Episode:
         return stop
 
     async def step(self, action: Action) -> StopReason | None:
-        """Let the Env answer, and append its observation if another turn follows."""
+        """Call the Env's step for an action, and append its observation if another turn follows. Return the reason to
+        stop, if any."""
         env, state, trajectory, policy = self.env, self.state, self.state.trajectory, self.policy
         turn, started = trajectory.segment.turns[-1], time.monotonic()
         with at_boundary("step", hook=env.step):
@@ -275,8 +279,8 @@ class Episode:
     def _plain(
         self, result: StepResult, corrections: Sequence[Message], action: Action
     ) -> tuple[Observed, float | None]:
-        """The observation, with the policy's replies, and the reward of a step. Raises TypeError or ValueError for an
-        invalid observation or reward."""
+        """The observation of a step, joined to the policy's replies, and the step's reward. Raises TypeError or
+        ValueError for an invalid observation or reward."""
         where = f"{type(self.env).__name__}.step"
         if unknown := {*result.rewards, result.next_seat or next(iter(self.env.seats), None)} - {*self.env.seats, None}:
             raise ValueError(f"{where} names the seat {unknown.pop()!r}, and the Env's seats are {self.env.seats!r}")
@@ -305,7 +309,7 @@ class Episode:
         return await self.talk.observe_aside(before_next)
 
     async def _answer(self, action: Action) -> tuple[StepResult, Sequence[Message]]:
-        """The Env's answer, and the BadCallPolicy's replies to unreadable calls, if any."""
+        """The result of the Env's step, and the BadCallPolicy's replies to unreadable calls, if any."""
         env, corrections = self.env, list[Message]()
         runtime(env).call_errors.clear()
         if self.policy and action.error:

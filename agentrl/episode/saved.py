@@ -1,13 +1,14 @@
-"""Files of episodes. A single process owns each file, even if processes on several nodes share the folder.
+"""Files of saved episodes. At most one process owns a file, even if processes on several nodes share the folder.
 
-- KEY.parked: any process can take the episode. Only one process can rename the file
+- KEY.parked: any process can take the episode, by renaming the file. Only one process succeeds
 - KEY.OWNER.taken: the owner plays the episode
 - KEY.OWNER.ended: the owner has ended the episode, and the host may not have the result yet
 
-The owner deletes an unneeded file. If the owner dies first, another process can take the file. An owner on another
-machine counts as dead after `dead_s` seconds without a touch of its heartbeat file in the folder.
+The owner deletes a file that is no longer needed. If the owner dies first, another process can take the file. An owner
+on another machine counts as dead if its heartbeat file in the folder was not touched for `dead_s` seconds.
 
-A file's mtime is its expiry, by the clock of the folder's file server. So the machines' own clocks may differ.
+A file's mtime is the time at which the file expires, by the clock of the folder's file server. So the machines' clocks
+may differ.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ log = logging.getLogger("agentrl")
 _UNFINISHED = "unfinished"
 _SWEEP_S = 60.0
 _WRITING_S = 3600.0
-"""The longest time that writing a file may take, in seconds."""
+"""Maximum number of seconds for writing a file."""
 _BEATS = 4
-"""Heartbeats in the time after which an owner counts as dead."""
+"""Number of heartbeats in `dead_s` seconds."""
 
 
 class OwnedEpisodeError(ResumeError):
-    """Another process, which seems to live, plays the episode."""
+    """Another process, which seems to be alive, plays the episode."""
 
 
 class SavedEpisodes:
     """The files in a folder, seen from this process. All methods block, and may be called from any thread.
 
-    `shared`: other processes use the folder, too. They count as dead after `dead_s` seconds without a heartbeat. The
-    death of a process of the same machine and pid namespace is seen at once. Methods raise OSError.
+    `shared`: other processes use the folder, too. A process on another machine counts as dead after `dead_s` seconds
+    without a heartbeat. For a process on the same machine and in the same pid namespace, its death is noticed at once.
+    Methods raise OSError.
     """
 
     def __init__(self, folder: Path, *, shared: bool = False, dead_s: float = 60.0) -> None:
@@ -120,7 +122,7 @@ class SavedEpisodes:
         return data
 
     def remove(self, key: str, state: SavedState = "taken") -> bool:
-        """Delete the file of an episode in this state. False if this process no longer owns the file."""
+        """Delete the file of an episode in the state `state`. Returns False if this process no longer owns the file."""
         if self._states.get(key) != state:
             return False
         del self._states[key]
@@ -131,14 +133,15 @@ class SavedEpisodes:
         return True
 
     def give_back(self, key: str) -> None:
-        """Let any process take the file of an episode of this process, if this process still owns the file."""
+        """Allow any process to take the file of an episode, if this process still owns the file."""
         if self.plays(key):
             with suppress(FileNotFoundError):
                 self._path(key, "taken").rename(self._path(key, "parked"))
             del self._states[key]
 
     def close(self) -> None:
-        """Remove the files of dead processes, and this process's heartbeat, unless the process still owns files."""
+        """Remove the files of dead processes. Also remove this process's heartbeat, unless this process still owns
+        files."""
         if self._heart is not None and not self._states:
             self._heart.stop()
             self._heart.file.unlink(missing_ok=True)
@@ -207,7 +210,7 @@ class SavedEpisodes:
                 path.unlink(missing_ok=True)
 
     def _files(self, now: float) -> Iterator[tuple[Path, float]]:
-        """The files in the folder, and for how many seconds each has been expired."""
+        """Yield each file in the folder with the number of seconds since it expired (negative before)."""
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):
                 yield path, now - path.stat().st_mtime
@@ -217,7 +220,7 @@ class SavedEpisodes:
 
 
 def _owner(path: Path) -> str:
-    """The owner in a file's name. "" without an owner."""
+    """The owner's id in a file's name. "" without an owner."""
     return path.stem.partition(".")[2] if path.suffix in (".taken", ".ended") else ""
 
 

@@ -15,12 +15,13 @@ from agentrl.types import Reward, Task
 
 
 def is_relative(reward: object) -> bool:
-    """Whether a reward function only compares the episodes of a group. Then `Env.score` scores each episode, too."""
+    """Whether a reward function only compares the episodes of a group. If so, `Env.score` also scores each episode."""
     return bool(getattr(reward, "relative", False))
 
 
 def check_of(reward: object) -> Callable[[Task], None] | None:
-    """A reward function's check of each task before a run, such as a check of labels."""
+    """The function with which a reward function checks each task before a run, such as a check of the labels; None
+    without a check."""
     check = getattr(reward, "check_task", None)
     return check if callable(check) else None
 
@@ -40,8 +41,8 @@ async def score(
 
 
 def give(trajectory: Trajectory, value: float | Reward) -> None:
-    """Write a reward, its parts and the rewards of branches. Raises ValueError for a value that is no number, for
-    unknown branches, and for branches without a reward."""
+    """Write a reward, its parts and the rewards of branches into the trajectory. Raises ValueError for a value that is
+    no number, for unknown branches, and for branches without a reward."""
     grade = value if isinstance(value, Reward) else Reward(value)
     parts = {
         str(to_json_lossy(name)): number(part, f"part {name!r} of the reward") for name, part in grade.parts.items()
@@ -53,8 +54,8 @@ def give(trajectory: Trajectory, value: float | Reward) -> None:
 
 
 def _check_branches(rewards: Mapping[str, float], trajectory: Trajectory) -> None:
-    """Raises ValueError for unknown and missing branches. A role without a name in the agent's program may be missing
-    on either side: not every session has the role."""
+    """Raises ValueError for unknown and missing branches. The roles SIDE and SUB_AGENT may be missing in the rewards or
+    in the session, because the agent's program does not name them."""
     branches = trajectory.branches
     roles = {SIDE, SUB_AGENT, *map(role_of, branches)}
     if unknown := [name for name in rewards if name not in branches and name not in roles]:
@@ -68,13 +69,14 @@ def _check_branches(rewards: Mapping[str, float], trajectory: Trajectory) -> Non
 
 
 def nothing_earned(trajectory: Trajectory, policy: BadCallPolicy | None) -> None:
-    """Give an episode without a reward the reward 0, less the penalty."""
+    """Set the reward to 0 less the penalty, for an episode that was not scored."""
     trajectory.reward = 0.0
     _penalise(trajectory, policy.penalty if policy else 0.0)
 
 
 def _penalise(trajectory: Trajectory, penalty: float) -> None:
-    """Subtract the penalty from the reward, and from the reward of the unreadable branch."""
+    """Subtract the penalty for each turn with an unreadable call from the reward, and from the reward of the turn's
+    branch."""
     unread = dict.fromkeys(("", *trajectory.branch_rewards), 0)
     for segment in trajectory.segments:
         unread[trajectory.paid_as(segment)] += sum(turn.bad_call == "structural" for turn in segment.turns)

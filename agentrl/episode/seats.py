@@ -1,6 +1,7 @@
-"""An episode of an Env with seats: each seat has its own conversation, and the seats take turns at a common Env.
+"""An episode of an Env with seats (the players of a game): each seat has its own conversation, and the seats take turns
+in the same Env.
 
-A seat's conversation is ordinary, with its own trajectory, limits, masks and reward:
+Each seat's conversation has its own trajectory, limits, masks and reward:
 
     x   opening + observe("x") ──▶ turn ──▶ step        answer + observe("x") ──▶ turn ──▶ step
     o                                      opening + observe("o") ──▶ turn ──▶ step
@@ -30,7 +31,7 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Generation, Message, Observation, Observed, Raw, StepResult, StopReason, Task
 
 _SHARED = (StopReason.DONE, StopReason.ABORTED, StopReason.FAILED, StopReason.DEADLINE)
-"""Reasons that end an episode for every seat. Any other reason concerns a single seat."""
+"""Reasons to stop that hold for all seats. Any other reason concerns a single seat."""
 
 
 async def run_seats(
@@ -47,11 +48,11 @@ async def run_seats(
 ) -> dict[str, Trajectory]:
     """Play an episode of an Env with seats. Return the trajectory of each seat, in the order of `Env.seats`.
 
-    `engine` plays every seat without an entry in `players`. The values of `players` are engines: older weights, or a
-    `ChatEngine` around a function, an API or a person. `Limits` and the budgets count for each seat; `Limits.episode_s`
-    for the episode. Each trajectory has its `seat`, its reward and its reason to stop. A limit or the bad calls of a
-    single seat end the episode for all seats: the others stop with DONE, and info["ended_by"] names the seat. A broken
-    environment, an abort and the deadline stop all seats for the same reason.
+    `players` maps seats to their engines: an engine with older weights, or a `ChatEngine` around a function, an API or
+    a person. `engine` plays all other seats. `Limits` hold for each seat separately, except `Limits.episode_s`, which
+    holds for the episode. Each trajectory has its `seat`, its reward and its reason to stop. If a seat reaches a limit
+    or makes too many bad calls, the episode ends for all seats: the other seats stop with DONE, and info["ended_by"]
+    names the seat. A broken environment, an abort and the deadline stop all seats for the same reason.
 
     Other details and errors are as in `run_episode`. Raises ConfigError for an Env without seats, and for an unknown
     seat.
@@ -67,7 +68,7 @@ async def run_seats(
 
 
 def new_table(seats: Sequence[str], task: Task, name: str, options: EpisodeOptions) -> Table:
-    """The states of the seats before an episode begins. `name` begins their session ids."""
+    """The states of the seats before an episode begins. The seats' session ids begin with `name`."""
     table = Table({}, seats[0], seats[0])
     for seat in seats:
         trajectory = Trajectory(task, session_id=f"{name}-{seat}")
@@ -79,7 +80,7 @@ def new_table(seats: Sequence[str], task: Task, name: str, options: EpisodeOptio
 
 @dataclass(slots=True)
 class SeatedEpisode(Episode):
-    """An Env and the conversations of its seats. `state` and `talk` belong to the acting seat."""
+    """The episode of an Env with seats. `state` and `talk` always belong to the seat that acts."""
 
     talks: dict[str, Conversation] = field(default_factory=dict)
 
@@ -95,7 +96,7 @@ class SeatedEpisode(Episode):
         reward: RewardFn | None,
         hooks: EpisodeHooks | None,
     ) -> SeatedEpisode:
-        """The episode at a table. Raises ConfigError for a player of an unknown seat."""
+        """Make the episode from the states of its seats. Raises ConfigError if `players` names an unknown seat."""
         players, hooks, options = players or {}, hooks or EpisodeHooks(), options or EpisodeOptions()
         if unknown := [seat for seat in players if seat not in table.seats]:
             raise ConfigError(
@@ -138,7 +139,7 @@ class SeatedEpisode(Episode):
         self._sit(self.table.seat)
 
     def _sit(self, seat: str) -> None:
-        """Let a seat act: the hooks of the Env see the seat, and the next turn is in the seat's conversation."""
+        """Make a seat the acting seat: `Env.seat` is set, and the next turn is in the seat's conversation."""
         self.state, self.talk = self.table.seats[seat], self.talks[seat]
         self.env.seat = seat
 
@@ -166,8 +167,8 @@ class SeatedEpisode(Episode):
         await self.begin_turn()
 
     async def begin_turn(self) -> StopReason | None:
-        """Let the seat read the unread observation, and mark its turn as begun. If the seat cannot go on, return the
-        reason."""
+        """Append the unread observation to the seat's conversation, and mark its turn as begun. Return the reason to
+        stop, if any."""
         table = self.table
         self._sit(table.seat)
         if self.talk.is_aborted():
@@ -204,7 +205,8 @@ class SeatedEpisode(Episode):
         return stop or await Episode._turn(self)
 
     async def answer_again(self, recorded: Trajectory) -> bool:
-        """Append the seat's next recorded turn, and let the Env answer. Return whether the tokens are the same."""
+        """Append the seat's next recorded turn, and call the Env's step. Return whether the tokens equal the recorded
+        tokens."""
         if not self.table.begun and await self.begin_turn() is not None:
             return False
         again = self.state.trajectory
@@ -289,7 +291,8 @@ class SeatedEpisode(Episode):
 
 
 async def replay_seats(episode: SeatedEpisode) -> bool:
-    """Play the recorded actions to the fresh Env of an episode, in discarded copies of its conversations.
+    """Execute the recorded actions in the fresh Env of an episode, with copies of its conversations that are then
+    discarded.
 
     Return False if the host aborts meanwhile. Raises ResumeError if any token differs from the record.
     """
@@ -321,7 +324,7 @@ async def replay_seats(episode: SeatedEpisode) -> bool:
 
 
 def _unplayed(recorded: Table) -> Table:
-    """A table with the same seats, at the beginning of the same episode."""
+    """The states of the same seats at the beginning of the same episode."""
     seats = list(recorded.seats)
     again = Table({}, seats[0], seats[0])
     for seat, state in recorded.seats.items():
@@ -333,14 +336,14 @@ def _unplayed(recorded: Table) -> Table:
 
 
 def begins(recorded: Trajectory, again: Trajectory) -> bool:
-    """Whether the last segment of `again` is the beginning of the same segment of `recorded`. Earlier segments were
-    compared during their growth."""
+    """Whether the tokens of the last segment of `again` begin the same segment of `recorded`. Earlier segments were
+    compared before."""
     segments = recorded.segments[len(again.segments) - 1 :]
     return bool(segments) and again.segment.ids == segments[0].ids[: again.segment.length]
 
 
 def _options_of(seat: str, options: EpisodeOptions) -> EpisodeOptions:
-    """The options of a seat: its sampling has its own seed, so that equal prompts get different turns."""
+    """The options of a seat, with a sampling seed of its own, so that equal prompts get different turns."""
     params = options.sampling_params
     if "sampling_seed" not in params:
         return options
@@ -349,7 +352,8 @@ def _options_of(seat: str, options: EpisodeOptions) -> EpisodeOptions:
 
 
 def _together(pending: Observed, latest: Observed, capabilities: Mapping[str, bool]) -> Observed:
-    """Two observations as one. Texts of a user become one message, because some templates refuse two in a row."""
+    """Two observations joined. Neighbouring texts of a user become one message, because some templates refuse two user
+    messages in a row."""
     if not pending:
         return latest
     if isinstance(pending, Raw) or isinstance(latest, Raw):

@@ -1,8 +1,8 @@
-"""Renderers, Envs, engines and the gateway for all episodes of an event loop. Each is made on first use, and closed
+"""Renderers, Envs and engines that all episodes of an event loop share. Each object is made on first use, and closed
 with the loop.
 
-slime only calls `adapt`. Without a start hook, 256 first calls arrive at once. There is no stop hook. Training and
-evaluation may run on two loops of a process at the same time.
+slime only calls `adapt`, and has no hooks for start and stop. So 256 first calls may arrive at once. Training and
+evaluation may run on two event loops of a process at the same time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("agentrl")
 
 _CONNECTIONS = 256
 _CLOSE_S = 30.0
-"""Seconds for closing the resources of a loop at the end of the process."""
+"""Maximum number of seconds for closing the resources of a loop at the end of the process."""
 
 
 class LoopResources:
@@ -57,8 +57,8 @@ class LoopResources:
         trust_remote_code: bool = False,
         special_tokens: SpecialTokens = "keep",
     ) -> Renderer:
-        """The renderer of a model. `trust_remote_code`: the host has run the tokenizer's own code, so the code may run
-        here."""
+        """The renderer of a model. `trust_remote_code`: the tokenizer's own code may run here, because the host has run
+        it, too."""
         key = (model, template, json.dumps(template_kwargs, sort_keys=True), trust_remote_code, special_tokens)
         return await self._once(("renderer", *key), lambda: asyncio.to_thread(load_renderer_once, *key))
 
@@ -67,7 +67,8 @@ class LoopResources:
         return await self.entered(key, lambda: config.env_factory(path))
 
     async def entered(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """The value of a key's context manager. The first use makes and enters the manager. The loop's end exits it."""
+        """The value of the context manager for a key. On first use, `make` makes the manager, which is entered at once
+        and exited at the loop's end."""
         return await self._once(key, lambda: self._stack.enter_async_context(make()))
 
     async def engine(
@@ -79,10 +80,11 @@ class LoopResources:
         retry_s: float = RETRY_S,
         stopped: Callable[[], bool] | None = None,
     ) -> SGLangEngine:
-        """An engine at a URL. `extra` goes into each request. `retry_s` is the time for retries (see SGLangEngine).
+        """An engine at a URL. `extra` is added to each request. `retry_s` is the number of seconds for retries (see
+        SGLangEngine).
 
-        `model` is the folder of the served model. Token ids outside of the model are errors. `stopped` is the host's
-        abort flag, the same for all episodes.
+        `model` is the folder of the served model: token ids outside of its vocabulary are errors. `stopped` returns the
+        host's abort flag, which is the same for all episodes.
         """
 
         async def make() -> SGLangEngine:
@@ -98,7 +100,7 @@ class LoopResources:
         return await self._once(("engine", url, json.dumps(extra, sort_keys=True), model, retry_s), make)
 
     async def connections(self, url: str) -> Connections:
-        """HTTP connections to a server that does not sample the episodes."""
+        """HTTP connections to a server, for requests outside of any episode."""
 
         async def make() -> Connections:
             from agentrl.engine.sglang.connections import Address, Connections
@@ -115,8 +117,8 @@ class LoopResources:
         return self._parkings[folder, dead_s]
 
     async def _once(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
-        """The value of the first caller's `make`, for all callers. All waiting callers see a failure; the next call
-        retries."""
+        """The value of a key, made by the first caller's `make` for all callers. If `make` fails, all waiting callers
+        get the error, and the next call tries again."""
         if key not in self._tasks:
             task = asyncio.create_task(_run(make))
             task.add_done_callback(lambda done: self._forget_failure(key, done))
@@ -135,7 +137,8 @@ class LoopResources:
             self._keeper.result()
 
     async def _keep(self) -> None:
-        """Close all resources when the loop ends. The loop's cancellation of tasks is the only stop hook."""
+        """Wait until the loop ends, then close all resources. The cancellation of this task is the only sign of the
+        end."""
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -163,7 +166,8 @@ async def _run(make: Callable[[], Awaitable[T]]) -> T:
 
 @atexit.register
 def _close_running_loops() -> None:
-    """Close all loops' resources: slime's own loops run in daemon threads, which are never shut down."""
+    """Close the resources of all running loops at the end of the process: slime's loops run in daemon threads, which
+    are never shut down."""
     for loop, here in list(loops.items()):
         if loop.is_running():
             closing = asyncio.run_coroutine_threadsafe(here.close(), loop)
@@ -183,7 +187,7 @@ def load_renderer_once(
     trust_remote_code: bool,
     special_tokens: SpecialTokens = "keep",
 ) -> Renderer:
-    """An immutable renderer for all loops. The lock prevents a second certification."""
+    """A renderer, which is immutable, for all loops. A lock prevents a second certification of the same template."""
     with _loading:
         renderer = load_shared_renderer(model, template, template_kwargs, trust_remote_code)
         return EpisodeOptions(special_tokens=special_tokens).renderer(renderer)

@@ -1,4 +1,4 @@
-"""The state of an episode between two turns, and the form of an aborted episode in its host."""
+"""The state of an episode between two turns, and the form in which a host keeps an aborted episode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Next: TypeAlias = Literal["generate", "step"]
 
 @dataclass(slots=True)
 class EpisodeState:
-    """The state of an episode for its continuation, without the Env and the engine. Picklable."""
+    """The data for continuing an episode, without the Env and the engine. Picklable."""
 
     trajectory: Trajectory
     thoughts: ReasoningStripper | None = None
@@ -26,34 +26,35 @@ class EpisodeState:
     turn_options: TurnOptions = field(default_factory=TurnOptions)
     """The Env's options for the next turn."""
     next: Next = "generate"
-    """The next work: a generation (or its rest), or the Env's step for the last action."""
+    """The next action: "generate" samples a turn or its rest, "step" calls the Env's step for the last action."""
     stop: StopReason | None = None
-    """The reason of the end, before and after scoring."""
+    """The reason for the end, already set before scoring. None while the episode goes on."""
     steps: int = 0
-    """How many actions the Env has answered."""
+    """Number of actions for which the Env's step has returned."""
     played_s: float = 0.0
     """Seconds counted towards `Limits.episode_s`."""
     table: Table | None = None
-    """With seats: the states of all seats. This state is the first seat's, and represents the episode."""
+    """With seats: the states of all seats. Parking keeps the state of the seat that began, which stands for the whole
+    episode."""
 
 
 @dataclass(slots=True)
 class Table:
-    """The seats of an episode, and the acting seat. Picklable."""
+    """The states of the seats of an episode, and the acting seat. Picklable."""
 
     seats: dict[str, EpisodeState]
     seat: str
     """The acting seat."""
     first: str
-    """Who began."""
+    """The seat that had the first turn."""
     begun: bool = False
     """Whether the seat has read the observation of its turn."""
     opening: Observed = ()
     """The result of `reset`, which precedes the first observation of each seat."""
     answers: dict[str, Observed] = field(default_factory=dict)
-    """Answers to a seat's last turn. The seat reads them before its next turn."""
+    """Seat -> the observation after the seat's last turn. The seat reads the observation before the next turn."""
     early: dict[str, float] = field(default_factory=dict)
-    """Rewards of seats before their first turn."""
+    """Seat -> the sum of its rewards before its first turn."""
     moves: list[str] = field(default_factory=list)
     """The seat of each answered turn, in order of time."""
 
@@ -67,7 +68,7 @@ class Parked:
     rng: Any
     """State of `Env.rng`."""
     env: Env | None = None
-    """The open Env if `how` is "alive", else None. The owner of this object must close the Env."""
+    """The open Env if `how` is "alive", else None. Whoever holds this object must close the Env."""
     saved: Any = None
     """The result of `Env.snapshot`."""
     machines: tuple[MachineSnapshot, ...] = ()

@@ -1,4 +1,4 @@
-"""AgentEnv: an existing agent as an Env. The agent starts, asks its model, runs its own tools, and ends."""
+"""AgentEnv: an Env around an existing agent, which asks its model over HTTP and runs its own tools."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _TURN_BY_TURN = frozenset(
         "deterministic",
     }
 )
-"""Members of an Env for single turns. An agent takes its turns without them."""
+"""Members of an Env that handle single turns. An AgentEnv must not define these members."""
 
 
 class AgentEnv(Env):
     """One episode of an agent that asks a model over HTTP. The agent runs unchanged and is trained token for token.
 
     Write `run` and `score`. `share`, `close`, `self.config`, `self.shared`, `self.task` and `self.enter` work as in any
-    Env. The agent asks the model at `endpoint`, and executes its own tools.
+    Env. The agent sends its requests to `endpoint`, and executes its own tools.
     """
 
     session: ClassVar[SessionOptions] = SessionOptions()
     """How the agent's requests become tokens to train on."""
     result: JSON = None
-    """The return value of `run`. None before `run` returns, and if a limit ended the agent."""
+    """The return value of `run`. None until `run` returns, and if a limit ended the agent."""
     _playing: AgentRun | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -57,10 +57,10 @@ class AgentEnv(Env):
     def run(self, task: Task, endpoint: Endpoint, /) -> MaybeAwait[JSON]:
         """Start the agent, and return when the agent is done. The return value must be JSON, and becomes `self.result`.
 
-        If the episode ends first, `run` is cancelled. A plain `def` runs in a thread, which cannot be cancelled:
-        requests of the thread are refused instead, and `score` runs in another thread. An exception is a failure of the
-        episode, unless a limit has ended the session. So catch the model's own mistakes, such as a call of an unknown
-        tool.
+        If the episode ends first, `run` is cancelled. A plain `def` runs in a thread, which cannot be cancelled: its
+        requests are refused instead, and `score` runs in another thread. An exception in `run` is a failure of the
+        episode, unless a limit has ended the session. So `run` must catch the model's own mistakes, such as a call of
+        an unknown tool.
         """
         raise NotImplementedError(f"{type(self).__name__} has no run")
 
@@ -88,7 +88,7 @@ class AgentEnv(Env):
         return None if self._playing is None else self._playing.read
 
     async def _begin(self, config: GatewayConfig) -> AgentRun:
-        """Open a session at this event loop's gateway. Raises ConfigError if the gateway cannot start."""
+        """Open a session at the gateway of this event loop. Raises ConfigError if the gateway cannot start."""
         from agentrl.gateway.serving.server import loop_gateway  # aiohttp is imported only if it is used
 
         if not isinstance(self.session, SessionOptions):
@@ -103,7 +103,7 @@ class AgentEnv(Env):
 
 
 def _refuse_turns(cls: type[AgentEnv]) -> None:
-    """Raises ConfigError if the class defines members for single turns. They would never be used."""
+    """Raises ConfigError if the class defines members for single turns, which would never be used."""
     for name, value in vars(cls).items():
         if is_tool(value):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The way from an agent to its model: the gateway's address, and the key of the session."""
+"""The address of the gateway and the key of the session, by which an agent reaches its model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from agentrl.sandbox import Sandbox
 SOCKET_INSIDE = "/run/agentrl-gateway.sock"
 """The path of the gateway's socket inside a sandbox."""
 RESET_PATH = "/connection-was-reset"
-"""A request to this path reports that the client did not read the last answer on its connection."""
+"""Path of a request that reports a lost response: the client did not read the last response on its connection."""
 RESET_NOTICE = f"POST {RESET_PATH} HTTP/1.1\r\nHost: gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _HERE = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The model, for one agent: OpenAI's Chat Completions and Responses, Anthropic's Messages, and Google's Gemini API.
+    """The address of an agent's model, which serves OpenAI's Chat Completions and Responses, Anthropic's Messages, and
+    Google's Gemini API.
 
     The key belongs to one session. Every request with the key is part of this episode. A request without a key is
     refused.
@@ -34,9 +35,9 @@ class Endpoint:
     url: str
     """The base URL for Anthropic's and Google's clients: http://127.0.0.1:PORT, unless the run sets `gateway`."""
     socket: str
-    """The same server at a Unix socket of this machine."""
+    """Path of a Unix socket on this machine at which the same server listens."""
     model: str = "agentrl"
-    """A name for the model. Any other name works, too."""
+    """A name for the model in requests. Any other name works, too."""
 
     @property
     def openai(self) -> str:
@@ -45,12 +46,12 @@ class Endpoint:
 
     @property
     def sockets(self) -> Mapping[str, str]:
-        """For `SandboxSpec(sockets=...)`: the socket that `inside` uses."""
+        """The value for `SandboxSpec(sockets=...)`, which makes the gateway's socket available to `inside`."""
         return {SOCKET_INSIDE: self.socket}
 
     def variables(self) -> dict[str, str]:
-        """Environment variables that lead most programs to the model, past the machine's proxy if the host is an IP
-        address."""
+        """Environment variables by which most programs find the model. If the host is an IP address, they also bypass
+        the machine's proxy."""
         host = urlsplit(self.url).hostname or _HERE
         existing = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
         unproxied = ",".join(filter(None, (existing, _HERE, host if is_address(host) and host != _HERE else "")))
@@ -67,7 +68,8 @@ class Endpoint:
         }
 
     async def inside(self, box: Sandbox, port: int = 8000) -> Endpoint:
-        """The same endpoint for programs in a sandbox, at a port of the sandbox's loopback interface.
+        """Start a relay in a sandbox, and return the endpoint for programs in the sandbox: a port of its loopback
+        interface.
 
         The sandbox's image needs python3. Raises ConfigError if the sandbox's spec lacks `sockets`, and SandboxError if
         the relay does not start.

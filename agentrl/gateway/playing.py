@@ -1,4 +1,4 @@
-"""One run of an agent with its session. The host may pause and resume the run."""
+"""The run of an agent with its session. The host (the trainer) may pause and resume the run."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _Run: TypeAlias = Callable[[Task, Endpoint], MaybeAwait[JSON]]
 _LOOK_S = 0.1
 """Seconds between two checks of the host's abort flag."""
 _STILL_S = 5.0
-"""Seconds for the engine to end the agent's unfinished requests."""
+"""Maximum number of seconds to wait until the engine has ended the agent's unfinished requests."""
 _WARNED: set[str] = set()
-"""Agents with a logged warning about refused requests."""
+"""Names of agent classes for which a warning about refused requests was logged."""
 _ANSWERED_OTHERWISE: set[str] = set()
-"""Agents with a logged warning about a result that is no reply's text."""
+"""Names of agent classes for which a warning was logged about a result that is no reply's text."""
 _LAST_WORDS_S = 1.0
-"""Seconds for a paused agent to end on its own if the episode is not resumed."""
+"""Maximum number of seconds to wait until a paused agent ends by itself, if the episode is not resumed."""
 
 
 class AgentRun:
-    """The run of an agent and its session, from the first request to the end of the Env. An abort only pauses the
+    """The run of an agent and its session, from the start of `run` to the end of the Env. An abort only pauses the
     run."""
 
     result: JSON = None
@@ -55,7 +55,7 @@ class AgentRun:
 
     @property
     def read(self) -> str | None:
-        """The text of the newest messages from the agent to its model."""
+        """The text of the last messages that the agent sent to its model."""
         prompts = self._session.tree.prompts
         messages = [message for message in prompts[-1].messages if message["role"] != "assistant"] if prompts else []
         return "\n".join("".join(texts_in(message["content"])) for message in messages) or None
@@ -85,7 +85,8 @@ class AgentRun:
         return self._outcome(running, trajectory, stop)
 
     async def end(self) -> None:
-        """End the session, and the agent if still running. After a pause, the client is first asked to retry later."""
+        """End the session, and the agent if it is still running. After a pause, clients are first asked to retry
+        later."""
         self._session.hold()  # the engine ends the agent's unfinished requests
         with suppress(TimeoutError):
             async with asyncio.timeout(min(_STILL_S, runtime(self._env).limits.close_s / 2)):
@@ -107,7 +108,7 @@ class AgentRun:
             running.exception()  # retrieved here, so that asyncio does not log it
 
     def _start_or_resume(self, episode: Episode) -> asyncio.Task[JSON]:
-        """Start or resume sampling, and start the agent the first time."""
+        """Start or resume sampling. The first call also starts the agent."""
         env, talk, trajectory = self._env, episode.talk, episode.state.trajectory
         if self._running is not None and self._running.done() and (error := _error(self._running)) is not None:
             raise ResumeError(f"the agent ended while it waited: {one_line(error)}")
@@ -153,7 +154,7 @@ class AgentRun:
             ended.cancel()
 
     def _outcome(self, running: asyncio.Task[JSON], trajectory: Trajectory, stop: StopReason | None) -> StopReason:
-        """Keep the agent's result, and return why the episode ended. Raises FailedError."""
+        """Keep the agent's result, and return the reason for the episode's end. Raises FailedError."""
         session = self._session
         if session.error is not None:
             raise session.error
@@ -174,8 +175,8 @@ class AgentRun:
         return stop or StopReason.DONE
 
     def _unanswered(self) -> AgentRLError:
-        """The error for an agent without a reply. A refusal as invalid is a bug, because each episode would repeat the
-        refusal."""
+        """The error for an agent that got no reply. If the last request was refused as invalid, the failure is a bug,
+        because each episode would repeat the refusal."""
         problem = f"{type(self._env).__name__}.run ended without a reply of the model"
         refusal = self._refusal()
         if refusal is None:
@@ -184,8 +185,7 @@ class AgentRun:
         return RefusedError("invalid", error) if refusal.kind == "invalid" else InfraError(error)
 
     def _keep_result(self, running: asyncio.Task[JSON], trajectory: Trajectory, stop: StopReason | None) -> None:
-        """Keep the result of `run`, or raise the error of `run`. Do nothing if the episode's end has cancelled
-        `run`."""
+        """Keep the result of `run`, or raise its error. Do nothing if the episode's end has cancelled `run`."""
         if running.cancelled() and stop is not None:
             return
         self.result = to_json(running.result(), f"{type(self._env).__name__}.run")
@@ -193,7 +193,8 @@ class AgentRun:
             trajectory.info["result"] = self.result
 
     def _note_result(self, running: asyncio.Task[JSON]) -> None:
-        """Show the session the result. A result that cannot be JSON is refused later, as a failure of the episode."""
+        """Pass the agent's result to the session. A result that JSON cannot hold is refused later, as a failure of the
+        episode."""
         if not running.cancelled() and running.exception() is None and running.result() is not None:
             with suppress(TypeError, ValueError):
                 self._session.returned(to_json(running.result(), "run"))
@@ -227,7 +228,7 @@ class AgentRun:
             )
 
     def _refusal(self) -> RefusedError | None:
-        """The reason for refusing the agent's last request. None for an answered request, or for a request after the
+        """The reason why the agent's last request was refused. None if the request got a reply, or came after the
         session's end."""
         for line in reversed(self._session.log.lines):
             if line["event"] == "reply":
@@ -239,7 +240,7 @@ class AgentRun:
 
 
 def _naming(failure: Failure, refusal: RefusedError | None) -> Failure:
-    """The failure, with the gateway's last refusal added, because an agent may not report the refusal."""
+    """The failure with the gateway's last refusal added to its text, because an agent may hide the refusal."""
     if refusal is None or str(refusal) in failure.error:
         return failure
     return replace(failure, error=f"{failure.error}; the gateway refused its last request: {refusal}")
@@ -262,7 +263,7 @@ def _masked_by_host(trajectory: Trajectory) -> Sequence[MaskReason]:
 
 
 def _mask_malformed(episode: Episode) -> None:
-    """Mask turns with unreadable calls, if the Env's policy masks."""
+    """Mask turns with unreadable calls if the Env's BadCallPolicy demands so."""
     trajectory, policy = episode.state.trajectory, episode.policy
     if policy is not None and policy.mask:
         for number, turn in enumerate(trajectory.turns):

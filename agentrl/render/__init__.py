@@ -15,12 +15,12 @@ after the turn: the *bridge*. Sampled text is never rendered or encoded again. N
                                    │
     renderer                  the Renderer
 
-A tail is rendered once for each shape, and then comes from the memo, where the memo is proved (`memo`, `symbols`,
-`trace`). A tail with a dependence on earlier messages is made from a render of these messages (`context`). In every run
-some bridges are compared (`watch`).
+A tail is the text of a bridge in its parts. It is rendered once for each shape of messages, and then comes from a cache
+if the cache is proved (`memo`, `symbols`, `trace`). A tail that depends on earlier messages is rendered with these
+messages (`context`). Every run compares some bridges with full renders (`watch`).
 
-Who may import whom, from the top down: renderer, prove, turns, watch, memo, tail, context, learn, formats, read,
-template, trace, symbols. docs/templates.md describes the proofs, the templates, and the reasons.
+Modules may import the modules after them in this order: renderer, prove, turns, watch, memo, tail, context, learn,
+formats, read, template, trace, symbols. docs/templates.md describes the proofs, the templates, and the reasons.
 """
 
 from agentrl.render.base import Certificate, Renderer

@@ -1,7 +1,8 @@
-"""The tokens of long beginnings shared by prompts, such as a coding agent's instructions and tools.
+"""A cache for the tokens of long beginnings shared by many prompts: for example, a coding agent's instructions and
+tools.
 
 A tokenizer first cuts a text at its special tokens. So a text with a special token at its end has the same tokens
-before any other text. The tokens are remembered by content.
+before any other text. The cache is keyed by content.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from weakref import WeakKeyDictionary
 from agentrl.render.raw import HARD_TEXTS, encodes_in_rust
 
 _LONG = 4096
-"""Characters of the shortest remembered text."""
+"""Minimum number of characters of a cached text."""
 _MOST = 4 << 20
-"""The limit of remembered tokens in all: 16 MiB."""
+"""Maximum number of cached tokens, which take 16 MiB."""
 _MARKERS = 16
-"""How many special tokens of a template are tried."""
+"""Maximum number of a template's special tokens that are tried."""
 
 Encode = Callable[[str], list[int]]
 
 
 class TokenMemory:
-    """Tokens by a key. The tokens with the oldest use are dropped first. Threads may share a memory."""
+    """A cache of tokens. The least recently used tokens are dropped first. Safe to share by threads."""
 
     def __init__(self, most: int) -> None:
         self._most, self.size = most, 0
@@ -58,14 +59,15 @@ _CUTS: WeakKeyDictionary[Any, dict[tuple[str, ...], dict[str, int]]] = WeakKeyDi
 
 @dataclass(frozen=True, slots=True)
 class BeginningEncoder:
-    """Encodes as `encode` does. A text is cut behind special tokens, and each long piece but the last is remembered."""
+    """Returns the same tokens as `encode`. A text is cut after special tokens, and the tokens of each long piece but
+    the last are cached."""
 
     encode: Encode
     cuts: re.Pattern[str]
     ids: dict[str, int]
-    """The special tokens with a possible cut, and their ids."""
+    """Text -> id of the special tokens after which a text may be cut."""
     tokenizer: str
-    """Distinguishes the tokenizer."""
+    """A key that identifies the tokenizer."""
 
     def __call__(self, text: str) -> list[int]:
         tokens, before, offset = list[int](), "", 0
@@ -77,7 +79,7 @@ class BeginningEncoder:
         return tokens + self._tokens_after(before, text[offset:]) if offset < len(text) else tokens
 
     def _pieces(self, text: str) -> Iterator[tuple[str, str]]:
-        """Long pieces from the text's start on, each with the special token at its end."""
+        """Cut a text into long pieces, each with a special token at its end."""
         start = 0
         for match in self.cuts.finditer(text, _LONG):
             if match.end() - start >= _LONG:
@@ -85,7 +87,7 @@ class BeginningEncoder:
                 start = match.end()
 
     def _tokens_after(self, before: str, text: str) -> list[int]:
-        """The tokens of a text behind a special token, or at the start."""
+        """The tokens of a text after the special token `before`, or at the start of a text."""
         tokens = self.encode(before + text)
         return tokens[1:] if before else tokens
 
@@ -95,7 +97,8 @@ class BeginningEncoder:
 
 
 def remembering(encode: Encode, tokenizer: Any, source: str, fingerprint: str) -> Encode:
-    """`encode`, but long beginnings are remembered if the tokenizer always cuts at a special token of the template.
+    """A function like `encode` that caches long beginnings, if the tokenizer always cuts at a special token of the
+    template. Otherwise `encode` itself.
 
     `source` is the template's text.
     """
@@ -111,7 +114,8 @@ def remembering(encode: Encode, tokenizer: Any, source: str, fingerprint: str) -
 
 
 def markers_in(tokenizer: Any, source: str) -> dict[str, int]:
-    """Added tokens in the template's text that take no neighbouring characters, and are part of no other token."""
+    """Text -> id of the added tokens in the template's text that swallow no neighbouring characters, and are part of no
+    other token."""
     if not encodes_in_rust(tokenizer):
         return {}
     added = {i: token for i, token in tokenizer.added_tokens_decoder.items() if token.content}
@@ -127,7 +131,8 @@ def markers_in(tokenizer: Any, source: str) -> dict[str, int]:
 
 
 def _cuts(encode: Encode, marker: str, token: int) -> bool:
-    """Whether texts on both sides of a special token are encoded apart. Tried on texts that are hard to encode."""
+    """Whether the texts before and after a special token are encoded independently, tried with texts that are hard to
+    encode."""
     for before in HARD_TEXTS:
         head = encode(before + marker)
         for after in HARD_TEXTS:

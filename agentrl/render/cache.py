@@ -1,4 +1,4 @@
-"""A cache of probed and bound templates, keyed by value."""
+"""A cache for probed and bound templates, whose keys are made from values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _FINGERPRINTS: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
 
 
 class Cache(Generic[T]):
-    """At most `size` values. The oldest is dropped first. If two threads make the same value, only one is kept."""
+    """A cache of at most `size` values. The oldest value is dropped first. If two threads make a value for the same
+    key, both get the first value."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -41,7 +42,8 @@ def key_of(*parts: Any) -> str:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """The identity of a tokenizer within a process: name, vocabulary, special tokens, and a sample of the merges."""
+    """A text that identifies a tokenizer within a process, made from name, vocabulary, special tokens, and a sample of
+    the merges."""
     now = f"{len(tokenizer)} {tokenizer.special_tokens_map}"
     before, cached = _FINGERPRINTS.get(tokenizer, ("", ""))
     if before == now:

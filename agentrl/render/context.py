@@ -18,15 +18,18 @@ class Context:
     """The part of the history that a template needs for the text after a turn. Most templates need no history."""
 
     system: bool = False
-    """The system message: Mistral-Nemo repeats the message in the last user message, SmolLM3 looks for `/no_think`."""
+    """Whether to render the system message: Mistral-Nemo repeats it in the last user message, SmolLM3 looks for
+    `/no_think` in it."""
     calls: Literal["none", "last", "one", "all"] = "none"
-    """Placeholders for earlier calls: some templates open a list of results once, or number the calls. "last" adds a
-    placeholder if a result is right before the turn, because some templates look two messages back."""
+    """Placeholders (a call and its result) to render for earlier calls. none: no placeholder. last: a single
+    placeholder if a result is right before the turn: some templates look two messages back. one: a single placeholder
+    if the history has any result: some templates open a list of results once. all: a placeholder for each result: some
+    templates number the calls."""
     whole: bool = False
-    """Every message: some templates look for a switch in any message, or count failed results."""
+    """Whether to render every message: some templates look for a switch in any message, or count failed results."""
 
     def before(self, history: Sequence[Message]) -> list[Message]:
-        """The messages to render before the sampled turn, the last of `history`."""
+        """The messages to render before the sampled turn, which is the last message of `history`."""
         if self.whole:
             return whole(history)
         first = history[:1] if self.system and history and history[0].get("role") in LEADING else ()
@@ -49,11 +52,13 @@ CONTEXTS = (
     Context(calls="all"),
     Context(whole=True),
 )
-"""Contexts from the cheapest to the most expensive. Certification takes the first whose bridges are all right."""
+"""Contexts from the cheapest to the most expensive. Certification takes the first context with which all bridges are
+right."""
 
 
 def whole(history: Sequence[Message]) -> list[Message]:
-    """The messages before the sampled turn, the last of `history`. A question is added if no user spoke."""
+    """All messages before the sampled turn, which is the last message of `history`. A question is added if the history
+    has no user's message."""
     before = list(history[:-1])
     if any(message.get("role") == "user" for message in before):
         return before
@@ -62,9 +67,10 @@ def whole(history: Sequence[Message]) -> list[Message]:
 
 
 def outlined(messages: Sequence[Message]) -> list[Message]:
-    """The messages with a placeholder for each turn: a model may write turns that its template refuses.
+    """The messages with a placeholder for each turn of the model, because a template may refuse turns of its own model.
 
-    Placeholders keep the calls' ids and names. Turns in a row, perhaps from a Raw answer, become a single turn.
+    Placeholders keep the calls' ids and names. Consecutive turns, which a Raw observation may cause, become a single
+    turn.
     """
     outline: list[Message] = []
     for message in messages:

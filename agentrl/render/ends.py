@@ -10,11 +10,11 @@ from agentrl.render.learn.probe import TOOL
 from agentrl.types import Message
 
 _CALL = {"id": "c00000000", "type": "function", "function": {"name": "lookup", "arguments": {}}}
-"""A call of TOOL."""
+"""A call of the tool TOOL, to probe the end of a turn with calls."""
 
 
 def turn_ends(renderer: Renderer) -> frozenset[int]:
-    """The ids of the tokens at the end of an answer and of a turn with calls. Empty if plain text ends both."""
+    """The ids of the tokens that end a turn without calls and a turn with calls. Empty if both end with plain text."""
     answer: Message = {"role": "assistant", "content": "Yes."}
     tokens = [renderer.encode(answer)]
     with suppress(TemplateError):  # a template without calls

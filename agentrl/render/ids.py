@@ -1,4 +1,5 @@
-"""Ids of calls in the form for a template: most templates take any text, some need nine letters, some a call's name."""
+"""Convert ids of calls to a template's form: most templates take any text, some need nine letters and digits, some the
+tool's name."""
 
 from __future__ import annotations
 
@@ -13,25 +14,25 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def named_id(name: str, number: int) -> str:
-    """An id with the name of a call and its number, as in Kimi's models: `functions.search:3`."""
+    """An id made of the tool's name and the call's number, as in Kimi's models: `functions.search:3`."""
     return f"functions.{name}:{number}"
 
 
 def has_name(call_id: str, name: str) -> bool:
-    """Whether an id contains the name of its call and a number."""
+    """Whether an id contains the tool's name and a number."""
     return bool(name) and re.fullmatch(rf"(?:[\w-]+\.)?{re.escape(name)}:\d+", call_id) is not None
 
 
 def next_number(ids: Iterable[str]) -> int:
-    """The number of the call after the calls with these ids. The ids contain numbers."""
+    """The number for the next call after the calls with these ids, which contain numbers."""
     return max((int(call_id.rpartition(":")[2]) for call_id in ids), default=-1) + 1
 
 
 def with_named_ids(messages: Sequence[Message], number: int = 0) -> list[Message]:
-    """The messages under ids with the calls' names, for templates that write an id in place of a name.
+    """The messages with ids made by `named_id`, for templates that write an id in place of a name.
 
-    An id with a name stays. Other calls are numbered through the whole conversation, as in Kimi's models. `number` is
-    the first number.
+    An id that contains its tool's name is kept. All other calls are numbered through the whole conversation, as in
+    Kimi's models, from `number` on.
     """
 
     def named(call_id: str, name: str) -> str:
@@ -44,14 +45,15 @@ def with_named_ids(messages: Sequence[Message], number: int = 0) -> list[Message
 
 
 def with_plain_ids(messages: Sequence[Message]) -> list[Message]:
-    """The messages under ids of nine letters and digits, for templates that refuse other ids."""
+    """The messages with ids of nine letters and digits, for templates that refuse other ids."""
     return _renamed(messages, lambda call_id, _: plain_id(call_id), orphans=True)
 
 
 def _renamed(messages: Sequence[Message], rename: Callable[[str, str], str], *, orphans: bool = False) -> list[Message]:
-    """The messages with other ids. A result gets the new id of the last earlier call with the same old id.
+    """The messages with ids changed by `rename`. A result gets the new id of the last earlier call with the same old
+    id.
 
-    With `orphans`, an id without a call is renamed too.
+    With `orphans`, the id of a result without a call is changed, too.
     """
     ids, renamed = dict[str, str](), list[Message]()
     for message in messages:
@@ -73,9 +75,8 @@ def _renamed(messages: Sequence[Message], rename: Callable[[str, str], str], *, 
 
 
 def plain_id(call_id: str) -> str:
-    """The id, if made of nine letters and digits, as every template accepts. Otherwise a hash of the id in the same
-    form.
-    """
+    """The plain form of an id: nine letters and digits, which every template accepts. Another id is replaced by a hash
+    in this form."""
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id
     number = int.from_bytes(hashlib.blake2s(call_id.encode("utf-8", "replace"), digest_size=8).digest())

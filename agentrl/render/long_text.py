@@ -1,4 +1,5 @@
-"""Long texts: a text too long to fit is refused by its length, and a text that may fit is encoded in a thread."""
+"""Long texts: a text without any chance to fit is refused before the encoding. Other long texts are encoded in a
+thread."""
 
 from __future__ import annotations
 
@@ -16,22 +17,22 @@ from agentrl.types import Observed, Raw
 T = TypeVar("T")
 
 TOKEN_CHARACTERS = 256
-"""More characters than any token has, even a run of spaces."""
+"""Maximum number of characters of a token, even of a run of spaces."""
 LONG = 32_768
-"""Texts of this many characters or more are rendered in a thread: about 50 ms of work."""
+"""Minimum length in characters of a text that is rendered in a thread. Rendering takes about 50 ms."""
 _USUAL = 4
-"""Characters of an average token."""
+"""Average number of characters of a token."""
 _CHUNK = 65_536
 _SEAM = 256
-"""Tokens of a chunk that may exist only because of the cut."""
+"""Number of tokens of a chunk that may differ because of the cut between chunks."""
 
 _NAME = "agentrl-render"
 _threads = ThreadPoolExecutor(2, _NAME)
-"""A separate thread pool. Agents that wait for replies may take all threads of asyncio's pool."""
+"""The threads for long texts. asyncio's own pool may be full of agents that wait for replies."""
 
 
 def _renew() -> None:
-    """A forked process has none of its parent's threads."""
+    """Make a new thread pool in a forked process, because the parent's threads are missing there."""
     global _threads
     _threads = ThreadPoolExecutor(2, _NAME)
 
@@ -40,15 +41,16 @@ os.register_at_fork(after_in_child=_renew)
 
 
 async def aside(characters: int, make: Callable[[], T]) -> T:
-    """The result of `make`, a render of the given number of characters. Long texts are rendered in a thread."""
+    """Return the result of `make`, a function that renders a text of `characters` characters. A long text is rendered
+    in a thread."""
     if characters < LONG:
         return make()
     return await asyncio.get_running_loop().run_in_executor(_threads, copy_context().run, make)
 
 
 async def too_long(renderer: Renderer, texts: Sequence[str], bound: int) -> int | None:
-    """The approximate number of tokens of the texts, if certainly `bound` or more. None if the texts may fit: only
-    rendering can tell.
+    """The approximate number of tokens of the texts if it is certainly `bound` or more. None if the texts may fit,
+    which only rendering shows.
 
     Costs as much as encoding `bound` tokens.
     """
@@ -62,14 +64,14 @@ async def too_long(renderer: Renderer, texts: Sequence[str], bound: int) -> int 
 
 
 def texts_of(observed: Observed) -> list[str]:
-    """The content of an observation, if it is text."""
+    """The texts in the content of an observation."""
     if isinstance(observed, Raw):
         return [observed.text]
     return [text for message in observed for text in texts_in(message.get("content"))]
 
 
 def _counted(renderer: Renderer, texts: Sequence[str], bound: int) -> int | None:
-    """`too_long`, by encoding chunk after chunk until there are enough tokens."""
+    """See `too_long`. Encodes chunk after chunk until the number of tokens is enough."""
     tokens = characters = 0
     for text in texts:
         for start in range(0, len(text), _CHUNK):

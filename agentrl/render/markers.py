@@ -1,10 +1,10 @@
 """Special tokens in the text of messages: counted, and encoded as text where requested.
 
-A web page may contain `<|im_start|>`. Encoded as in the template's own render, the marker forges a turn. As text, the
-marker gets the tokens of a tokenizer without this special token.
+A web page may contain `<|im_start|>`. In the template's own render, this marker is encoded as a special token, and so
+forges a turn. Encoded as text, the marker gets the tokens of a tokenizer that lacks this special token.
 
-The text is guarded before the template sees the text: a private character follows the first character of each marker,
-so the template does not see a marker. `Spelling.encode` removes the guards again.
+To encode markers as text, a guard (a private character) is put after the first character of each marker, before the
+template gets the text. So the template sees no marker. `Spelling.encode` removes the guards again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentrl.render.cache import Cache
 
 GUARD = "\U0010fffd"
 _ESCAPED = ("\\U0010fffd", "\\udbff\\udffd")
-"""The guard, in a template that writes text as Python or as JSON in ASCII."""
+"""The guard as written by a template that writes text as Python or as JSON in ASCII."""
 _ANCHOR = "\U0010fffc"
 """Stands for the special token before a text, because some tokenizers put a space at the start of a text."""
 _PLAIN: Cache[_Plain] = Cache(8)
@@ -33,13 +33,13 @@ _warned = False
 
 @dataclass(frozen=True, eq=False)
 class Markers:
-    """The special tokens of a tokenizer, and other added tokens in the template's text."""
+    """The markers of a template: the special tokens of its tokenizer, and other added tokens in the template's text."""
 
     tokenizer: Any
     ids: Mapping[str, int]
-    """Text -> id."""
+    """Text of a marker -> token id."""
     turn_markers: frozenset[str] = frozenset()
-    """Markers of the model's own turns: `</think>`. Texts often mention these markers, and the markers forge no
+    """Markers within the model's own turns, such as `</think>`. Texts often mention these markers, which cannot forge a
     turn."""
 
     @classmethod
@@ -51,7 +51,7 @@ class Markers:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Any marker, the longest first, as in a tokenizer."""
+        """A pattern for any marker. A longer marker takes precedence, as in a tokenizer."""
         return re.compile(_any_of(self.ids) or r"(?!)")
 
     @cached_property
@@ -65,7 +65,7 @@ class Markers:
         return frozenset(text[0] for text in self.ids)
 
     def count(self, value: Any) -> int:
-        """The number of special tokens in the strings of a value, apart from the model's own markers."""
+        """The number of markers that can forge a turn in all strings of a value."""
         count, first, parts = 0, self._first, [value]
         while parts:
             part = parts.pop()
@@ -79,7 +79,7 @@ class Markers:
         return count
 
     def guarded(self, value: Any, but: Iterable[str] = ()) -> Any:
-        """The value with all markers in its strings guarded, except `but`."""
+        """The value with guards in all markers of its strings, except the markers in `but`."""
         if isinstance(value, str):
             return self._guarded(value, but)
         if isinstance(value, Mapping):
@@ -101,7 +101,8 @@ NO_MARKERS = Markers(None, {})
 
 
 def _any_of(words: Collection[str]) -> str:
-    """A regular expression for the longest of the words. A common beginning of words is matched once."""
+    """A regular expression for any of the words, where the longest takes precedence. A common beginning of several
+    words is matched only once."""
     rests: dict[str, set[str]] = {}
     for word in filter(None, words):
         rests.setdefault(word[0], set()).add(word[1:])
@@ -112,7 +113,7 @@ def _any_of(words: Collection[str]) -> str:
 
 
 def unescaped(text: str) -> str:
-    """A template's text, with its guards restored."""
+    """A template's text with its escaped guards restored to the private character."""
     if "0010fffd" in text or "udffd" in text:
         for escaped in _ESCAPED:
             text = text.replace(escaped, GUARD)
@@ -120,7 +121,7 @@ def unescaped(text: str) -> str:
 
 
 def warn(count: int) -> None:
-    """Log the first special tokens in a message of this process, if encoded as special tokens."""
+    """Log a warning if `count` special tokens of messages were encoded as special tokens, once in a process."""
     global _warned
     if count and not _warned:
         _warned = True
@@ -137,11 +138,11 @@ class Spelling:
 
     markers: Markers
     encode_plainly: Callable[[str, str], list[int]]
-    """Encodes a text without guards, after a special token: `Template.encode` of the text alone."""
+    """A function that encodes a text without guards after a special token, as `Template.encode` does."""
     name: str
     """The tokenizer's name in error messages."""
     key: str
-    """Distinguishes the tokenizer."""
+    """A key that identifies the tokenizer."""
 
     def encode(self, text: str, after: str = "") -> list[int]:
         """The tokens of the text, as if the tokenizer did not know the guarded markers.
@@ -157,7 +158,7 @@ class Spelling:
         return tokens + self.encode_plainly(text[start:], "" if start else after)
 
     def _guarded_parts(self, text: str, after: str) -> Iterator[tuple[int, int, str, str]]:
-        """The parts with a guard, and the markers around each part."""
+        """Yield each part that has a guard, with the special tokens around the part."""
         start, previous = 0, after
         for match in self.markers.pattern.finditer(text):
             if GUARD in text[start : match.start()]:
@@ -180,7 +181,7 @@ class Spelling:
 
     @cached_property
     def plain(self) -> _Plain:
-        """The tokenizer without its markers. Shared by the process."""
+        """The tokenizer without its markers, shared by all templates of the process."""
         key = f"{self.key} {sorted(self.markers.ids.items())}"
         return _PLAIN.get(key, lambda: _Plain.of(self.markers, self.name))
 
@@ -191,7 +192,7 @@ class _Plain:
 
     tokenizer: Any
     ids: Mapping[int, int]
-    """The ids of this tokenizer -> the ids of the original tokenizer, where both differ."""
+    """Id in this tokenizer -> id in the original tokenizer, where both differ."""
 
     @classmethod
     def of(cls, markers: Markers, name: str) -> _Plain:
@@ -224,7 +225,7 @@ class _Plain:
         return cls(tokenizer, moved)
 
     def encode(self, text: str, *, anchored: bool) -> list[int]:
-        """The tokens of a text after a special token (`anchored`), or of a text at the beginning."""
+        """The tokens of a text that follows a special token (`anchored`) or begins the input."""
         if not text:
             return []
         encoded: Sequence[int] = self.tokenizer.encode(

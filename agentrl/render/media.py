@@ -1,7 +1,7 @@
-"""Images in rendered messages: roles with images, pad tokens, and the cut of an observation with images.
+"""Images in rendered messages: roles that may have images, pad tokens, and the cut of an observation with images.
 
-A template writes a pad token for each image. The trained sequence holds a pad for each merged patch of the image. So
-each pad is expanded, and an engine for images gets single pads again (`Segment.engine_ids`).
+A template writes a single pad token for each image. The trained sequence holds a pad token for each merged patch of the
+image, so each pad is expanded. The engine gets single pads again (`Segment.engine_ids`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from agentrl.types import Message, Observation, Rendered, RenderedImage, Rendere
 
 _WORDS = ("zqpart0", "zqpart1", "zqpart2")
 LEFT_OUT = "[image left out]"
-"""Takes the place of an image for which an observation's budget has no room."""
+"""Text in place of an image for which an observation's budget has no room."""
 
 
 def as_messages(observation: Observation) -> Sequence[Message]:
-    """The messages of an observation that is not Raw: text, an image, or parts are one user message."""
+    """The messages of an observation that is not Raw. A text, an image, or a list of parts becomes one user message."""
     content: Any = observation
     if isinstance(content, str | Image):
         return [{"role": "user", "content": normal_content(content)}]
@@ -35,7 +35,7 @@ def as_messages(observation: Observation) -> Sequence[Message]:
 
 
 def image_roles(template: Template, pad: int) -> frozenset[str]:
-    """The roles with images in the template: one pad for each image, at its place between the texts."""
+    """The roles for which the template writes images: one pad for each image, at its position between the texts."""
     every = replace(template, image_roles=frozenset({"user", "tool"}))
     return frozenset(role for role in ("user", "tool") if _carries(every, role, pad))
 
@@ -59,7 +59,7 @@ def _conversation(role: str, content: Any) -> list[Message]:
 
 
 def _places(template: Template, text: str, pad: int) -> list[int] | None:
-    """The number of words before each pad. None if a word is missing or in another order."""
+    """For each pad in a text, the number of words before it. None if a word is missing or in another order."""
     mark = template.decode([pad])
     if template.encode(text).count(pad) != text.count(mark):
         return None
@@ -71,9 +71,9 @@ def _places(template: Template, text: str, pad: int) -> list[int] | None:
 
 
 def pictured(rendered: Rendered, images: Sequence[Image], counter: ImageCounter, name: str) -> Rendered:
-    """The tokens with each pad expanded, and the place of each image.
+    """The tokens with each pad expanded, and the span of each image.
 
-    Raises TemplateError if the number of pads is not the number of images: a text may hold the pad's own text.
+    Raises TemplateError if the number of pads is not the number of images, because a text may contain the pad.
     """
     pads = rendered.tokens.count(counter.pad)
     if pads != len(images):
@@ -100,10 +100,10 @@ def pictured(rendered: Rendered, images: Sequence[Image], counter: ImageCounter,
 def fitted(
     new: Sequence[Message], counter: ImageCounter | None, budget: int | None
 ) -> tuple[Sequence[Message], int | None, int]:
-    """The messages with the images that fit into the budget, the rest of the budget for text, and the tokens of the
-    images left out.
+    """Three values: the messages with the images that fit into the budget, the rest of the budget for text, and the
+    number of tokens of the images left out.
 
-    The first images stay. An image is shown whole or not at all.
+    The first images are kept. An image is shown as a whole or not at all.
     """
     if counter is None or budget is None:
         return new, budget, 0

@@ -1,12 +1,13 @@
-"""The scaffold of bridges, rendered once for each shape of a turn and its answer.
+"""A cache of the template's text in bridges (the scaffold), rendered once for each shape of a turn and its new
+messages.
 
 The template's text around a tool's result rarely depends on the result. So the text after a turn is learned as a
-function of the strings in the messages (`symbols`), with a guard for each question of the template about a string. The
-scaffold serves all strings with the same answers. For other strings, and for templates that cannot be traced, the text
-is rendered.
+function of the strings in the messages (`symbols`), with a guard for each question that the template asks about a
+string. A scaffold holds for all strings with the same answers to these questions. For other strings, and for templates
+that cannot be traced, the text is rendered.
 
-1 bridge in `CHECKED_EVERY` is rendered as well and compared, as long as the process runs. The first difference switches
-the memo off for the template.
+About 1 bridge in `CHECKED_EVERY` is also rendered and compared, as long as the process runs. The first difference
+switches the memo off for the template.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from agentrl.types import Message, ToolCall
 
 CHECKED_EVERY = 64
 VARIABLE = "AGENTRL_BRIDGE_MEMO"
-"""The environment variable. "off" at the load of a renderer switches the memo off."""
+"""Name of an environment variable: the value "off" switches the memo off for renderers that are loaded afterwards."""
 
 _SHAPES, _ANSWERS = 256, 8
-"""The largest number of shapes, and of scaffolds for each shape."""
+"""Maximum number of shapes, and maximum number of scaffolds for each shape."""
 _KEYS = frozenset({"role", "content", "name", "tool_call_id"})
 _WORDS = (SAID, ASKED)
 _SEED = "zq"
-"""The beginning of every sentinel. A text with this word is rendered under other sentinels."""
+"""The text with which every sentinel (a unique word) begins. A text with this beginning inside is rendered with other
+sentinels."""
 _FIRST_OPAQUE, _OPAQUE = 0xF0000, 0x1000
-"""Private characters in place of holes while a text is cut."""
+"""The first of the private characters that replace holes while a text is cut, and the number of these characters."""
 
 _log = logging.getLogger("agentrl")
 
@@ -49,27 +51,27 @@ Check = Literal["", "equal", "different"]
 
 @dataclass(slots=True)
 class MemoState:
-    """The common state of all uses of a template."""
+    """The state of a template's memo, which all renderers of the template share."""
 
     off: str = ""
-    """The reason of the switch-off. Empty: the memo is on."""
+    """The reason why the memo was switched off. Empty while the memo is on."""
     every: int = CHECKED_EVERY
-    """1 bridge in `every` is also rendered, and compared."""
+    """About 1 bridge in `every` is also rendered and compared."""
     served: int = 0
 
 
 @dataclass(slots=True)
 class Watch:
-    """The check in every run: 1 bridge in 64 is compared with a render of the whole conversation.
+    """The check during a run: about 1 bridge in 64 is compared with a render of the whole conversation.
 
-    Certification learns which earlier messages a template reads. A template may read more than its probes show. All
-    uses of a template share a watch.
+    Certification learns which earlier messages a template reads, but a template may read more than the probes show. All
+    renderers of a template share a Watch.
     """
 
     every: int = CHECKED_EVERY
-    """1 bridge in `every` is compared."""
+    """About 1 bridge in `every` is compared."""
     differed: bool = False
-    """Whether a bridge differed. From then on every bridge is made from the whole conversation."""
+    """Whether a bridge has differed. Afterwards every bridge is made from the whole conversation."""
 
     def is_due(self, history: Sequence[Message], new: Sequence[Message]) -> bool:
         """Whether this bridge is compared. The messages decide, so a run repeats exactly."""
@@ -89,7 +91,7 @@ class Watch:
 
 
 class TailRequest(NamedTuple):
-    """The request for a tail: the arguments of `tail`."""
+    """The arguments of `tail.tail`, which renders the text after a turn."""
 
     before: Sequence[Message]
     calls: Sequence[ToolCall]
@@ -108,20 +110,20 @@ class _Shape(NamedTuple):
     values: list[str]
     """The contents of the new messages, then all different ids, then the content of the system message, if any."""
     ids: Mapping[str, int]
-    """The place of each id in `values`."""
+    """Id -> its index in `values`."""
     system: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Scaffold:
-    """A tail with holes, for strings with the answers of the guards."""
+    """A learned tail with holes for strings, valid for all strings that fulfil the guards."""
 
     fields: tuple[tuple[Part, ...], ...]
     ends: frozenset[str]
     guards: tuple[Guard, ...]
 
     def tail(self, values: Sequence[str]) -> Tail | None:
-        """The tail with these strings. None for strings with other answers."""
+        """The tail with strings in its holes. None if the strings do not fulfil the guards."""
         if not all(guard.holds(values) for guard in self.guards):
             return None
         filled = list[str]()
@@ -137,7 +139,7 @@ class _Scaffold:
 
 @dataclass(slots=True)
 class Memo:
-    """The learned scaffolds of one template with its tools and arguments."""
+    """The learned scaffolds of a template with its tools and arguments."""
 
     state: MemoState
     reason: str = ""
@@ -146,7 +148,7 @@ class Memo:
 
     @classmethod
     def of(cls, state: MemoState) -> Memo | None:
-        """A memo. None if the memo is switched off."""
+        """Make a memo. None if the environment variable switches memos off."""
         return None if os.environ.get(VARIABLE) == "off" else cls(state)
 
     def tail(
@@ -156,7 +158,8 @@ class Memo:
         arguments: tuple[Sequence[Message], Sequence[ToolCall], Sequence[Message], bool],
         render: Callable[[], Tail],
     ) -> tuple[Tail, Check]:
-        """The tail of `render`, without a call of `render` where the tail is proved; and the result of a comparison."""
+        """The tail that `render` would return, from a scaffold if possible, and the result of a comparison ("" without
+        a comparison)."""
         request = TailRequest(*arguments)
         shape = None if self.state.off else shape_of(template, request)
         if shape is None:
@@ -185,7 +188,7 @@ class Memo:
         return rendered, "different"
 
     def switch_off(self, template: Template, rendered: Tail, memoised: Tail) -> None:
-        """Record a difference between a tail of the memo and the rendered tail."""
+        """Switch the memo off, and log the difference between a tail of the memo and the rendered tail."""
         self._switch_off(template, f"it is {rendered.observation[:80]!r}, not {memoised.observation[:80]!r}")
 
     def _switch_off(self, template: Template, why: str) -> None:
@@ -213,7 +216,8 @@ class Memo:
 
 
 def shape_of(template: Template, request: TailRequest) -> _Shape | None:
-    """The shape of a request, with the strings. None for a request that must be rendered."""
+    """The shape of a request (everything but its strings), with the strings. None for a request that must be
+    rendered."""
     first = request.before[0]
     role = str(first.get("role"))
     system = role in LEADING
@@ -245,7 +249,7 @@ def _ids_of(request: TailRequest) -> Sequence[str]:
 
 
 def _outline(message: Message, places: Mapping[str, int]) -> tuple[tuple[str, ...], str | None, str | None, int | None]:
-    """A message without its text: the keys in order, role, name, and the place of the id."""
+    """A message without its text: the keys in order, role, name, and the index of the id."""
     call_id = message.get("tool_call_id")
     place = None if call_id is None else places.get(call_id)
     return tuple(message), message.get("role"), message.get("name"), place
@@ -262,7 +266,8 @@ def _is_usual(value: object) -> bool:
 
 
 def _is_itself(template: Template, values: Sequence[str]) -> bool:
-    """Whether the values contain no special tokens to spell as text, and no look-alike of a guard."""
+    """Whether encoding would leave the values unchanged: they contain no special tokens to encode as text, and no
+    guard's look-alike."""
     if template.spelling is None:
         return True
     pattern = template.spelling.markers.pattern
@@ -271,7 +276,7 @@ def _is_itself(template: Template, values: Sequence[str]) -> bool:
 
 
 def _traced(template: Template, profile: Profile, request: TailRequest, shape: _Shape) -> _Scaffold:
-    """The scaffold of a request. Raises UntraceableError, or the template's error."""
+    """Learn the scaffold of a request. Raises UntraceableError, or the template's error."""
     trace = Trace(shape.values, shape.ids.values())
     places = shape.ids
     calls = [replace(call, id=trace.symbol(places[call.id])) for call in request.calls]
@@ -338,7 +343,8 @@ def _is_opaque(char: str) -> bool:
 
 
 def _check_literal(text: str, *, follows: bool, followed: bool) -> None:
-    """Raise if a sentinel may arise where a literal text meets a hole, or if the text has private characters."""
+    """Raises UntraceableError if a sentinel may arise where a literal text meets a hole, or if the text has private
+    characters."""
     starts = followed and any(text.endswith(word[:n]) for word in _WORDS for n in range(1, len(word)))
     ends = follows and any(text.startswith(word[1:]) for word in _WORDS)
     if starts or ends or any(map(_is_opaque, text)):
@@ -346,13 +352,13 @@ def _check_literal(text: str, *, follows: bool, followed: bool) -> None:
 
 
 def _check_prompt(text: str, bare: str) -> None:
-    """Raise unless the answer to "does `text` continue `bare`" is the same for all strings."""
+    """Raises UntraceableError unless `text` begins with `bare` for all strings, or for none."""
     if not text.startswith(bare) and not _differs(text, bare):
         raise UntraceableError("its generation prompt depends on the texts")
 
 
 def _differs(text: str, start: str) -> bool:
-    """Whether the text certainly does not begin with `start`: the first difference is in literal text."""
+    """Whether the text does not begin with `start` for any strings, because the first difference is in literal text."""
     index = next((i for i, (a, b) in enumerate(zip(text, start, strict=False)) if a != b), None)
     if index is None:
         return not any(map(_is_opaque, start[len(text) :]))
@@ -360,7 +366,7 @@ def _differs(text: str, start: str) -> bool:
 
 
 def _check_ends(template: Template, close: Close, body: str) -> None:
-    """Raise unless `split` cuts at the same place for all strings."""
+    """Raises UntraceableError unless `split` cuts the text at the same position for all strings."""
     if not body.startswith(close.before_stop):
         raise UntraceableError("its turn ends otherwise than the probe's")
     rest = body[len(close.before_stop) :]

@@ -1,6 +1,6 @@
-"""The time for templates: one moment for all renders in a piece of work.
+"""The time that templates see: it stands still during a piece of work with several renders.
 
-Otherwise a template with seconds would differ between two compared renders.
+Otherwise two compared renders of a template that writes seconds could differ.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PROBED, ANOTHER_DAY = datetime(2024, 5, 16, 10, 20, 30, 405060), datetime(1999, 12, 31, 23, 58, 59, 1)
-"""The time of the probes, and a second time without a common part, to see which text depends on the time."""
+"""The time during probes, and a second time with a difference in every part. The second time shows the text's
+dependence on time."""
 
 _moment: ContextVar[datetime | None] = ContextVar("moment", default=None)
 
 
 @contextmanager
 def at_moment(moment: datetime) -> Iterator[None]:
-    """All templates within get this time."""
+    """A context manager: inside, templates see the time `moment`."""
     token = _moment.set(moment)
     try:
         yield
@@ -32,7 +33,7 @@ def at_moment(moment: datetime) -> Iterator[None]:
 
 
 def at_one_moment(work: Callable[P, R]) -> Callable[P, R]:
-    """A function during which the time stands still for templates."""
+    """A decorator for functions during which the time stands still for templates."""
 
     @functools.wraps(work)
     def still(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -45,15 +46,14 @@ def at_one_moment(work: Callable[P, R]) -> Callable[P, R]:
 
 
 def strftime_now(form: str) -> str:
-    """The time in this form, for templates."""
+    """The time in the format of `datetime.strftime`, for templates."""
     return (_moment.get() or datetime.now()).strftime(form)
 
 
 def set_clock(source: str) -> None:
-    """Give the library's compiled template this module's clock. Without a moment the clock shows the time, like the
-    library's.
+    """Make transformers' compiled template use this module's clock, which shows the real time unless a moment is set.
 
-    The library passes plain data to templates, and no functions. The library keeps compiled templates by their text.
+    transformers passes data to templates, but no functions, and caches compiled templates by their text.
     """
     try:
         from transformers.utils.chat_template_utils import _compile_jinja_template

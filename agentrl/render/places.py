@@ -1,4 +1,4 @@
-"""The place of a sampled turn: the template's text at its beginning may depend on the messages before."""
+"""The position of a sampled turn in a conversation. A turn's first text in the template may depend on this position."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from agentrl.types import Message, ToolCall
 
 _RESULT: Message = {**RESULT, "content": "zqresult"}
 _NEAR = 128
-"""How many tokens before a turn are read first."""
+"""Number of tokens before a turn that are read first."""
 _IDS = re.compile(r"(?<![\w.-])functions\.[\w.-]+:\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class TurnPlace:
-    """The place of a turn in a conversation."""
+    """The position of a turn in a conversation, as far as the template's text depends on it."""
 
     after_result: bool = False
-    """A tool's result is before the turn, and not a user's message."""
+    """Whether the message before the turn is a tool's result, and not a user's message."""
     thinking: bool | None = None
-    """Whether the turn begins within a thought. None: as after the template's generation prompt at such a place."""
+    """Whether the turn begins within a thought. None: as after the template's own generation prompt."""
     number: int = 0
     """The number of the first call of the turn in the conversation, for templates that number calls."""
 
     def before(self, template: Template, *, content: str) -> list[Message]:
-        """A short conversation before such a place. `content` is the required content of a turn with a call."""
+        """A short conversation with this position at its end. `content` is the content of turns with calls."""
         count = self.number if template.forms.numbers_calls else 0
         messages: list[Message] = [QUESTION]
         for i in range(max(count, self.after_result)):
@@ -43,7 +43,7 @@ class TurnPlace:
 
 
 class TurnPlaces:
-    """Detects the place of a turn by the tokens before."""
+    """Detects the position of a turn from the tokens before it."""
 
     def __init__(self, template: Template, thinking: Thinking, *, content: str, results: bool) -> None:
         self._template, self._thinking = template, thinking
@@ -53,7 +53,7 @@ class TurnPlaces:
         self._after_result = "" if after == self._prompt else after
 
     def at(self, prompt: Sequence[int]) -> TurnPlace:
-        """The place behind these tokens."""
+        """The position after the tokens of a prompt."""
         place, forms = self._near(self._template.decode(prompt[-_NEAR:])), self._template.forms
         if place is None:
             place = TurnPlace(thinking=self._is_open(self._template.decode(prompt)))
@@ -62,7 +62,8 @@ class TurnPlaces:
         return place
 
     def _near(self, text: str) -> TurnPlace | None:
-        """The place behind a text with a generation prompt at its end. Of two prompts, the longer counts."""
+        """The position after a text, if it ends with a generation prompt. If several prompts match, the longest
+        counts."""
         ends = [end for end in (self._prompt, self._after_result) if end and text.endswith(end)]
         if not ends:
             return None

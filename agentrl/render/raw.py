@@ -1,4 +1,4 @@
-"""A tokenizer's Rust code called without the Python code around, where both give the same tokens by proof."""
+"""Call a tokenizer's Rust code without the Python code around it, if both give the same tokens in a test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 _RUST = ("transformers.tokenization_utils_tokenizers", "transformers.tokenization_utils_fast")
-"""The library's modules with the tokenizers in Rust."""
+"""The modules of transformers that define the tokenizers in Rust."""
 _BASE = "transformers.tokenization_utils_base"
 
 HARD_TEXTS = (
@@ -20,16 +20,16 @@ HARD_TEXTS = (
     "\n",
 )
 _MARKERS = 64
-"""How many added tokens are tried. A tokenizer may have thousands."""
+"""Maximum number of added tokens that are tried. A tokenizer may have thousands."""
 
 _PROVED: WeakKeyDictionary[Any, tuple[int, bool]] = WeakKeyDictionary()
 
 
 def encoder_of(tokenizer: Any) -> Callable[[str], list[int]]:
-    """The fastest exact way to encode a text without added tokens.
+    """The fastest exact function for encoding a text, without added tokens such as a beginning of sequence.
 
-    transformers' `encode` spends 25 us on each text and keeps unused offsets. The library's own `encode` is left out if
-    both ways agree on texts that are hard to encode, alone and beside every marker.
+    transformers' `encode` spends 25 us on each text and computes unused offsets. The Rust code is called directly if
+    both functions agree on texts that are hard to encode, alone and beside every added token.
     """
 
     def slowly(text: str) -> list[int]:
@@ -54,7 +54,7 @@ def encoder_of(tokenizer: Any) -> Callable[[str], list[int]]:
 
 
 def encodes_in_rust(tokenizer: Any) -> bool:
-    """Whether `encode` is the library's own, around its tokenizer in Rust."""
+    """Whether the tokenizer's `encode` is transformers' own function around a tokenizer in Rust."""
     return _encodes_plainly(tokenizer.__class__) and hasattr(tokenizer.backend_tokenizer, "encode_batch_fast")
 
 
@@ -67,7 +67,7 @@ def _hard_texts(tokenizer: Any) -> Iterator[str]:
 
 @cache
 def _encodes_plainly(kind: Hashable) -> bool:
-    """Whether `encode` is the library's own."""
+    """Whether the `encode` of a tokenizer class is transformers' own."""
     names = ("encode", "_get_padding_truncation_strategies", "_encode_plus", "set_truncation_and_padding")
     modules = [getattr(getattr(kind, name, None), "__module__", "") for name in names]
     return modules[:2] == [_BASE, _BASE] and all(module in _RUST for module in modules[2:])
@@ -75,6 +75,7 @@ def _encodes_plainly(kind: Hashable) -> bool:
 
 @cache
 def decodes_plainly(kind: Hashable) -> bool:
-    """Whether `decode` is the library's own: a look at each id in Python before the decoder in Rust."""
+    """Whether the `decode` of a tokenizer class is transformers' own: a check of each id in Python before the call of
+    Rust."""
     modules = [getattr(getattr(kind, name, None), "__module__", "") for name in ("decode", "_decode")]
     return modules[0] == _BASE and modules[1] in _RUST

@@ -47,10 +47,10 @@ def load_renderer(
     chat_template_kwargs: Mapping[str, JSON] | None = None,
     vision: ImageCounter | None = None,
 ) -> Renderer:
-    """Probe and certify a tokenizer's chat template. The result is cached, so a second load costs no probes.
+    """Probe and certify a tokenizer's chat template. The result is cached, so a second load is fast.
 
     `tokenizer` is a transformers tokenizer, `chat_template` Jinja text in place of the tokenizer's template. `vision`
-    is the image side of the model (`agentrl.models.vision.load_vision`); without it, images are refused. Raises
+    counts the tokens of images (`agentrl.models.vision.load_vision`); without `vision`, images are refused. Raises
     TemplateError if there is no template, if the template cannot be continued (the message shows the case), or if there
     are tools and no calls could be read.
     """
@@ -95,11 +95,11 @@ class TemplateRenderer:
         self.marks: Mapping[int, str] = {**special, **proof.parser.atoms}
 
     def bind(self, tools: Sequence[ToolSpec] = (), **template_kwargs: JSON) -> Renderer:
-        """Keyword arguments are added to earlier ones; the tools replace earlier ones."""
+        """See `Renderer.bind`. Keyword arguments are added to earlier arguments; the tools replace earlier tools."""
         return self._variant(tools, {**self._kwargs, **template_kwargs}, self._as_text)
 
     def as_text(self) -> Renderer:
-        """Proved the first time that a process sees the tokenizer."""
+        """See `Renderer.as_text`. The first call in a process for a tokenizer runs a proof."""
         return self if self._as_text else self._variant(self._tools, self._kwargs, True)
 
     def _variant(self, tools: Sequence[ToolSpec], kwargs: Mapping[str, JSON], as_text: bool) -> TemplateRenderer:
@@ -110,7 +110,8 @@ class TemplateRenderer:
 
     @at_one_moment
     def prompt(self, observation: Observation) -> Rendered:
-        """Spans: the messages are "observation", the generation prompt is "prompt"; Raw is all observation."""
+        """See `Renderer.prompt`. The span of the messages is "observation", of the generation prompt "prompt". All of a
+        Raw is "observation"."""
         template = self.turns.template
         if isinstance(observation, Raw):
             tokens = template.encode(observation.text)
@@ -140,10 +141,11 @@ class TemplateRenderer:
     def bridge(
         self, history: Sequence[Message], action: Action, new: Sequence[Message], *, budget: int | None = None
     ) -> Rendered:
-        """Certification has learned the required part of `history` (see `turns.Context`): usually none.
+        """See `Renderer.bridge`. Certification has learned which part of `history` is needed (see `context.Context`):
+        usually none.
 
-        Raises TemplateError rather than lose a message. Results are written in the order of their calls, unless the
-        template writes an id at each result.
+        Raises TemplateError if the template would drop a message. Results are written in the order of their calls,
+        unless the template writes an id at each result.
         """
         if not self.certificate.capabilities["tool_results"] and any(m.get("role") == "tool" for m in new):
             raise TemplateError(
@@ -163,7 +165,7 @@ class TemplateRenderer:
     def _check_roles(
         self, messages: Sequence[Message], write: Callable[[Sequence[Message]], str], before: str = ""
     ) -> None:
-        """Raises TemplateError for a message that the template drops because of its role or its place."""
+        """Raises TemplateError for a message that the template drops because of its role or its position."""
         if _is_unusual(messages, self.certificate.capabilities, before):
             _check_written(messages, write(_marked(messages)), self.turns.template.name)
 
@@ -174,10 +176,10 @@ class TemplateRenderer:
 
     @at_one_moment
     def text(self, raw: Raw, action: Action, *, history: Sequence[Message] = (), budget: int | None = None) -> Rendered:
-        """Reopens a turn closed by the model: the stop token stays sampled.
+        """See `Renderer.text`. If the model has ended the turn, the stop token stays, and the turn is opened again.
 
-        The template's text between the stop token and a next assistant turn (the rest of the close, a generation
-        prompt) comes before the text.
+        The template's text between the stop token and the next assistant turn, such as a generation prompt, comes
+        before the text.
         """
         turns, marks = self.turns, self.turns.profile.thinking
         template, cut = turns.template, 0
@@ -225,13 +227,14 @@ def _without_memo(certificate: Certificate) -> Certificate:
 
 
 def _with_turn_markers(template: Template, parser: Parser) -> Template:
-    """The template, marked with the markers of the model's own turns."""
+    """The template with the markers that occur within the model's own turns in `Markers.turn_markers`."""
     turn_markers = frozenset(text for token, text in parser.atoms.items() if token not in template.special_ids)
     return replace(template, markers=replace(template.markers, turn_markers=turn_markers))
 
 
 def _check_tools(template: Template, proof: Proof) -> None:
-    """Raise if no tools can be offered, or not these tools. So a run fails at its start, not in its first episode."""
+    """Raises TemplateError if the template cannot write the tools. So a run fails at its start, and not in its first
+    episode."""
     if proof.refuses_tools:
         raise TemplateError(
             f"the chat template of {template.name} cannot be used with tools: {proof.refuses_tools}; "
@@ -249,7 +252,8 @@ def _check_tools(template: Template, proof: Proof) -> None:
 
 
 def _is_unusual(messages: Sequence[Message], capabilities: Mapping[str, bool], before: str = "") -> bool:
-    """Whether a message has a role or a place outside the certified capabilities. A template may drop such a message.
+    """Whether a message has a role or a position that the certificate does not cover. A template may drop such a
+    message.
 
     `before` is the role of the message before the messages.
     """
@@ -298,7 +302,7 @@ def _says(message: Message) -> bool:
 
 @lru_cache(maxsize=64)
 def _arguments_of(source: str) -> frozenset[str]:
-    """The names of the variables that a template reads and does not set: `enable_thinking`, `date_string`.
+    """The names of a template's free variables, such as `enable_thinking` and `date_string`.
 
     The conversation, the tools and the functions of transformers are not among the names. A template with a syntax
     error reads none.

@@ -1,7 +1,7 @@
-"""The call that a tool result answers: by its id, else by its name, else by the order of the calls.
+"""Find the call that a tool result answers: by its id, else by its name, else by the order of the calls.
 
 Most templates write no id at a result. The model then takes the first result as the answer to its first call. So
-results are written in the order of their calls, in any order of arrival.
+results are written in the order of the calls, in any order of arrival.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ T = TypeVar("T")
 
 
 class CallKey(NamedTuple):
-    """The id and the name that link a call and its result. Empty if a message has none."""
+    """The id and the name that link a call and its result, each "" if the message lacks it."""
 
     id: str
     name: str
 
 
 def answered(calls: Sequence[CallKey], results: Sequence[CallKey]) -> list[int | None]:
-    """For each result, the number of its call; None if the id belongs to no call, or if no call is open."""
+    """For each result, the index of the call that it answers. None if the id belongs to no call, or if all calls are
+    answered."""
     numbers = {call.id: number for number, call in reversed(list(enumerate(calls))) if call.id}
     matched: list[int | None] = [numbers.get(result.id) for result in results]
     open_calls = [number for number in range(len(calls)) if number not in matched]
@@ -37,16 +38,17 @@ def answered(calls: Sequence[CallKey], results: Sequence[CallKey]) -> list[int |
 
 
 def ordered(items: Sequence[T], matched: Sequence[int | None]) -> list[T]:
-    """The items, with all numbered items in the order of the numbers. The other items stay in place."""
+    """The items, with all items that have a number sorted by number. Items without a number keep their positions."""
     numbered = sorted((number, place) for place, number in enumerate(matched) if number is not None)
     places = iter([place for _, place in numbered])
     return [item if number is None else items[next(places)] for item, number in zip(items, matched, strict=True)]
 
 
 def in_call_order(messages: Sequence[Message], calls: Sequence[ToolCall], *, by_id: bool = False) -> list[Message]:
-    """The answer to a turn. Each result without an id gets the id of its call. The results get the order of the calls.
+    """The messages after a turn, with the results in the order of the calls. Each result without an id gets the id of
+    its call.
 
-    `by_id` is for a template with an id at each result: there the order stays.
+    With `by_id`, for a template that writes an id at each result, the order is kept.
     """
     return _in_call_order(messages, [CallKey(call.id, call.name) for call in calls], by_id)
 

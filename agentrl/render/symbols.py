@@ -1,13 +1,13 @@
 """A template's text as a function of unknown strings.
 
 The template is rendered with `Symbol`s in place of some strings. A symbol remembers the number of its string, and the
-changes by the template. Each question of the template (does the string start with this, is the string empty) is
-answered for the present string and recorded as a `Guard`. So the text holds for every string with the same answers:
+template's changes. Each question of the template about a string (empty? with a certain beginning?) is answered for the
+present string, and recorded as a `Guard`. So the text is valid for every string with the same answers:
 
     {{ '<tool>' + m.content | trim + '</tool>' }}   ->   "<tool>", Hole(0, strip), "</tool>"
     {% if m.content %}                              ->   Guard(Hole(0), bool, True)
 
-No question may stay unseen. A symbol's methods see the questions of Python code. C code would read the symbol as a
+Every question must be recorded. A symbol's methods see the questions of Python code. C code would read the symbol as a
 plain string: `~`, `in`, `%`, joins, filters and tests. `trace` replaces this code. Other code raises
 `UntraceableError`.
 """
@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 
 class UntraceableError(Exception):
-    """The template's use of a string cannot be followed."""
+    """The template uses a string in a way that cannot be traced."""
 
 
 class Change(NamedTuple):
-    """A change of a string."""
+    """A change of a string by the template: a function with its other arguments."""
 
     function: Callable[..., str]
     args: tuple[Any, ...]
@@ -37,7 +37,7 @@ class Hole(NamedTuple):
     changes: tuple[Change, ...] = ()
 
     def value(self, values: Sequence[str]) -> str:
-        """The text at this place for the strings `values`."""
+        """The text in this hole for the strings `values`."""
         value = values[self.key]
         for function, args, kwargs in self.changes:
             value = function(value, *args, **dict(kwargs))
@@ -45,13 +45,13 @@ class Hole(NamedTuple):
 
 
 TIME = -1
-"""The number of the text of `strftime_now`. No bridge may depend on this text."""
+"""The key of a hole for the text of `strftime_now`, on which no bridge may depend."""
 
 Part: TypeAlias = str | Hole
 
 
 class Guard(NamedTuple):
-    """A question of the template, and the answer on which the text relies."""
+    """A question of the template about a string, and the answer. The rendered text is valid for this answer."""
 
     hole: Hole
     function: Callable[..., Any]
@@ -59,7 +59,7 @@ class Guard(NamedTuple):
     answer: Any
 
     def holds(self, values: Sequence[str]) -> bool:
-        """Whether the answer is the same for `values`."""
+        """Whether the question has the same answer for the strings `values`."""
         return bool(self.function(self.hole.value(values), *self.args) == self.answer)
 
 
@@ -71,17 +71,17 @@ class Trace:
         self.guards: list[Guard] = []
 
     def symbol(self, key: int) -> Symbol:
-        """The symbol of a string."""
+        """The symbol for the string with number `key`."""
         return self.combined(self.values[key], [Hole(key)])
 
     def combined(self, value: str, parts: Iterable[Part]) -> Symbol:
-        """A symbol of several parts."""
+        """The symbol for a text that consists of several parts."""
         symbol = Symbol(value)
         symbol._agentrl_parts, symbol._agentrl_trace = tuple(parts), self
         return symbol
 
     def ask(self, hole: Hole, function: Callable[..., Any], *args: Any) -> Any:
-        """The answer for the present string. The question is recorded."""
+        """Record a question as a guard, and return the answer for the present string."""
         if hole.key == TIME:
             raise UntraceableError("its text depends on the time")
         guard = Guard(hole, function, args, function(hole.value(self.values), *args))
@@ -170,7 +170,7 @@ def value_of(text: str) -> str:
 
 
 def change(symbol: Symbol, function: Callable[..., str], *args: Any, **kwargs: Any) -> Symbol:
-    """The result of a pure function of a symbol."""
+    """The symbol after a change by a pure function."""
     hole = _hole_of(symbol)
     step = Change(function, args, tuple(kwargs.items()))
     value = function(value_of(symbol), *args, **kwargs)
@@ -224,7 +224,7 @@ _OF_OBJECTS = {
     *("__class__", "__new__", "__init__", "__init_subclass__", "__subclasshook__", "__getattribute__", "__doc__"),
     *("__setattr__", "__delattr__", "__dir__", "__sizeof__", "__reduce__", "__reduce_ex__", "__getstate__"),
 }
-"""Attributes without information about a string's value."""
+"""Attributes of str that reveal nothing about the string's value."""
 _READING = ("__int__", "__float__", "__complex__", "__rmod__", "__reversed__")
 """Methods that a string lacks. Other code uses these methods to read a value."""
 
@@ -247,7 +247,7 @@ def _refuses(name: str) -> Callable[..., Any]:
 
 
 def _cover() -> None:
-    """Give Symbol every other method of a string, so no method reads a symbol unseen."""
+    """Define all other methods of str in Symbol, so that no method reads a symbol without a record."""
     defined = set(vars(Symbol)) - {"__hash__"} | _OF_OBJECTS
     for name in {*dir(str), *_READING} - defined:
         kinds = (_CHANGING, _changes), (_ASKING, _asks)

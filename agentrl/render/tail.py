@@ -1,4 +1,4 @@
-"""A rendered conversation from its sampled turn on, cut at the end of the turn."""
+"""The tail of a rendered conversation: the text after the sampled turn, in parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from agentrl.types import Message, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """A rendered conversation from its sampled turn on: the close of the turn, the new messages, the next prompt."""
+    """The text of a rendered conversation after the words of its sampled turn: the end of the turn, the new messages,
+    the next generation prompt."""
 
     before_stop: str
     stop: str
@@ -24,7 +25,7 @@ class Tail:
     observation: str
     prompt: str
     ends: frozenset[str] = frozenset()
-    """Stop tokens. Any of these tokens ends the turn as `stop` does."""
+    """Texts of stop tokens that end a turn as `stop` does."""
 
     @property
     def text(self) -> str:
@@ -44,7 +45,8 @@ def tail(
     """The template's text after an assistant turn with these calls and before the next turn, with the messages `new`.
 
     A placeholder takes the place of the turn: the calls' ids and names are real, content and arguments are sentinels.
-    So the cost depends on `new` alone. Raises TemplateError if the template refuses, or writes no end of the turn.
+    So the cost depends only on `new`. Raises TemplateError if the template refuses the messages, or does not end the
+    turn.
     """
     conversation, visible, words = _conversation(profile, calls, new, content, before)
     text = template.render(conversation, generation_prompt=True)
@@ -61,7 +63,7 @@ def text_behind(
     content: bool,
     before: Sequence[Message],
 ) -> str:
-    """The text of a tail, without the cut into parts. A single render is enough; `tail` takes two."""
+    """The text of a tail in one piece. Takes a single render, where `tail` takes two."""
     conversation, _, (content_word, argument_word) = _conversation(profile, calls, new, content, before)
     return behind(template.render(conversation, generation_prompt=True), [argument_word, content_word])
 
@@ -69,7 +71,8 @@ def text_behind(
 def _conversation(
     profile: Profile, calls: Sequence[ToolCall], new: Sequence[Message], content: bool, before: Sequence[Message]
 ) -> tuple[list[Message], Sequence[ToolCall], tuple[str, str]]:
-    """The conversation with a placeholder for the turn, the calls of the placeholder, and its sentinels."""
+    """Three values: the conversation with a placeholder for the turn, the placeholder's calls, and its sentinels
+    (unique words)."""
     words = _fresh([*before, *new])
     visible = calls if profile.parallel_calls else calls[:1]
     return [*before, stand_in(profile, visible, content, words), *new], visible, words
@@ -86,7 +89,8 @@ def stand_in(profile: Profile, calls: Sequence[ToolCall], content: bool, words: 
 def behind_turn(
     profile: Profile, calls: Sequence[ToolCall], text: str, bare: str, words: tuple[str, str]
 ) -> tuple[Close, str, str]:
-    """The close of the turn, the text from its last sentinel to the generation prompt, and the prompt.
+    """Three values: the end of the turn, the text from its last sentinel to the generation prompt, and the generation
+    prompt.
 
     `text` is a rendered conversation, and `bare` the same conversation without a generation prompt.
     """
@@ -101,7 +105,7 @@ def behind_turn(
 
 
 def _fresh(new: Sequence[Message]) -> tuple[str, str]:
-    """Sentinels that the new messages do not contain, whatever a tool has read."""
+    """Sentinels that the new messages do not contain, even if a tool's result holds the usual sentinels."""
     text = json.dumps([dict(message) for message in new], default=str)
     content_word, argument_word = SAID, ASKED
     while content_word in text or argument_word in text:
@@ -110,7 +114,8 @@ def _fresh(new: Sequence[Message]) -> tuple[str, str]:
 
 
 def split(template: Template, close: Close, body: str, prompt: str) -> Tail:
-    """The text after a turn, cut at the end of the turn. A text without the turn's close gets no close."""
+    """Cut the text after a turn into a Tail. If the text lacks the end of the turn, the Tail's end of the turn is
+    empty."""
     before = close.before_stop if body.startswith(close.before_stop) else shared(close.before_stop, body)
     rest = body[len(before) :]
     if close.stop and rest.startswith(close.stop):

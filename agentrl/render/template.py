@@ -23,72 +23,74 @@ from agentrl.render.trace import clock, tracer
 from agentrl.types import JSON, Message, ToolSpec
 
 RENDER_ERRORS = (JinjaError, TypeError, ValueError, KeyError, IndexError, AttributeError)
-"""Errors of a failing template: its own raise_exception, the sandbox, or Python inside an expression."""
+"""The exceptions of a failing template: from its own raise_exception, from jinja2's sandbox, or from Python in an
+expression."""
 
 _SHORT, _SHORT_KEPT = 64, 256
-"""The maximum length of a short text in characters, and how many short texts are remembered."""
+"""Maximum length of a short text in characters, and maximum number of short texts whose tokens are cached."""
 
 _BEFORE, _LETTER = ("\n", ")", "a"), "x"
-"""Texts to put before a text, to see the tokens in the middle of a text."""
+"""Texts that are put before a text to get its tokens in the middle of a text."""
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""Templates' names for the thoughts of a message."""
+"""The keys of a message under which templates look for thoughts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """The form of messages that a template takes, where templates differ. Probing detects the form
-    (`detect_message_form`).
-    """
+    """The form of messages that a template takes, detected by probes (`detect_message_form`)."""
 
     arguments_as_text: bool = False
-    """A call's arguments as JSON text. Otherwise as a mapping, and the template writes the JSON."""
+    """Whether the template takes a call's arguments as JSON text. Otherwise the template takes a mapping."""
     silent_content: str | None = ""
-    """The content of a turn that consists of calls."""
+    """The content to pass for a turn that has only calls."""
     reasoning_field: str = REASONING_FIELDS[0]
     name_in_id: bool = False
-    """The template writes a call's id and not its name. The id contains the name (Kimi's `functions.lookup:0`)."""
+    """Whether the template writes a call's id, which contains the name, in place of the name (Kimi's
+    `functions.lookup:0`)."""
     numbers_calls: bool = False
-    """The template makes the id itself, from the number of the call in the conversation."""
+    """Whether the template makes the id itself, from the number of the call in the conversation."""
     plain_ids: bool = False
-    """The template refuses ids other than nine letters and digits (Mistral's)."""
+    """Whether the template refuses ids other than nine letters and digits, as Mistral's do."""
     no_nulls: bool = False
-    """The template leaves out null arguments, so a model does not write null arguments."""
+    """Whether the template, and so its model, leaves out null arguments."""
 
     def writable(self, arguments: Mapping[str, JSON]) -> dict[str, JSON]:
-        """The arguments that a call can contain."""
+        """The arguments that the template writes: without nulls if `no_nulls`."""
         return _without_nulls(arguments) if self.no_nulls else dict(arguments)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """`source` is Jinja text. The tokenizer's own code compiles and renders the source."""
+    """A chat template with a tokenizer. `source` is Jinja text, which the tokenizer's own code compiles and renders."""
 
     tokenizer: Any
     source: str
     encoder: Callable[[str], list[int]]
-    """Tokens of a text with nothing added: see `encoder_of`."""
+    """A function that encodes a text without adding tokens, see `encoder_of`."""
     tools: tuple[ToolSpec, ...] = ()
     kwargs: Mapping[str, JSON] = field(default_factory=dict)
     special_ids: frozenset[int] = frozenset()
     added_ids: frozenset[int] = frozenset()
-    """Tokens outside the merges: the special tokens, and tokens like Qwen's `<tool_call>`."""
+    """The ids of added tokens: the special tokens, and tokens like Qwen's `<tool_call>`."""
     wants_list: bool = False
-    """Without tools the template needs an empty list, because of an unconditional loop over `tools`."""
+    """Whether the template needs an empty list in place of no tools, because it loops over `tools` in any case."""
     forms: Forms = field(default_factory=Forms)
     markers: Markers = NO_MARKERS
     """Recognizes the special tokens of a text."""
     spelling: Spelling | None = None
-    """The spelling of special tokens within messages as text. None: special tokens stay special, as in the
-    template's own render."""
+    """Encodes special tokens within messages as text. None: they are encoded as special tokens, as in the template's
+    own render."""
     image_roles: frozenset[str] = frozenset()
     """The roles whose messages may hold images, because the template writes the images there."""
     _short: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict, repr=False)
-    """Tokens of short texts: closes and prompts are encoded at every turn, and repeat."""
+    """A cache for the tokens of short texts. Ends of turns and generation prompts, for example, repeat at every
+    turn."""
 
     @classmethod
     def of(cls, tokenizer: Any, source: str | None, tools: Sequence[ToolSpec], kwargs: Mapping[str, JSON]) -> Template:
-        """Resolve the template's text (a tokenizer may have a template for tools). Raises TemplateError."""
+        """Make a Template. Without `source`, the tokenizer's template is used, which may be a separate template for
+        tools. Raises TemplateError."""
         if source is None and not getattr(tokenizer, "chat_template", None):
             raise TemplateError(
                 f"{name_of(tokenizer)}: the tokenizer has no chat template; add chat_template.jinja to its folder "
@@ -137,7 +139,7 @@ class Template:
         """As `render`, for messages with symbols of `trace`; returns a Symbol. Special tokens in symbols are not
         guarded.
 
-        With `symbolic_clock` the time is a symbol too.
+        With `symbolic_clock` the time is a symbol, too.
 
         Raises UntraceableError, or the template's error.
         """
@@ -155,14 +157,14 @@ class Template:
         return tracer(self.source)(variables)
 
     def _guarded(self, value: Any) -> Any:
-        """A message or tools. Special tokens are guarded if special tokens must become text."""
+        """A message, or tools, with guards in special tokens if special tokens must become text."""
         if self.spelling is None:
             return value
         exempt = self.spelling.markers.turn_markers if _of_assistant(value) else ()
         return self.spelling.markers.guarded(value, exempt)
 
     def count_special(self, values: Sequence[Any]) -> int:
-        """The number of special tokens in texts, tools, and messages of other roles than the assistant."""
+        """The number of special tokens in texts, tools, and messages of all roles but the assistant's."""
         return sum(self.markers.count(value) for value in values if not _of_assistant(value))
 
     def guarded(self, text: str) -> str:
@@ -170,14 +172,14 @@ class Template:
         return text if self.spelling is None else self.spelling.markers.guarded(text)
 
     def try_render(self, messages: Iterable[Message], *, generation_prompt: bool = False) -> str | None:
-        """As `render`, but None for a refusal."""
+        """Like `render`, but returns None if the template fails."""
         try:
             return self.render(messages, generation_prompt=generation_prompt)
         except TemplateError:
             return None
 
     def encode(self, text: str, *, after: str = "") -> list[int]:
-        """Tokens of `text`. No token is added. Markers in the text become special tokens.
+        """The tokens of `text`, without added tokens. Markers in the text become special tokens.
 
         `after` is the special token before the text. Some special tokens swallow the whitespace that follows, so the
         text is encoded together with `after`, and the token is removed again.
@@ -206,7 +208,7 @@ class Template:
         return self.encode(text)
 
     def continued(self, text: str) -> list[int]:
-        """Tokens of `text` in the middle of a text.
+        """The tokens of `text` in the middle of a text.
 
         Many SentencePiece tokenizers put a space before their input. So a prefix is encoded before the text, and
         removed again.
@@ -217,12 +219,12 @@ class Template:
         return self.encode(text)
 
     def _after(self, before: str, text: str) -> list[int]:
-        """Tokens of `text` after the text `before`. Empty if a token straddles both texts."""
+        """The tokens of `text` after the text `before`. Empty if a token extends over both texts."""
         head, ids = self.encode(before), self.encode(before + text)
         return ids[len(head) :] if ids[: len(head)] == head else []
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens, special ones included."""
+        """The text of tokens, including special tokens."""
         ids = list(tokens)
         if decodes_plainly(self.tokenizer.__class__):
             text: str = self.tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False)
@@ -236,18 +238,18 @@ class Template:
         return None if special is None else (self.decode([special]), special)
 
     def last_special(self, text: str, but: str = "") -> str:
-        """The last special token in the text, except the tokens in `but`. Empty without a special token."""
+        """The text of the last special token in the text, except the tokens in `but`. Empty without a special token."""
         others = self.special_ids.difference(self.encode(but))
         special = next((token for token in reversed(self.encode(text)) if token in others), None)
         return "" if special is None else self.decode([special])
 
     def named_stop(self, text: str) -> str:
-        """The tokenizer's end of sequence, if the text contains the token."""
+        """The tokenizer's end-of-sequence token if the text contains it, else ""."""
         eos = self.tokenizer.eos_token_id
         return self.decode([eos]) if eos is not None and eos in self.encode(text) else ""
 
     def plain(self, message: Message) -> dict[str, Any]:
-        """A message in the form for this template.
+        """A message in the form that this template takes.
 
         Content is never None, unless the template prefers None beside calls. Without calls the key `tool_calls` is
         absent, because some templates test for the key.
@@ -263,7 +265,7 @@ class Template:
         return plain
 
     def _content(self, message: Message) -> str | list[Mapping[str, str]]:
-        """Content as text, or as parts for templates with images."""
+        """Content as text, or as parts if the template writes images."""
         content: Any = message.get("content")
         if isinstance(content, str):
             return content
@@ -303,7 +305,7 @@ class Template:
         return with_plain_ids(messages) if self.forms.plain_ids else messages
 
     def bind(self, tools: Sequence[ToolSpec]) -> Template:
-        """The same text and arguments with other tools."""
+        """The same template with other tools."""
         return replace(self, tools=tuple(tools))
 
     @property
@@ -319,7 +321,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def name_of(tokenizer: Any) -> str:
-    """The folder or hub name of a tokenizer, or its class."""
+    """The folder or hub name of a tokenizer, or else the name of its class."""
     return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
 
 
@@ -328,7 +330,7 @@ def _of_assistant(value: Any) -> bool:
 
 
 def breaks(error: TemplateError) -> bool:
-    """Whether the template itself broke, as opposed to a refusal by the template's raise_exception."""
+    """Whether an error is a failure of the template, and not a refusal by its raise_exception."""
     return type(error.__cause__) is not JinjaError
 
 

@@ -1,4 +1,4 @@
-"""Renders a chat template with symbols, in an environment that lets no code read a symbol unseen."""
+"""Render a chat template with symbols, in a jinja2 environment in which every use of a symbol is recorded."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _ITSELF = (
     *("list", "first", "last", "length", "count", "reverse", "map", "select", "reject", "selectattr", "rejectattr"),
     *("default", "d", "items", "trim", "string", "upper", "lower", "capitalize", "replace"),
 )
-"""Filters in Python code: the filters use the methods of their arguments."""
+"""Filters that can stay as they are: their Python code uses the methods of their arguments."""
 _OF_TYPE = (
     *("defined", "undefined", "none", "string", "mapping", "number", "boolean", "integer", "float", "true", "false"),
     *("callable", "filter", "test"),
 )
-"""Tests with the same answer for all strings."""
+"""Tests (`is ...`) with the same answer for all strings."""
 _OF_SHAPE = ("sequence", "iterable")
-"""Tests with the same answer for all strings, but by a look at the string. Of a list these tests read no element."""
+"""Tests with the same answer for all strings, whose code looks at the string. These tests read no element of a list."""
 _EQUAL = ("eq", "equalto", "==", "ne", "!=")
 _INTERNAL = ("_loop_vars", "_block_vars")
-"""Arguments added by jinja2 within loops and blocks, for functions with a context."""
+"""Names of jinja2's added arguments in calls within loops and blocks, for functions with a context."""
 _SCALARS = (str, int, float, type(None), Undefined, Macro, EvalContext, Context, Environment)
 
 
 @lru_cache(maxsize=64)
 def tracer(source: str) -> Render:
-    """A function that renders the template with the given variables, symbols among the variables.
+    """A function for rendering the template with variables. The variables may hold symbols.
 
     Raises UntraceableError if the library does not compile templates as expected.
     """
@@ -54,12 +54,12 @@ def tracer(source: str) -> Render:
 
 
 def clock(trace: Trace) -> Callable[[str], str]:
-    """`strftime_now` for a render with symbols: its text is a symbol too."""
+    """A `strftime_now` for a render with symbols, whose result is a symbol."""
     return lambda _: trace.combined("zqtime", [Hole(TIME)])
 
 
 def _tracing(base: Environment) -> Environment:
-    """A copy of an environment that follows symbols."""
+    """A copy of a jinja2 environment that traces symbols."""
     kind = type("Tracing", (_Hooks, type(base)), {})
     env: Any = object.__new__(kind)
     env.__dict__.update(base.__dict__)
@@ -73,7 +73,7 @@ def _tracing(base: Environment) -> Environment:
 
 
 class _Hooks:
-    """The hooks of a tracing environment."""
+    """The overridden methods of a tracing environment."""
 
     def _parse(self, *args: Any) -> nodes.Template:
         tree = _Rewriting().visit(super()._parse(*args))  # type: ignore[misc]
@@ -93,7 +93,7 @@ class _Hooks:
         return super().call_binop(context, operator, left, right)  # type: ignore[misc]
 
     def _follows(self, function: Any) -> bool:
-        """Whether the function only keeps its arguments, or is a method of a symbol."""
+        """Whether a call of the function can be traced: it only stores its arguments, or is a method of a symbol."""
         variables = getattr(self, "globals", {})
         if isinstance(function, Macro) or any(function is variables.get(name) for name in ("namespace", "dict")):
             return True
@@ -104,7 +104,7 @@ class _Hooks:
 
 
 class _Rewriting(NodeTransformer):
-    """Puts filters in the place of `~` and `in`, which are C code."""
+    """Replaces the operators `~` and `in`, which are C code, by filters."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - as in jinja2
         self.generic_visit(node)
@@ -131,12 +131,12 @@ def _filtered(value: nodes.Expr, name: str, args: list[nodes.Expr], node: nodes.
 
 
 def _concatenated(values: Iterable[Any]) -> str:
-    """`a ~ b`"""
+    """The filter for `a ~ b`."""
     return joined(map(str, values))
 
 
 def _contained(item: Any, container: Any) -> bool:
-    """`left in right`"""
+    """The filter for `item in container`."""
     if isinstance(item, Symbol) and not isinstance(container, Symbol | list | tuple):
         raise UntraceableError("it looks a text up")
     return item in container

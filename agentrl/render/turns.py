@@ -1,4 +1,4 @@
-"""The tokens after a sampled turn, and a turn as a model would have sampled the turn."""
+"""Make the tokens after a sampled turn, and the tokens of a turn as a model would sample them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _NONE = CheckCounts()
 _CHECKS: Mapping[Check, CheckCounts] = {"": _NONE, "equal": CheckCounts(1), "different": CheckCounts(1, 1)}
 
 CUT_ROUNDS = 8
-"""The most rounds of cutting, which converges in two or three. Scaffolding is never cut."""
+"""Maximum number of rounds for cutting an observation, which usually takes two or three. The template's own text is
+never cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """A template and the findings of its probes."""
+    """A template with the results of its probes. Makes bridges and turns."""
 
     template: Template
     profile: Profile
@@ -47,7 +48,7 @@ class Turns:
     def bridge(
         self, history: Sequence[Message], action: Action, new: Sequence[Message], budget: int | None = None
     ) -> Rendered:
-        """The tokens from the end of the sampled turn to the next turn: see `Renderer.bridge`."""
+        """The tokens between the sampled turn and the next turn, see `Renderer.bridge`."""
         checks = self._watched(history, action, new)
         rendered = self._fitted(self._before(history), action, new, budget)
         return rendered if checks is _NONE else replace(rendered, checks=rendered.checks + checks)
@@ -55,7 +56,7 @@ class Turns:
     def _fitted(
         self, before: Sequence[Message], action: Action, new: Sequence[Message], budget: int | None
     ) -> Rendered:
-        """The bridge. Its observation is cut to `budget` tokens."""
+        """The bridge with its observation cut to `budget` tokens."""
         rendered = self._bridge(before, action, new)
         if budget is None or _observed(rendered) <= budget:
             return rendered
@@ -77,7 +78,8 @@ class Turns:
         return self.tail(self._before(history), self._visible_calls(action, new), new, bool(action.content)).text
 
     def reopen(self, history: Sequence[Message], action: Action) -> Rendered:
-        """Tokens that reopen a turn closed by the model: the rest of the close and a generation prompt."""
+        """The tokens that open a turn again after the model has ended it: the rest of the turn's end, and a generation
+        prompt."""
         reads = history and (self.context.system or self._whole)
         return self._bridge(self._before(history) if reads else (QUESTION,), action, ())
 
@@ -89,7 +91,7 @@ class Turns:
         return whole(history) if self._whole else self.context.before(history)
 
     def _watched(self, history: Sequence[Message], action: Action, new: Sequence[Message]) -> CheckCounts:
-        """Compare this bridge with a render of the whole conversation, if the bridge is due for a comparison."""
+        """Compare the bridge with a render of the whole conversation, if the Watch chooses this bridge."""
         if self.watch is None or self._whole or not self.watch.is_due(history, new):
             return _NONE
         arguments = (self.context.before(history), self._visible_calls(action, new), new, bool(action.content))
@@ -110,7 +112,7 @@ class Turns:
         return _CHECKS["different"]
 
     def closed(self, action: Action) -> bool:
-        """Whether the model itself ended the turn with a stop token."""
+        """Whether the model ended the turn with a stop token."""
         return bool(action.tokens) and action.tokens[-1] in self.profile.stop_token_ids
 
     def assemble(
@@ -123,7 +125,7 @@ class Turns:
         within: bool = False,
         checks: CheckCounts = _NONE,
     ) -> Rendered:
-        """The three texts, encoded together. A token across two texts counts as observation.
+        """Encode three texts together as a Rendered. A token across two texts counts as observation.
 
         With `within`, the texts continue a text without a special token at its end.
         """
@@ -138,7 +140,7 @@ class Turns:
         return Rendered(tuple(tokens), parts, self.profile.thinking.left_open(prompt), checks=checks)
 
     def shorten(self, text: str, tokens: Sequence[int], keep: int) -> tuple[str, int]:
-        """The text's first `keep` tokens with a mark for the number of cut tokens, and this number."""
+        """The text cut to its first `keep` tokens, with a mark for the number of cut tokens; and this number."""
         if len(tokens) <= keep:
             return text, 0
         cut = len(tokens) - keep
@@ -146,14 +148,15 @@ class Turns:
         return f"{head}… [{cut} tokens cut]", cut
 
     def shorten_raw(self, raw: Raw, keep: int) -> tuple[str, int]:
-        """The same for Raw text. The `end` of the text stays, and counts toward `keep`."""
+        """Like `shorten`, for a Raw. Its `end` is kept, and counts toward `keep`."""
         head = raw.text.removesuffix(raw.end)
         end = self.template.continued(self.template.guarded(raw.end))
         text, cut = self.shorten(head, self.template.continued(self.template.guarded(head)), max(0, keep - len(end)))
         return text + raw.end, cut
 
     def sampled(self, message: Message, place: TurnPlace = TurnPlace()) -> str:  # noqa: B008 - immutable
-        """An assistant message as the text a model would sample after the generation prompt, stop token included."""
+        """The text of an assistant message as a model would sample it after the generation prompt, including the stop
+        token."""
         message = {**message, "role": "assistant", "content": text_of(message.get("content"))}
         message = self.template.identified([message], place.number)[0]
         if self.profile.content_after_calls and message.get("tool_calls") and message.get("content"):
@@ -174,10 +177,10 @@ class Turns:
         return self._from_thought(text[start:], prompt.rpartition(last)[2], message, place.thinking)
 
     def _from_thought(self, turn: str, prompt_end: str, message: Message, thinks: bool | None) -> str:
-        """The turn, as a continuation of a prompt with or without an open thought.
+        """The text of a turn as the continuation of a prompt with or without an open thought.
 
-        `thinks` says whether the prompt has opened a thought; None: as at the end of `prompt_end`, the prompt for which
-        the turn was written.
+        `thinks`: whether the prompt has opened a thought. None: as in `prompt_end`, the prompt for which the turn was
+        written.
         """
         thinking, opened = self.profile.thinking, self.profile.thinking.left_open(prompt_end)
         if (opened if thinks is None else thinks) and not thinking.ends_in(turn):
@@ -207,7 +210,7 @@ class Turns:
         return TemplateError(f"the chat template of {self.template.name} does not close this turn: {text[-40:]!r}")
 
     def _visible_calls(self, action: Action, new: Sequence[Message]) -> Sequence[ToolCall]:
-        """The calls of a turn, as shown to the template."""
+        """The calls of a turn that are passed to the template."""
         answered = any(message.get("role") == "tool" for message in new)
         if answered and not action.calls and not self.profile.carries_orphans:
             return _orphans(new)
@@ -224,14 +227,15 @@ class Turns:
     def _memoised(
         self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool
     ) -> tuple[Tail, Check]:
-        """The result of `tail`, from the memo if there is a memo. The shape of a whole history never comes again."""
+        """The result of `tail`, from the memo if possible. With a whole history the memo is not used, because its shape
+        never repeats."""
         if self.memo is None or self._whole:
             return self.tail(before, calls, new, content), ""
         arguments = (before, calls, new, content)
         return self.memo.tail(self.template, self.profile, arguments, lambda: self.tail(*arguments))
 
     def tail(self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool) -> Tail:
-        """As `tail.tail`, with the first form that the template takes."""
+        """Like `tail.tail`, with the first form of the messages that the template accepts."""
         return self._first_accepted(tail, before, calls, new, content)
 
     def _first_accepted(
@@ -242,10 +246,10 @@ class Turns:
         new: Sequence[Message],
         content: bool,
     ) -> T:
-        """The text of the first accepted form.
+        """The result of `write` for the first form of the messages that the template accepts.
 
-        A template may refuse a sampled turn: an id, or text beside a call. Then the placeholder of the turn is
-        simplified, and then earlier turns too. Raises the first refusal if every form is refused.
+        A template may refuse a sampled turn, because of an id or of text beside a call. Then the turn's placeholder is
+        simplified, and then earlier turns, too. If every form is refused, the first refusal is raised.
         """
         forms = [(calls, new, content)]
         if calls:
@@ -265,11 +269,11 @@ class Turns:
         raise failure
 
     def _unsampled_close(self, action: Action, end: Tail, last: str) -> str:
-        """The part of the close that the model did not sample.
+        """The part of the turn's end that the model did not sample.
 
-        After the template's stop token: the rest of the close. After another token (`<|endoftext|>`) or no stop token
-        (a cut turn, a stop string): the sampled tokens stay, and the template's whole close follows. So the next
-        message is at the usual place for the model.
+        After the template's stop token, only the rest of the template's end of a turn is missing. After another stop
+        token (`<|endoftext|>`), or without a stop token (a cut turn, a stop string), the template's whole end follows
+        the sampled tokens, so that the next message begins as usual.
         """
         if last and last in end.ends:
             return end.after_stop
@@ -277,7 +281,7 @@ class Turns:
         return before + end.stop + end.after_stop
 
     def _unsampled_lead(self, action: Action) -> str:
-        """The text of the template before its stop token, unless the turn already ends with this text."""
+        """The template's text before its stop token. Empty if the turn already ends with this text."""
         if not action.calls:
             return _missing(self.profile.answer.before_stop, action.text)
         lead = (self.profile.called or self.profile.answer).before_stop
@@ -289,7 +293,7 @@ class Turns:
     def _shorten(
         self, new: Sequence[Message], contents: Sequence[Sequence[int]], keep: int
     ) -> tuple[list[Message], int]:
-        """The messages with `keep` content tokens in total. The longest messages are cut first, to a common length."""
+        """The messages cut to `keep` tokens of content in total. The longest messages are cut to a common length."""
         longest, remaining = 0, keep
         lengths = sorted(map(len, contents))
         for i, length in enumerate(lengths):
@@ -308,21 +312,21 @@ class Turns:
         return messages, cut
 
     def _spelled(self, message: Message) -> Message:
-        """The message with its calls as text, for a template without calls."""
+        """The message with its calls written as text, for a template without calls."""
         functions = [call.get("function") or call for call in message["tool_calls"]]
         content = "\n".join(filter(None, [message["content"], convention_of(self.template).write(functions)]))
         return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
 
 
 def _missing(lead: str, text: str) -> str:
-    """The rest of the lead after the part at the end of the text."""
+    """The rest of `lead` after the beginning of `lead` at the end of the text."""
     return next(lead[count:] for count in range(len(lead), -1, -1) if text.endswith(lead[:count]))
 
 
 def _rest_of_list(lead: str, text: str) -> str:
-    """The end of a list of calls, after a text with the mark of a single call at its end: `<｜tool▁calls▁end｜>`.
+    """The end of a list of calls, such as `<｜tool▁calls▁end｜>`, for a text that ends with the end of a call.
 
-    Empty if the call itself was not ended: the end of a call is not added here.
+    Empty if the text does not end with the end of a call, which is not added here.
     """
     parts = pieces(lead)
     ends = [index for index, part in enumerate(parts[:-1], 1) if is_tag(part) and text.rstrip().endswith(part)]
@@ -330,7 +334,7 @@ def _rest_of_list(lead: str, text: str) -> str:
 
 
 def spans(*lengths: tuple[SpanKind, int]) -> tuple[RenderedSpan, ...]:
-    """Spans of these lengths in a row, without empty spans."""
+    """Adjacent RenderedSpans from pairs of kind and length. Empty spans are left out."""
     offset, parts = 0, list[RenderedSpan]()
     for kind, length in lengths:
         if length:
@@ -340,10 +344,11 @@ def spans(*lengths: tuple[SpanKind, int]) -> tuple[RenderedSpan, ...]:
 
 
 def _begins(text: str, prompt: str) -> int:
-    """The start of a turn in a render that does not begin with the generation prompt.
+    """The offset at which a turn begins in a render that does not begin with the generation prompt.
 
-    The start is after the common beginning, and after the end of the prompt if only markers come before. History may
-    leave out a part of the prompt (an opened thought, for example), but the header of a turn is not part of the turn.
+    The turn begins after the text that render and prompt share at their start, and after the prompt's end if only
+    markers come before. History may leave out a part of the prompt, such as an opened thought, but the header of a turn
+    is no part of the turn.
     """
     start = len(shared(text, prompt))
     rest = pieces(prompt[start:])
@@ -358,7 +363,7 @@ def _begins(text: str, prompt: str) -> int:
 
 
 def _orphans(new: Sequence[Message]) -> list[ToolCall]:
-    """Calls for tool messages without a call: some templates refuse or drop the messages alone."""
+    """Calls for tool messages that have no call, because some templates refuse or drop such messages."""
     tools = [message for message in new if message.get("role") == "tool"]
     return [
         ToolCall(message.get("tool_call_id") or f"call_{i}", message.get("name") or "unknown", {})
@@ -367,7 +372,7 @@ def _orphans(new: Sequence[Message]) -> list[ToolCall]:
 
 
 def _with_plain_ids(calls: Sequence[ToolCall], new: Sequence[Message]) -> tuple[Sequence[ToolCall], Sequence[Message]]:
-    """Calls and results under ids of nine letters and digits, accepted by every template."""
+    """Calls and results with ids of nine letters and digits, which every template accepts."""
     ids = {call.id: f"call{i:05}" for i, call in enumerate(calls)}
     answers = [
         {**m, "tool_call_id": ids.get(m["tool_call_id"], m["tool_call_id"])} if "tool_call_id" in m else m for m in new

@@ -16,13 +16,13 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOutput:
-    """The turns of one episode as text, and the task's label. `turns` holds no observations."""
+    """The turns of one episode as text, and the task's label. Observations are separate, in `observed`."""
 
     turns: tuple[str, ...] = ()
     """The text of each turn, thoughts and calls included, in order of time."""
     answer: str = ""
     """The last turn without thought and calls; "" if the thought never ended. For an agent, the last turn of the main
-    line."""
+    conversation."""
     thought: bool = False
     """Whether the last turn holds a finished thought."""
     observed: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class ModelOutput:
 
     @classmethod
     def of_turns(cls, turns: Sequence[str], *, thinking: bool = False, **fields: Any) -> Self:
-        """Make the output from the turns' texts alone. `thinking`: the prompt ended inside a thought."""
+        """Make a ModelOutput from the texts of the turns. `thinking`: the prompt ended inside a thought."""
         answer, thought = without_thought(turns[-1], opened=thinking) if turns else ("", False)
         return cls(turns=tuple(turns), answer=answer, thought=thought, **fields)
 
@@ -62,7 +62,7 @@ class ModelOutput:
 
     @classmethod
     def from_json(cls, data: Mapping[str, JSON], **fields: Any) -> Self:
-        """Read the output of `to_json`; `fields` are the remaining fields."""
+        """Read the output of `to_json`. `fields` are the fields that `to_json` leaves out."""
         return cls(
             turns=tuple(data["turns"]),
             answer=data["answer"],
@@ -75,8 +75,8 @@ class ModelOutput:
 def without_thought(turn: str, *, opened: bool = False) -> tuple[str, bool]:
     """A turn's text after the last thought, stripped, and whether a thought ended.
 
-    An unfinished thought is no answer: text after an unclosed <think> is left out. `opened`: the prompt opened a
-    thought, so without </think> the whole turn is a thought.
+    Text after an unclosed <think> is left out, because an unfinished thought is no answer. `opened`: the prompt opened
+    a thought, so a turn without </think> is a thought as a whole.
     """
     _, closed, answer = turn.rpartition(_CLOSE)
     if not closed and opened:
@@ -96,10 +96,10 @@ def _observed(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def _positions(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """For each turn, the index of the assistant message in `messages`, and the end of the following observations.
+    """For each turn, the index of the assistant message in `messages`, and the index after the following observations.
 
-    The prompt may contain assistant messages too. They precede the model's own messages, one per turn. A session
-    records the places of replies: each prompt may contain assistant messages, and a line ends with a reply.
+    Assistant messages of the prompt precede the model's messages. Each turn has exactly one message of the model. In an
+    agent's session every prompt may contain assistant messages, so the session records the index of each reply.
     """
     if trajectory.session is None:
         replies = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]

@@ -1,4 +1,4 @@
-"""One line about an episode, for a list of thousands, without tokens.
+"""A summary of an episode in one line of JSON, without tokens: for lists of thousands of episodes.
 
 The trainer writes the lines next to each file of trajectories, so that a reader need not parse the trajectories.
 """
@@ -15,17 +15,17 @@ from agentrl.trajectory.trajectory import Trajectory, total_ledger
 from agentrl.types import JSON
 
 _AGAIN = re.compile(r"-again\d*$")
-"""The end of a session id of a repeated episode."""
+"""The suffix of the session id of a repeated episode."""
 _ANSWER = 60
-"""Number of characters of the answer that are stored."""
+"""Number of last characters of the answer that are stored."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Outline:
-    """The figures of one episode. None or an empty mapping stands for an unknown figure."""
+    """The summary of one episode. None or an empty mapping stands for an unknown value."""
 
     name: str = ""
-    """The session id, or the program's name for the episode."""
+    """The session id, or another name from the program that played the episode."""
     task: str = ""
     step: int | None = None
     group: int | None = None
@@ -48,22 +48,22 @@ class Outline:
     observation: int = 0
     scaffold: int = 0
     calls: Mapping[str, int] = field(default_factory=dict)
-    """How often each tool was called."""
+    """Tool name -> number of calls."""
     tool_errors: Mapping[str, int] = field(default_factory=dict)
     bad_calls: int = 0
     started: float | None = None
-    """Seconds since 1970."""
+    """Unix time of the start, in seconds."""
     generate_s: float = 0.0
     env_s: float = 0.0
     advantage: float | None = None
-    """The advantage of the largest magnitude; 0.0 if the group taught nothing."""
+    """The token advantage of the largest magnitude; 0.0 if all rewards of the group are equal."""
     gap: float | None = None
     """The largest difference of a token's log-prob between engine and trainer."""
     answer: str = ""
 
     @classmethod
     def of(cls, trajectory: Trajectory, training: Mapping[str, JSON]) -> Self:
-        """From a trajectory. `training` is the trainer's addition to the record."""
+        """The summary of a trajectory. `training` holds the trainer's data about the episode."""
         turns, failure, ledger = trajectory.turns, trajectory.failure, total_ledger(trajectory.segments)
         return cls(
             name=trajectory.session_id,
@@ -95,7 +95,7 @@ class Outline:
 
     @classmethod
     def from_json(cls, data: Mapping[str, JSON]) -> Self:
-        """Read the output of `to_json`. Unknown keys, of a later version, are left out."""
+        """Read the output of `to_json`. Unknown keys, which a later version may write, are left out."""
         return cls(**{name: data[name] for name in cls.__slots__ if name in data})
 
     def to_json(self) -> dict[str, JSON]:
@@ -107,8 +107,8 @@ _DEFAULTS = {column.name: None if column.default is MISSING else column.default 
 
 
 def place_of(session_id: str, training: Mapping[str, JSON], seat: str = "") -> dict[str, JSON]:
-    """Step, group and member: from the record, or else from a session id such as `train-000001-0003-005`. The id may
-    end with a repetition's number and a seat."""
+    """The keys step, group and member: from `training`, or else from a session id such as `train-000001-0003-005`. The
+    id may end with the number of a repetition and with a seat."""
     names = ("step", "group", "member")
     if "group" in training:
         return {name: training.get(name) for name in names}
@@ -120,7 +120,7 @@ def place_of(session_id: str, training: Mapping[str, JSON], seat: str = "") -> d
 
 
 def answer_of(messages: Sequence[Mapping[str, JSON]]) -> str:
-    """The beginning of the model's last text."""
+    """The last characters of the model's last text."""
     for message in reversed(messages):
         content = message.get("content")
         if message.get("role") == "assistant" and isinstance(content, str) and content.strip():
@@ -129,13 +129,13 @@ def answer_of(messages: Sequence[Mapping[str, JSON]]) -> str:
 
 
 def largest(advantages: Iterable[Iterable[float]] | None) -> float | None:
-    """The advantage of the largest magnitude; None if there is none."""
+    """The advantage of the largest magnitude; None without advantages."""
     values = [value for of_segment in advantages or () for value in of_segment if value is not None]
     return max(values, key=abs) if values else None
 
 
 def counts(data: JSON) -> dict[str, int]:
-    """Counts by name. An Env may keep another value under the key; the result is then empty."""
+    """Counts by name. Empty for any other value, because an Env may store its own value under the same key."""
     if not isinstance(data, Mapping):
         return {}
     return {str(name): count for name, count in data.items() if isinstance(count, int)}

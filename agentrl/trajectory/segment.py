@@ -1,8 +1,8 @@
 """One sequence to train on: tokens with their origins and masks. Most episodes are one segment.
 
-Arrays keep tokens and the log-probs of sampled tokens, at 4 bytes each, out of the garbage collector's way. Lists are
-made on demand; `ids` is the array itself. The mask follows from the spans, so the mask is not kept. A segment grows in
-this order. After an aborted generation, a new generation may continue the same turn:
+Tokens and the log-probs of sampled tokens are in arrays, 4 bytes each, which the garbage collector need not visit.
+Lists are made on demand; `ids` is the array itself. The mask is computed from the spans. The methods are called in this
+order, where several `append_model` form one turn after an aborted generation:
 
     append_prompt  (append_model+  append_action  append_observation)*
 
@@ -44,7 +44,7 @@ _LARGEST = 3.4e38
 
 
 class TokenIds(_Ints):
-    """Token ids that only grow. A reader need not compare earlier ids again."""
+    """An array of token ids that only grows. A reader need not compare earlier ids twice."""
 
     __slots__ = ()
 
@@ -58,8 +58,8 @@ class TokenIds(_Ints):
 
 
 class Segment:
-    """Tokens of one sequence. Only the `append_*` and `mask*` methods change a segment. Turns count from the segment's
-    first."""
+    """Tokens of one sequence. Only the `append_*`, `mask*` and `drop_prompt` methods change a segment. The number of a
+    turn is its index within the segment, from 0."""
 
     __slots__ = (
         "_digest",
@@ -82,7 +82,7 @@ class Segment:
 
     def __init__(self) -> None:
         self.ids = TokenIds()
-        """Prompt and response, as the engine gets the ids next."""
+        """Token ids of prompt and response, with all pad tokens of images."""
         self.media: list[RenderedImage] = []
         """The images among `ids`, in order. Each image takes a run of pad tokens, which are never sampled."""
         self.prompt_length = 0
@@ -92,38 +92,38 @@ class Segment:
         self.spans = Spans()
         self.turns: list[Turn] = []
         self.thinking = False
-        """The last generation prompt left a thinking block open."""
+        """Whether the last generation prompt left a thinking block open."""
         self._log_probs: array[float] = array("f")
-        """Log-probs of the sampled tokens in order, masked ones included."""
+        """Log-probs of the sampled tokens in order, including masked tokens."""
         self.said: list[Action] = []
         """The action of each closed turn, without tokens: `ids` holds the tokens."""
         self._sampled = self._trained = self._observation = self._scaffold = 0
         self._masked: dict[str, int] = {}
         self._digest = 0
-        """The CRC of all tokens, grown with each append. How the tokens were appended makes no difference."""
+        """The CRC-32 of all tokens, updated by each append. Equal tokens have equal CRCs, in any pieces."""
         self._sent = array("Q")
-        """For each prompt sent to an engine: the length, then the CRC."""
+        """Two numbers for each prompt sent to an engine: the length in tokens, and the CRC-32."""
 
     # Reading
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and response."""
+        """Number of tokens of prompt and response."""
         return len(self.ids)
 
     @property
     def tokens(self) -> list[int]:
-        """Prompt and response; a copy."""
+        """Token ids of prompt and response; a copy."""
         return self.ids.tolist()
 
     @property
     def engine_ids(self) -> array[int]:
-        """The ids for an engine: `ids`, with one pad for each image. The engine expands the pads."""
+        """Token ids for an engine: `ids` with a single pad token for each image. The engine expands the pads."""
         return single_pads(self.ids, self.media)
 
     @property
     def images(self) -> list[Image]:
-        """The images for the engine, with `engine_ids`, one for each pad."""
+        """The images for the engine, in the order of the pads in `engine_ids`."""
         return [image.image for image in self.media]
 
     @property
@@ -137,12 +137,12 @@ class Segment:
 
     @property
     def loss_mask(self) -> list[int]:
-        """1 at each trained response token, else 0."""
+        """1 for each trained response token, else 0; shape [response_length]."""
         return _per_token(self.spans, lambda span: int(span.trained))
 
     @property
     def log_probs(self) -> list[float]:
-        """The log-prob of each response token at the time of sampling; 0.0 for other tokens."""
+        """The log-prob of each sampled token at the time of sampling, 0.0 for other tokens; shape [response_length]."""
         values, offset = list[float](), 0
         for span in self.spans:
             length = span.stop - span.start
@@ -179,11 +179,11 @@ class Segment:
 
     @property
     def turn_tokens(self) -> list[int]:
-        """Sampled tokens of the last turn, resumptions joined."""
+        """Sampled tokens of the last turn, from all its generations."""
         return self.tokens_of(len(self.turns) - 1)
 
     def tokens_of(self, turn: int) -> list[int]:
-        """Sampled tokens of one turn."""
+        """Sampled tokens of the turn with an index."""
         return self._at(self.spans.sampled_in(turn))
 
     def _at(self, spans: Iterable[tuple[int, int]]) -> list[int]:
@@ -265,7 +265,7 @@ class Segment:
         self._check()
 
     def append_turns(self, sampled: Segment) -> None:
-        """Append the turns of another segment. The other prompt was all tokens so far and may have been dropped.
+        """Append the turns of another segment. Its prompt equals all tokens of this segment; it may be dropped.
 
         Raises LedgerError if the engine was sent different tokens.
         """
@@ -288,12 +288,13 @@ class Segment:
         self._check()
 
     def drop_prompt(self) -> None:
-        """Drop the prompt's tokens. The remaining tokens can be read, and appended after a kept prompt."""
+        """Drop the prompt's tokens. The response can be read, and appended elsewhere by `append_turns`."""
         self.media = _moved([image for image in self.media if image.start >= self.prompt_length], -self.prompt_length)
         self.ids, self.prompt_length = TokenIds(self.ids[self.prompt_length :]), 0
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
-        """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
+        """Exclude the sampled tokens of one turn, or of all turns, from the loss. A masked token keeps its first
+        reason."""
         require(reason in get_args(MaskReason), f"{reason!r} is not a reason to mask; known: {get_args(MaskReason)}")
         if turn is None:
             self.spans = Spans(self._mask(span, reason) for span in self.spans)
@@ -330,7 +331,7 @@ class Segment:
         self._masked[reason] = self._masked.get(reason, 0) + count
 
     def _place(self, rendered: Rendered) -> None:
-        """Keep the images of tokens that are about to be appended."""
+        """Record the images of tokens that are about to be appended."""
         self.media += _moved(rendered.media, len(self.ids))
 
     def _extend(
@@ -366,7 +367,7 @@ class Segment:
         )
 
     def verify(self) -> None:
-        """Check every invariant over every token, in O(response). Raises LedgerError naming the first that fails."""
+        """Check every invariant over every token, in O(response). Raises LedgerError for the first broken invariant."""
         self._check()
         for span in self.spans:
             require(
@@ -391,7 +392,7 @@ class Segment:
     # Serialising
 
     def to_json(self) -> dict[str, JSON]:
-        """Everything except the engine's own metadata."""
+        """The segment as JSON, without the engine's own metadata."""
         return {
             "tokens": self.tokens,
             "prompt_length": self.prompt_length,
@@ -487,7 +488,7 @@ def _log_prob_array(log_probs: Iterable[float]) -> array[float]:
 
 
 def _per_token(spans: Sequence[Span], value: Callable[[Span], T]) -> list[T]:
-    """The span's value for each token."""
+    """A list with `value(span)` for each token of the spans."""
     values: list[T] = []
     for span in spans:
         values.extend(repeat(value(span), span.stop - span.start))

@@ -1,4 +1,5 @@
-"""Records about a trajectory's tokens: spans of one origin, turns, and the ledger with a count of every token."""
+"""Data about a trajectory's tokens: spans of tokens with the same origin, turns, and the ledger, which counts every
+token."""
 
 from __future__ import annotations
 
@@ -28,11 +29,13 @@ MaskReason: TypeAlias = Literal[
     "constrained",
     "replaced",
 ]
-"""Reasons for masking sampled tokens: unreadable turn, stale weights, broken world, over a limit, the host's wish.
-`replaced`: the group was replaced, because all episodes had the same reward.
+"""Reasons for masking sampled tokens. malformed: a tool call of the turn is unreadable. off_policy: the weights were
+stale. env_failure: the environment or the engine broke. overlong: the episode exceeded a limit. host: the host demanded
+the mask. replaced: another group replaced the episode's group, because all episodes of the group had the same reward.
 
-For an agent with its own turns: a dropped reply, a conversation besides the main line, an undelivered reply.
-`constrained`: the client demanded a form, and the grammar excluded other tokens in this place.
+For an agent with its own turns: dropped: the agent asked for the reply again. side: the reply is outside of the main
+conversation. undelivered: the client never got the reply. constrained: the client demanded a form of the answer, and
+the grammar excluded other tokens at this position.
 """
 
 _SOURCES: Mapping[SpanType, Source] = {
@@ -46,7 +49,8 @@ _AUTHORS: Mapping[Source, Author] = {"sampled": "model", "observation": "env", "
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`response[start:stop]`: neighbouring tokens of one origin. `close` and `prompt` are the template's scaffold."""
+    """`response[start:stop]`: neighbouring tokens of the same origin. Spans of the kinds `close` (after a turn) and
+    `prompt` (before a turn) were written by the template; their source is `scaffold`."""
 
     start: int
     stop: int
@@ -54,7 +58,7 @@ class Span:
     kind: SpanType
     weight_version: str | None = None
     masked: MaskReason | None = None
-    """The reason for masking these sampled tokens; None for trained tokens."""
+    """The reason for masking the sampled tokens; None for trained tokens, and for tokens that were not sampled."""
 
     @property
     def source(self) -> Source:
@@ -70,11 +74,11 @@ class Span:
 
 
 _Mark: TypeAlias = tuple[SpanType, str | None, MaskReason | None]
-"""Kind, version of the weights, and why a span is not trained."""
+"""Kind of a span, version of the weights, and the reason for a mask."""
 
 
 class Spans(Sequence[Span]):
-    """Spans one after another, in an array: 12 bytes each, where a Span takes 140.
+    """A list of adjacent spans, stored in an array: 12 bytes a span, where a Span object takes 140.
 
     Each span begins at the end of the span before. `add` and the constructor raise LedgerError for a gap or an empty
     span.
@@ -84,7 +88,7 @@ class Spans(Sequence[Span]):
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self._rows = array("i")
-        """For each span: the end, the turn, and the index in `_marks`."""
+        """Three numbers for each span: the end, the turn, and the index in `_marks`."""
         self._marks: list[_Mark] = []
         for span in spans:
             if span.start != self.stop:
@@ -93,13 +97,13 @@ class Spans(Sequence[Span]):
 
     @property
     def stop(self) -> int:
-        """Where the last span ends."""
+        """The end of the last span; 0 without spans."""
         return self._rows[-3] if self._rows else 0
 
     def add(
         self, stop: int, turn: int, kind: SpanType, version: str | None = None, masked: MaskReason | None = None
     ) -> None:
-        """Append a span that ends at `stop`."""
+        """Append a span from the end of the last span to `stop`."""
         rows = self._rows
         if stop <= (rows[-3] if rows else 0):
             raise LedgerError(f"a span that begins at {self.stop} cannot end at {stop}")
@@ -132,11 +136,11 @@ class Spans(Sequence[Span]):
         return iter(spans)
 
     def sampled_in(self, turn: int) -> list[tuple[int, int]]:
-        """Where each sampled span of a turn starts and stops."""
+        """Start and stop of each sampled span of a turn."""
         return [(start, self._rows[row]) for row, start in self._rows_of(turn) if self._mark(row)[0] == "sampled"]
 
     def sampled_by_turn(self) -> dict[int, list[tuple[int, int]]]:
-        """`sampled_in` of each turn that has sampled spans."""
+        """Turn -> `sampled_in` of the turn, for each turn that has sampled spans."""
         spans, start = dict[int, list[tuple[int, int]]](), 0
         for row in range(0, len(self._rows), 3):
             if self._mark(row)[0] == "sampled":
@@ -155,7 +159,7 @@ class Spans(Sequence[Span]):
         return count
 
     def _rows_of(self, turn: int) -> Iterator[tuple[int, int]]:
-        """The place in `_rows` and the start of each span of a turn. The turns of spans never decrease."""
+        """For each span of a turn, the index in `_rows` and the start. Spans are sorted by turn."""
         rows = self._rows
         first = bisect_left(rows[1::3], turn)
         for row in range(3 * first, len(rows), 3):
@@ -177,8 +181,8 @@ class Spans(Sequence[Span]):
 
 
 def runs_of(generation: Generation) -> Iterator[tuple[str | None, int, int, MaskReason | None]]:
-    """Sampled tokens of one version, with or without a grammar's change: version, start, stop, the reason for a
-    mask."""
+    """The runs of a generation's tokens with the same version and the same reason for a mask: (version, start, stop,
+    reason). The reason is "constrained" where a grammar changed the probabilities, else None."""
     forced = generation.constrained
     for version, start, stop in generation.versions():
         ends = [index for index in range(start + 1, stop) if forced[index] != forced[index - 1]] if forced else []
@@ -188,7 +192,7 @@ def runs_of(generation: Generation) -> Iterator[tuple[str | None, int, int, Mask
 
 @dataclass(slots=True)
 class Turn:
-    """Records about one turn without its tokens. Seconds are wall-clock."""
+    """Data about one turn without its tokens. Seconds are wall-clock."""
 
     finish_reason: FinishReason = "stop"
     matched: int | str | None = None
@@ -196,7 +200,7 @@ class Turn:
     """The weight version of each generation of the turn, and of each part of a generation if the weights changed in
     between. An aborted turn has several generations."""
     prompt_tokens: int = 0
-    """Tokens the engine was given, summed over the turn's generations."""
+    """Number of input tokens of the engine, summed over the turn's generations."""
     cached_tokens: int = 0
     sampled_tokens: int = 0
     generate_s: float = 0.0
@@ -207,7 +211,7 @@ class Turn:
     """Kind of the worst BadCall in the turn."""
     reward: float | None = None
     raw: str = ""
-    """Raw text that continued this turn, before any cut. No message holds the text."""
+    """Raw text from the Env that continued this turn, before any cut. No message holds the text."""
     meta: list[Mapping[str, Any]] = field(default_factory=list)
     """The engine's own `meta` of each generation (top-p ids, routed experts); not serialised."""
 
@@ -224,7 +228,7 @@ class Turn:
         self.weight_versions = [*self.weight_versions, *versions]
 
     def to_json(self) -> dict[str, JSON]:
-        """Everything except `meta`, and without an empty `raw`."""
+        """The turn as JSON, without `meta` and without an empty `raw`."""
         data = asdict(replace(self, meta=[]))
         del data["meta"]
         if not self.raw:

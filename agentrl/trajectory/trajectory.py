@@ -1,8 +1,8 @@
-"""Turn continuation: the tokens of one episode, with their origins and masks.
+"""The record of one episode: tokens with origins and masks, messages and reward.
 
-Tokens are the truth. Messages and actions annotate the tokens, and are rendered again only if thoughts are stripped
-(`begin_segment`). An episode appends in this order. After an aborted generation, a new generation may continue the
-same turn:
+The tokens are authoritative. Messages and actions describe the tokens, and are rendered again only if thoughts are
+stripped (`begin_segment`). The methods are called in this order, where several `append_model` form one turn after an
+aborted generation:
 
     append_prompt  (append_model+  append_action  (append_observation | begin_segment))*
 
@@ -53,42 +53,45 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 SIDE, SUB_AGENT = "side", "sub-agent"
-"""Roles of an agent's session without a name from the agent: titles and summaries; and sub-agents, which some clients
-name in their headers."""
+"""Roles of branches that the agent's program does not name. SIDE: conversations besides the main conversation, such as
+titles and summaries. SUB_AGENT: sub-agents that a client names in its headers. The branch is then `sub-agent/NAME`."""
 
 
 class Trajectory:
     """The record of one episode. Only `append_*`, `begin_segment` and `mask*` methods change tokens and mask.
 
-    Tokens, spans, log-probs, mask and ledger belong to the last segment, usually the only segment. Turns, actions,
-    messages and everything else belong to the whole episode. Turns and actions are in order of time.
+    The properties for tokens, spans, log-probs, mask and ledger show the last segment, usually the only segment. Turns,
+    actions, messages and all other properties cover the whole episode. Turns and actions are in order of time.
     """
 
     def __init__(self, task: Task | None = None, *, session_id: str = "", tools: Sequence[ToolSpec] = ()) -> None:
         self.task = task or Task()
         self.session_id = session_id
         self.seat = ""
-        """In an Env with seats: the seat of this conversation."""
+        """In an Env with seats: the seat whose conversation this trajectory holds."""
         self.tools: Sequence[ToolSpec] = tuple(tools)
         self.segments = [Segment()]
-        """The sequences to train on, in order. Exactly one response holds each sampled token."""
+        """The sequences to train on, in order. Each sampled token is in the response of exactly one segment."""
         self.order: Sequence[int] = ()
-        """For each turn, segment by segment, its place in time. Empty if time and segments have the same order."""
+        """For the turns of the first segment, then of the second, and so on: the turn's index in order of time. Empty
+        if the turns are in order of time already."""
         self.messages: list[Message] = []
         self.reward: float | None = None
         self.reward_parts: Mapping[str, float] = {}
         self.branch_rewards: Mapping[str, float] = {}
-        """For an agent: the rewards of `score` for branches of the session, by name or by role."""
+        """For an agent: the rewards from `score` for branches of the session, by branch name or by role."""
         self.stop: StopReason | None = None
         self.failure: Failure | None = None
         self.info: dict[str, JSON] = {}
         self.checks = CheckCounts()
-        """Counts of the comparisons while rendering prompts and observations. Messages with process ids can change the
-        counts of a repeated run."""
+        """Counts of the checks while rendering prompts and observations. Texts that differ between runs, such as
+        process ids, can change the counts."""
         self.session: Mapping[str, JSON] | None = None
-        """For an agent with its own turns: the replies as a tree, the requests, and the rewritten replies."""
+        """For an agent with its own turns: the tree of the model's replies, the requests, and the replies that the
+        client rewrote."""
         self.unread = 0
-        """Number of last messages without tokens: the episode ended before the model read the messages."""
+        """Number of messages at the end that have no tokens, because the episode ended before the model read the
+        messages."""
 
     def __repr__(self) -> str:
         ledger = total_ledger(self.segments)
@@ -108,12 +111,12 @@ class Trajectory:
 
     @property
     def segment(self) -> Segment:
-        """The last segment, which grows."""
+        """The last segment. The `append_*` methods extend this segment."""
         return self.segments[-1]
 
     @property
     def tokens(self) -> list[int]:
-        """Prompt and response; a copy."""
+        """Token ids of prompt and response; a copy."""
         return self.segment.tokens
 
     @property
@@ -127,14 +130,14 @@ class Trajectory:
 
     @property
     def loss_mask(self) -> list[int]:
-        """1 at each trained response token, else 0; a copy."""
+        """1 for each trained response token, else 0; a copy."""
         return self.segment.loss_mask
 
     @property
     def log_probs(self) -> list[float]:
-        """The float32 log-prob of each response token at the time of sampling, masked tokens included; a copy.
+        """The float32 log-prob of each sampled token at the time of sampling, also of masked tokens; a copy.
 
-        0.0 for tokens that were not sampled.
+        Shape [response_length]. The value of other tokens is 0.0.
         """
         return self.segment.log_probs
 
@@ -155,7 +158,7 @@ class Trajectory:
 
     @property
     def actions(self) -> list[Action]:
-        """The action of each closed turn, made on demand with the tokens."""
+        """The action of each closed turn, with its tokens. Each access makes new objects."""
         return self._in_time([segment.actions for segment in self.segments])
 
     @property
@@ -169,7 +172,8 @@ class Trajectory:
 
     @property
     def final(self) -> Action | None:
-        """The last action of the last segment, without tokens. For an agent, the last received action."""
+        """The last action of the last segment, without tokens. For an agent, the last action that the client
+        received."""
         for segment in reversed(self.segments):
             masked = "undelivered" in segment.ledger.masked  # usually not, and then no span is read
             lost = {span.turn for span in segment.spans if span.masked == "undelivered"} if masked else ()
@@ -180,7 +184,7 @@ class Trajectory:
 
     @property
     def answer(self) -> str:
-        """The content of the last action; "" without an action. For an agent, the content of the main line."""
+        """The content of `final`; "" without an action. For an agent, the last content of the main conversation."""
         final = self.final
         return "" if final is None else final.content
 
@@ -191,18 +195,19 @@ class Trajectory:
 
     @property
     def branches(self) -> list[str]:
-        """The names of the branches of an agent's session, in the order of the segments. The main line has none."""
+        """The names of the branches of an agent's session, in the order of the segments. The main conversation has no
+        name."""
         return list(dict.fromkeys(segment.branch for segment in self.segments if segment.branch))
 
     def paid_as(self, segment: Segment) -> str:
-        """The name in `branch_rewards` for a segment's reward: the branch, or else the role. "": the reward is
+        """The key in `branch_rewards` of the reward for a segment: the branch, or else the role. "" if the segment gets
         `reward`."""
         names = (segment.branch, role_of(segment.branch))
         return next((name for name in names if name in self.branch_rewards), "")
 
     @property
     def earned(self) -> dict[str, float | None]:
-        """The rewards to train on, by name; "" is `reward`."""
+        """The rewards of the segments by the names of `paid_as`. The name "" stands for `reward`."""
         names = dict.fromkeys(map(self.paid_as, self.segments))
         return {name: self.branch_rewards[name] if name else self.reward for name in names}
 
@@ -233,7 +238,7 @@ class Trajectory:
         return sum(1 for _ in takewhile(lambda turn: turn.bad_call is not None, self._latest_turns()))
 
     def _latest_turns(self) -> Iterator[Turn]:
-        """The turns, from the last one back."""
+        """The turns from the last to the first."""
         if self.order:
             return reversed(self.turns)
         return (turn for segment in reversed(self.segments) for turn in reversed(segment.turns))
@@ -242,19 +247,19 @@ class Trajectory:
     def prefix_breaks(self) -> int:
         """Number of generations whose prompt is no longer the beginning of the segment. The count reads all tokens.
 
-        0, unless tokens were rewritten after an engine had received the tokens. Generations read from JSON are not
-        counted.
+        The number is above 0 only if tokens were rewritten after an engine had received the tokens. Generations from
+        `from_json` are not counted.
         """
         return sum(segment.prefix_breaks for segment in self.segments)
 
     def by_segment(self, of_turns: Sequence[T]) -> Iterator[tuple[Segment, Sequence[T]]]:
-        """Each segment with the values of the segment's turns. `of_turns` has a value for each turn, in order of
-        time."""
+        """Yield each segment with the values of its turns. `of_turns` has a value for each turn of the episode, in
+        order of time."""
         for segment, places in zip(self.segments, self._places(), strict=True):
             yield segment, [of_turns[place] for place in places]
 
     def _places(self) -> list[Sequence[int]]:
-        """For each segment, the places of its turns in time."""
+        """For each segment, the indices of its turns in order of time."""
         first, of_segments = 0, list[Sequence[int]]()
         for segment in self.segments:
             places = range(first, first + len(segment.turns))
@@ -263,7 +268,7 @@ class Trajectory:
         return of_segments
 
     def _in_time(self, of_segments: Sequence[Sequence[T]]) -> list[T]:
-        """The values of the turns of each segment as one list in order of time. Open turns may have none."""
+        """A list of the turns' values in order of time, from a list for each segment. Open turns may lack a value."""
         if not self.order:
             return [value for values in of_segments for value in values]
         placed = zip(self._places(), of_segments, strict=True)
@@ -307,7 +312,7 @@ class Trajectory:
             self.info["special_tokens"] = self.info.get("special_tokens", 0) + count
 
     def append_unread(self, observed: Observed) -> None:
-        """Keep the Env's answer at the end of the episode, as messages without tokens."""
+        """Append the Env's last observation, which the model does not read, as messages without tokens."""
         messages = [{"role": "user", "content": observed.text}] if isinstance(observed, Raw) else observed
         self.messages.extend(messages)
         self.unread += len(messages)
@@ -316,7 +321,7 @@ class Trajectory:
         """Continue in a new segment with another prompt. The segment so far is trained unchanged.
 
         `rendered` is the whole next prompt. Earlier turns in the prompt are not trained again. Raises LedgerError if no
-        turn was closed since the last prompt.
+        turn was closed after the last prompt.
         """
         last = self.segment
         require(bool(last.turns) and not last.open, "a segment ends with a turn that an action has closed")
@@ -328,7 +333,8 @@ class Trajectory:
         self.checks += rendered.checks
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
-        """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
+        """Exclude the sampled tokens of one turn, or of all turns, from the loss. A masked token keeps its first
+        reason."""
         if turn is None:
             for segment in self.segments:
                 segment.mask(reason)
@@ -348,17 +354,17 @@ class Trajectory:
         self.segment.mask_where(loss_mask, reason)
 
     def verify(self) -> None:
-        """Check every invariant over every token, in O(tokens). Raises LedgerError naming the first that fails."""
+        """Check every invariant over every token, in O(tokens). Raises LedgerError for the first broken invariant."""
         for segment in self.segments:
             segment.verify()
 
     # Serialising
 
     def to_json(self) -> dict[str, JSON]:
-        """A versioned copy without the engine's own metadata, ready for `json.dumps`.
+        """The trajectory for `json.dumps`, with a schema version and without the engine's own metadata.
 
-        The last segment is at the top, with the turns of all segments. The other segments are under "earlier". Turns
-        and actions at the top are segment by segment. "order" has each turn's place in time, if the order differs.
+        The top level holds the last segment, and the turns and actions of all segments, segment by segment. The other
+        segments are under "earlier". "order" has each turn's index in order of time, if that order differs.
         """
         *earlier, last = [segment.to_json() for segment in self.segments]
         first = sum(len(segment["turns"]) for segment in earlier)
@@ -439,7 +445,7 @@ def assistant_message(action: Action) -> Message:
 
 
 def _from_turn(spans: Sequence[Mapping[str, JSON]], first: int) -> list[dict[str, JSON]]:
-    """The spans, with `first` added to the numbers of their turns."""
+    """The spans with `first` added to their turn numbers."""
     return [{**span, "turn": span["turn"] + first} for span in spans]
 
 

@@ -1,1 +1,1 @@
-"""A client's messages as tokens, and the proof that no word is missing."""
+"""Encode a client's messages as tokens, and prove that no word is missing."""

@@ -1,7 +1,7 @@
-"""The form in which a template writes the arguments of a call, and the grammar of arguments that obey a tool's schema.
+"""The form in which a template writes the arguments of a call, and a grammar for arguments that obey a tool's schema.
 
 Most templates write JSON. Some write each key and value between texts, such as Qwen3-Coder's: `<parameter=` key `>`
-value `</parameter>`. In this form text has no quotes, and ends where the text after the value begins.
+value `</parameter>`. In this form a text value has no quotes, and ends before the template's text after the value.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ Format: TypeAlias = dict[str, Any]
 """A format of xgrammar's structural tags."""
 
 KEY, VALUE = "example", "value"
-"""The arguments of an example."""
+"""The name and the value of the argument in examples."""
 _KEYS, _VALUES = ("zqkeya", "zqkeyb"), ("zqvala", "zqvalb")
 _NUMBER = 7919
 _ANY_KEY = {"type": "regex", "pattern": "[A-Za-z_][A-Za-z0-9_-]{0,63}"}
 
 
 class Writing(Protocol):
-    """How a template writes arguments."""
+    """The form in which a template writes the arguments of a call."""
 
     @property
     def example(self) -> re.Pattern[str]:
-        """The arguments of an example, as written."""
+        """A pattern for the arguments {"example": "value"} in this form."""
         ...
 
     def form(self, schema: Mapping[str, JSON]) -> list[Format]:
-        """Arguments that obey the schema."""
+        """A grammar, as a sequence of formats, for arguments that obey the schema."""
         ...
 
 
@@ -50,25 +50,25 @@ class JsonArguments:
 
 @dataclass(frozen=True, slots=True)
 class PairArguments:
-    """`open` key `between` value `close`, for each argument."""
+    """A form that writes each argument as the texts `open`, key, `between`, value, `close`."""
 
     open: str
     between: str
     between_other: str
-    """The text before a value that is no text."""
+    """The text in place of `between` before a value that is no text."""
     close: str
     pieces: Callable[[str], list[Format]]
-    """A text as formats."""
+    """Convert a text to formats."""
     text: Format
-    """A text without marks."""
+    """The format of a text value: any text without the template's marks."""
 
     @property
     def example(self) -> re.Pattern[str]:
         return re.compile(re.escape(f"{self.open}{KEY}{self.between}{VALUE}{self.close}"))
 
     def form(self, schema: Mapping[str, JSON]) -> list[Format]:
-        """Each required key, in the schema's order, with any of the other keys between. No further key, unless the
-        schema names no key."""
+        """A grammar with each required key in the schema's order, and any optional keys between them. Other keys are
+        allowed only if the schema names no key."""
         root = schema
         while isinstance(target := _referred(schema, root), Mapping):
             schema = target
@@ -91,7 +91,7 @@ class PairArguments:
     def _values(
         self, schema: Any, root: Any, seen: frozenset[str] = frozenset()
     ) -> Iterator[tuple[str, Format | None]]:
-        """The possible values, each with the text before. None: an empty value."""
+        """The possible values of an argument, each with the text before the value. None stands for an empty value."""
         keywords = schema if isinstance(schema, Mapping) else {}
         parts = _alternatives(keywords)
         if (target := keywords.get("$ref")) is not None and target not in seen:
@@ -124,11 +124,11 @@ def learn_pairs(
     is_mark: re.Pattern[str],
     ends: Sequence[int],
 ) -> PairArguments | None:
-    """The form of a template's pairs, learned from calls with other arguments. None if the template writes no such
-    pairs.
+    """Learn a template's PairArguments from calls with example arguments. None if the template writes arguments in
+    another form.
 
-    `write` returns a call with the arguments, in which a mark is one character of `is_mark`. `cut` makes formats of
-    such a text. `ends`: the stop tokens.
+    `write` returns the text of a call with the arguments; each mark (a special token) is a single character that
+    `is_mark` matches. `cut` converts such a text to formats. `ends` are the stop tokens.
     """
     text = _apart(write(dict(zip(_KEYS, _VALUES, strict=True))), *_KEYS, *_VALUES)
     number = _apart(write({_KEYS[0]: _NUMBER, _KEYS[1]: _VALUES[1]}), *_KEYS, str(_NUMBER), _VALUES[1])
@@ -150,7 +150,7 @@ def learn_pairs(
 
 
 def _plain_tags(texts: tuple[str, str, str], is_mark: re.Pattern[str]) -> set[str]:
-    """The tags in the texts around a value, without marks."""
+    """The tags in the texts around a value that are plain text, not special tokens."""
     tags = {part.strip() for text in texts for part in pieces(text)}
     return {part for part in {*tags, texts[0].strip()} if is_tag(part) and not is_mark.search(part)}
 
@@ -164,7 +164,8 @@ def either(formats: Sequence[Format]) -> Format:
 
 
 def _apart(text: str, *words: str) -> list[str] | None:
-    """The text before, between and after words, each with a single occurrence: two keys, and the value of each."""
+    """The five texts before, between and after four words: two keys, and the value of each. None unless each word
+    occurs exactly once."""
     first, second, first_value, second_value = words
     if any(text.count(word) != 1 for word in words):
         return None
@@ -185,7 +186,7 @@ def _referred(schema: Any, root: Any) -> Any:
 
 
 def _alternatives(keywords: Mapping[str, Any]) -> list[Any]:
-    """The alternative schemas of a value."""
+    """The schemas of which a value must obey one: `anyOf`, `oneOf`, or a single schema in `allOf`."""
     all_of = _list(keywords, "allOf")
     return [*_list(keywords, "anyOf"), *_list(keywords, "oneOf"), *(all_of if len(all_of) == 1 else ())]
 

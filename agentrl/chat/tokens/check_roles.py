@@ -1,6 +1,7 @@
-"""The proof that no client text is lost: each role is written at each place, and the tokens must hold the text.
+"""The proof that no client text is lost: a message of each role is written at each position of a conversation, and the
+tokens must hold its text.
 
-The proof runs before any request, once for a template with tools and once without.
+The proof runs before any request, once for a template with tools and once for the template without tools.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _TURNS: Mapping[str, tuple[Entry, Sequence[Entry]]] = {
     "after a sampled call": (_ASKS, ()),
 }
 _PROVED: Cache[object] = Cache(64)
-"""Proved certificates by their id(). The references keep the ids unique."""
+"""Certificates of proved templates by their `id()`. The references keep the ids unique."""
 
 
 class EntryWriter(Protocol):
-    """The proved part of `agentrl.chat.tokens.writer.Writer`."""
+    """The methods of `agentrl.chat.tokens.writer.Writer` that the proof checks."""
 
     @property
     def renderer(self) -> Renderer: ...
@@ -55,7 +56,8 @@ class EntryWriter(Protocol):
 
 
 def prove_places(writer: EntryWriter) -> None:
-    """Raises TemplateError, with the role, the place and the template, if a client's text would be lost."""
+    """Raises TemplateError if a client's text would be lost. The error names the role, the position and the
+    template."""
     certificate = writer.renderer.certificate
     _PROVED.get(f"{id(certificate)}", lambda: _proved(writer))
 
@@ -96,7 +98,8 @@ def _numbered(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _sampled(renderer: Renderer, turn: Entry) -> Action | None:
-    """The turn as a model would sample the tokens. None if the template cannot write the turn."""
+    """The action and the tokens of a turn, as if a model had sampled the turn. None if the template cannot write the
+    turn."""
     try:
         tokens = renderer.encode(to_assistant_message(turn, {}))
     except TemplateError:

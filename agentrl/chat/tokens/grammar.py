@@ -1,8 +1,8 @@
-"""The form that a client demands of an answer, as a grammar over the tokens that the chat template would write.
+"""A grammar for a client's demand on the form of an answer, over the tokens that the chat template would write.
 
 The template's form of a call is read from examples, so no format is known by name. The grammar is a structural tag of
-xgrammar, which SGLang takes as `structural_tag`. Marks such as `<tool_call>` are single tokens in the grammar. As text
-a model might spell the marks out, and the spelled letters are no marks.
+xgrammar, which SGLang takes as `structural_tag`. Marks such as `<tool_call>` are single tokens in the grammar. In a
+grammar of text, a model might spell a mark out in letters, which would not count as the mark.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from agentrl.types import JSON, ToolSpec
 
 _TEXT, _THOUGHT = "EXAMPLE-TEXT", "EXAMPLE-THOUGHT"
 _PRIVATE = 0xF0000
-"""In examples, a mark is one character of a private plane of Unicode: this number, and the index among the marks."""
+"""In examples, each mark is a single character of a private plane of Unicode, with this code point plus the index of
+the mark."""
 _MARK = re.compile("([\U000f0000-\U000ffffd])")
 _REMEDY = "ask for the form in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))"
 
@@ -30,8 +31,8 @@ _REMEDY = "ask for the form in the prompt (an AgentEnv may set SessionOptions(fo
 def structural_tag(
     renderer: Renderer, forced: Forced, tools: Sequence[ToolSpec], *, thinking: bool, continued: bool = False
 ) -> str:
-    """The grammar as JSON. `thinking`: the prompt has opened a thought. `continued`: the prompt ends in the answer's
-    text.
+    """The grammar as JSON. `thinking`: the prompt has opened a thought. `continued`: the prompt ends within the
+    answer's text.
 
     Raises RefusedError if the template writes arguments neither as JSON nor as keys and values between tags.
     """
@@ -56,27 +57,27 @@ def end_of_call(renderer: Renderer, tools: Sequence[ToolSpec]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Shell:
-    """The template's text around the arguments of calls of one tool."""
+    """The template's text around the arguments of calls of a tool."""
 
     before: str
     """The text before the first call, such as an empty thought."""
     begin: str
     end: str
     between: str | None
-    """Between two calls. None if the template writes a single call."""
+    """The text between two calls. None if the template writes at most a single call per turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Examples:
-    """Answers as the template writes them."""
+    """Example answers in the template's form, from which the parts of the grammar are made."""
 
     renderer: Renderer
     marks: Sequence[int]
     continued: bool = False
-    """Whether the prompt has continued the answer's text. Then no thought comes before the form."""
+    """Whether the prompt ends within the answer's text. Then no thought comes before the demanded form."""
 
     def text(self, content: Format, thinking: bool) -> Format:
-        """An answer without calls."""
+        """A grammar for an answer without calls."""
         message: dict[str, JSON] = {"role": "assistant", "content": _TEXT}
         before = self._written(message).partition(_TEXT)[0]
         rest = self._after_thought(message)
@@ -84,7 +85,7 @@ class _Examples:
         return self._with_thought(thought, before, [content], thinking)
 
     def end_of_call(self, name: str) -> str | None:
-        """The last tag after each call. None if the template writes no tag."""
+        """The last tag that the template writes after a call. None without such a tag."""
         writing = self._writing(name)
         single, middle = self._written(_message(name, 1)), self._middle(name, writing)
         calls = list(writing.example.finditer(single))
@@ -95,7 +96,7 @@ class _Examples:
         return next(filter(is_tag, reversed(pieces(text))), None)
 
     def calls(self, forced: Forced, tools: Sequence[ToolSpec], thinking: bool) -> Format:
-        """One call or more."""
+        """A grammar for a call, or for several calls if the demand allows parallel calls."""
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
         writing = self._writing(forced.names[0])
         shells = {name: self._shell(name, writing) for name in forced.names}
@@ -119,7 +120,8 @@ class _Examples:
     def _with_thought(
         self, thought: tuple[str, str] | None, before: str, content: list[Format], thinking: bool
     ) -> Format:
-        """The content after a thought, or without a thought if the prompt has not opened a thought."""
+        """A grammar for the content after a thought. If the prompt has not opened a thought, the thought is
+        optional."""
         if self.continued and not thinking:
             return sequence(content)
         plain = sequence([*self._pieces(before), *content])
@@ -130,7 +132,7 @@ class _Examples:
         return thoughtful if thinking else either([thoughtful, plain])
 
     def _until(self, closing: str) -> list[Format]:
-        """Any text up to the end of a thought, and the end."""
+        """Formats for any text up to the end of a thought, and for the end."""
         mark = _MARK.search(closing)
         if mark is None:
             return [{"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": closing}]
@@ -138,7 +140,7 @@ class _Examples:
         return [{"type": "any_tokens", "exclude_tokens": excluded}, *self._pieces(closing[mark.start() :])]
 
     def _pieces(self, text: str) -> list[Format]:
-        """A text as formats: each mark is one token."""
+        """Formats for a text of an example. Each mark becomes a single token."""
         return [
             {"type": "token", "token": self.marks[ord(part) - _PRIVATE]}
             if _MARK.fullmatch(part)
@@ -148,7 +150,8 @@ class _Examples:
         ]
 
     def _written(self, message: Mapping[str, JSON]) -> str:
-        """An assistant message without the end token; marks as private characters. Raises RefusedError."""
+        """The template's text of an assistant message without the end token. Marks are private characters. Raises
+        RefusedError."""
         try:
             tokens = self.renderer.encode(dict(message))
         except TemplateError as exc:
@@ -199,7 +202,7 @@ class _Examples:
         return _Shell(head.removesuffix(begin), begin, end, middle[len(end) :].removesuffix(begin))
 
     def _middle(self, name: str, writing: Writing) -> str | None:
-        """The text between the arguments of two calls. None if the template writes a single call."""
+        """The text between the arguments of two calls. None if the template writes at most a single call per turn."""
         if not self.renderer.certificate.capabilities.get("parallel_calls"):
             return None
         two = self._written(_message(name, 2))

@@ -1,7 +1,7 @@
-"""A client's conversation as messages that the chat template can carry.
+"""Convert a client's conversation to messages that the chat template can carry.
 
-A client may use roles, places and ids that a template silently drops or refuses. Each entry gets the nearest form that
-the template carries, according to the template's certificate. No entry is left out or moved.
+A client may use roles, positions and ids that a template silently drops or refuses. Each entry is converted to the
+nearest form that the template keeps, according to the template's certificate. No entry is left out or moved.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ Content: TypeAlias = "str | Sequence[Mapping[str, str]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryConverter:
-    """How entries become messages of one template."""
+    """What a template supports, for converting entries to messages."""
 
     capabilities: Mapping[str, bool]
-    """The capabilities of the template's certificate."""
+    """Capability -> whether the template has the capability, from the template's certificate."""
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
-    """Tools that a result may load, by name."""
+    """Deferred tools by name. A tool's result may load a deferred tool."""
     results: str = "place"
-    """The way a template links results and calls: `Certificate.results`."""
+    """The way in which the template links a result to its call, from `Certificate.results`: "id" links by the call's
+    id."""
     careful: bool = False
-    """Whether to use only roles and places of every template. The certificate may not cover this case."""
+    """Whether to use only roles and positions that every template supports, because the certificate may not cover this
+    case."""
 
     def carries(self, capability: str) -> bool:
         return self.capabilities.get(capability, False)
@@ -50,10 +52,10 @@ def to_messages(
     root: bool = False,
     calls: Mapping[str, str] | None = None,
 ) -> list[Message]:
-    """The entries as messages.
+    """Convert entries to messages.
 
-    `ids` maps a call's id on the wire to the id in the tokens. `calls` maps the ids of the previous turn's calls to
-    their names. `root`: the conversation begins here.
+    `ids` maps the client's id of a call to the id in the tokens. `calls` maps the ids of the previous turn's calls to
+    the tools' names. `root`: the conversation begins with these entries.
     """
     making = _MessageBuilder(forms, ids, root, dict(calls or {}))
     for entry in _in_call_order(entries, ids, calls or {}, by_id=forms.results == "id"):
@@ -64,7 +66,8 @@ def to_messages(
 def _in_call_order(
     entries: Sequence[Entry], ids: Mapping[str, str], calls: Mapping[str, str], *, by_id: bool
 ) -> Sequence[Entry]:
-    """The entries. The results of each turn get the order of the calls, and any missing ids."""
+    """The entries, with missing ids of results filled in. Unless `by_id`, the results of each turn are put in the order
+    of the calls."""
     if not any(entry.role == "tool" for entry in entries):
         return entries
     turns = [i for i, entry in enumerate(entries) if entry.role == "assistant"]
@@ -92,22 +95,22 @@ def _answers_in_order(
 
 
 def _plain_unless(call_id: str, call_ids: Container[str]) -> str:
-    """An id in `call_ids` or an empty id unchanged, else the plain form."""
+    """The id unchanged if it is empty or in `call_ids`, else its plain form."""
     return call_id if call_id in call_ids or not call_id else plain_id(call_id)
 
 
 @dataclass(slots=True)
 class _MessageBuilder:
-    """Builds messages from entries."""
+    """Builds a list of messages from entries."""
 
     forms: EntryConverter
     ids: Mapping[str, str]
     root: bool
     calls: dict[str, str]
-    """Ids and names of the calls that a result may answer."""
+    """Call id -> tool name, for the calls that a following result may answer."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     heading: bool = True
-    """Whether only instructions came so far."""
+    """Whether all entries so far are instructions."""
 
     def add(self, entry: Entry) -> None:
         if entry.role in ("system", "developer"):
@@ -139,8 +142,8 @@ class _MessageBuilder:
             self.messages[-1]["content"] = _together(self.messages[-1]["content"], content)
 
     def _joins(self, joined: bool) -> bool:
-        """Whether a user's text is joined to the message before: both are one message, or the template refuses two
-        messages."""
+        """Whether to append a user's text to the message before: the client sent both in the same message, or the
+        template cannot carry two messages."""
         before = self.messages[-1]["role"] if self.messages else ""
         if before == "user":
             return joined or self.forms.careful or not self.forms.carries("users_in_a_row")
@@ -186,7 +189,7 @@ def _content(entry: Entry) -> Content:
 
 
 def _together(first: Content, second: Content, mark: str = BLANK) -> Content:
-    """Two contents as one. `mark` separates two texts, but not a text and an image."""
+    """Two contents joined into a single content. `mark` separates two texts, but not a text and an image."""
     if isinstance(first, str) and isinstance(second, str):
         return mark.join(filter(None, (first, second)))
     before, after = _parts(first), _parts(second)
@@ -203,10 +206,11 @@ def _parts(content: Content) -> Sequence[Mapping[str, str]]:
 
 
 def one_by_one(entries: Sequence[Entry], unsplit: Container[int] = ()) -> Iterator[tuple[int | None, Entry]]:
-    """The entries for a template with one call per turn: each call is placed right before its result.
+    """Split turns with several calls, for a template with one call per turn: each call is placed right before its
+    result.
 
-    Yields each entry with the index in `entries`, or None for a call that was split from its turn. Turns at the indices
-    in `unsplit` are not split.
+    Yields pairs: the index in `entries` (None for a call that was split from its turn), and the entry. Turns at the
+    indices in `unsplit` are not split.
     """
     waiting = dict[str, Call]()
     for index, entry in enumerate(entries):
@@ -226,7 +230,7 @@ def one_by_one(entries: Sequence[Entry], unsplit: Container[int] = ()) -> Iterat
 
 
 def to_assistant_message(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
-    """An assistant entry as a message."""
+    """Convert an assistant entry to a message."""
     message: dict[str, Any] = {"role": "assistant", "content": text(entry.text)}
     if entry.reasoning is not None:
         message["reasoning_content"] = text(entry.reasoning)
@@ -243,7 +247,8 @@ def to_assistant_message(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]
 
 
 def _id(call_id: str, name: str) -> str:
-    """The id of a call in messages. An id with the call's name shows the model the call's number."""
+    """The id of a call in a message: unchanged if the id holds the tool's name and the call's number, else the plain
+    form."""
     return call_id if has_name(call_id, name) else plain_id(call_id)
 
 

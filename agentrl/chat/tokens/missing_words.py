@@ -1,4 +1,4 @@
-"""Checks whether the tokens of the model hold the words of messages."""
+"""Check whether the decoded tokens of a prompt hold all words of the messages."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from agentrl._util.texts import texts_in
 from agentrl.types import Message
 
 _LONG = 64
-"""Number of characters from which a text cannot match another text by chance."""
+"""Minimum number of characters of a text that cannot match by chance."""
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
-"""JSON escapes, such as a line break, if a template writes text as JSON. Their letters belong to no word."""
+"""JSON escapes, such as that of a line break, for templates that write text as JSON. The letters of an escape
+belong to no word."""
 
 
 def first_message_not_in(messages: Sequence[Message], text: str) -> int | None:
     """The index of the first message with a word that is missing in the decoded `text`. None if no word is missing.
 
-    Only words of Latin letters and digits are compared: quoting, trimming and a tokenizer's normalization leave such
-    words unchanged.
+    Only words of Latin letters and digits are compared, because quoting, trimming and a tokenizer's normalization leave
+    such words unchanged.
     """
     words: set[str] | None = None
     for index, message in enumerate(messages):

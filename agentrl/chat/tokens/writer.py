@@ -1,7 +1,7 @@
-"""Writes a client's messages as tokens: whole prompts, and the tokens after a sampled turn.
+"""Encode a client's messages as tokens: whole prompts, and the tokens after a sampled turn.
 
-After each attempt, the tokens must hold the words of the messages. If words are missing, the next form is tried. If no
-form is left, TemplateError reports the loss.
+After each attempt, the tokens must hold all words of the messages. If words are missing, the next form of the messages
+is tried. TemplateError is raised if no form is left.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ _NONE: Mapping[Any, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Writes the conversations of one root. Methods raise TemplateError if the template cannot carry a conversation.
+    """Encodes conversations with the same root: the tools and template arguments with which they begin. Methods raise
+    TemplateError if the template cannot carry a conversation.
 
     The first Writer of a template proves that no role is lost, and raises TemplateError for a lost role.
     """
 
     renderer: Renderer
-    """Bound to the root's tools."""
+    """The renderer, bound to the root's tools."""
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
-    """Tools by name, shown only at a result that loads the tool: `ChatRequest.deferred`."""
+    """Deferred tools by name, as in `ChatRequest.deferred`."""
 
     def __post_init__(self) -> None:
         prove_places(self)
@@ -55,23 +56,23 @@ class Writer:
         root: bool = False,
         action: Action | None = None,
     ) -> list[Message]:
-        """The entries as messages for the template.
+        """Convert entries to messages for the template.
 
-        `ids` maps a call's id on the wire to the id in the action. `action` is the turn before the entries. With
-        `root`, the conversation begins here, and instructions at the head become the system message.
+        `ids` maps the client's id of a call to the id in the action. `action` is the turn before the entries. With
+        `root`, the conversation begins with these entries, and instructions at the start become the system message.
         """
         entries, _ = self._apart(entries, _NONE)
         return to_messages(entries, self._forms(), ids, root=root, calls=_names(action))
 
     def prompt(self, entries: Sequence[Entry], replies: Replies = _NONE, ids: Mapping[str, str] = _NONE) -> Rendered:
-        """The prompt of a new root.
+        """The prompt of a new conversation.
 
-        Without `replies`, the template renders all messages at once. With `replies`, everything from the first sampled
-        reply on is added piece by piece, so that each reply keeps its sampled tokens. If the template cannot carry an
-        assistant entry, everything from the entry on is also added piece by piece.
+        Without `replies`, the template renders all messages at once. With `replies`, the entries from the first sampled
+        reply on are encoded turn by turn, so that each reply keeps its sampled tokens. The entries from an assistant
+        entry on that the template cannot carry are encoded turn by turn, too.
 
-        A window may begin with the assistant. The template writes such replies. If the template refuses, or for an
-        empty window, an empty message of the user comes first.
+        A shortened history may begin with an assistant entry. The template then writes this entry. If the template
+        refuses, or if there are no entries, an empty message of the user comes first.
         """
         entries, replies = self._apart(entries, replies)
         opening = next((index for index, entry in enumerate(entries) if entry.role != "assistant"), len(entries))
@@ -106,11 +107,11 @@ class Writer:
         *,
         budget: int | None = None,
     ) -> Rendered:
-        """The tokens after the sampled turn `action`: the rest of the turn's close, the entries, and a generation
+        """The tokens after the sampled turn `action`: the missing end of the turn, the entries, and a generation
         prompt.
 
-        `history` ends with the sampled turn. `budget` is the most tokens of the messages up to the next assistant
-        message. Longer messages are cut.
+        `history` ends with the sampled turn. `budget` is the maximum number of tokens of the messages up to the next
+        assistant message. Longer messages are cut.
         """
         entries, replies = self._apart(entries, replies)
         first = _assistant(entries)
@@ -118,7 +119,7 @@ class Writer:
         return piece.rendered if first == len(entries) else self._pieces(piece, entries, first, replies, ids)
 
     def opened(self, rendered: Rendered, entry: Entry) -> Rendered:
-        """A prompt, with an assistant entry as the beginning of the next turn, for the model to continue."""
+        """A prompt followed by an assistant entry, as the beginning of a turn that the model continues."""
         before = Action("", "", "" if rendered.thinking else None)
         added = self.renderer.text(Raw(self._beginning(entry)), before)
         end = len(rendered.tokens)
@@ -134,9 +135,10 @@ class Writer:
         )
 
     def _beginning(self, entry: Entry) -> str:
-        """An assistant entry in the template's form, up to the end of the text: with the thought, or an empty thought.
+        """An assistant entry as the template writes it, up to the end of the entry's text, including the thought or an
+        empty thought.
 
-        A text that begins with a thought stays unchanged.
+        A text that itself begins with a thought is returned unchanged.
         """
         name = "content" if entry.text or entry.reasoning is None else "reasoning_content"
         text = entry.text if name == "content" else entry.reasoning or ""
@@ -159,7 +161,8 @@ class Writer:
         )
 
     def _apart(self, entries: Sequence[Entry], replies: Replies) -> tuple[Sequence[Entry], Replies]:
-        """Give parallel calls a turn each if the template takes one call per turn. Sampled calls stay together."""
+        """Split parallel calls into separate turns if the template takes one call per turn. Sampled turns are not
+        split."""
         if self.renderer.certificate.capabilities.get("parallel_calls", False):
             return entries, replies
         apart = list(one_by_one(entries, replies))
@@ -192,8 +195,8 @@ class Writer:
         ids: Mapping[str, str],
         budget: int | None = None,
     ) -> _WriterState:
-        """The bridge to entries without an assistant entry. If the template refuses calls without their results, the
-        turn counts as text."""
+        """The tokens after a turn, for entries that hold no assistant entry. If the template refuses calls without
+        their results, the turn is rendered as text."""
 
         def attempt(careful: bool, action: Action) -> _WriterState:
             messages = to_messages(entries, self._forms(careful), ids, calls=_names(action))
@@ -208,7 +211,7 @@ class Writer:
     def _pieces(
         self, piece: _WriterState, entries: Sequence[Entry], first: int, replies: Replies, ids: Mapping[str, str]
     ) -> Rendered:
-        """`piece`, then each assistant entry from `first` on, with the entries after each."""
+        """The tokens of `piece`, followed by each assistant entry from `first` on and the entries after it."""
         tokens, cut, last = list(piece.rendered.tokens), piece.rendered.cut, piece
         special, checks, media = piece.rendered.special, piece.rendered.checks, [*piece.rendered.media]
         turns = [i for i in range(first, len(entries)) if entries[i].role == "assistant"]
@@ -226,7 +229,7 @@ class Writer:
         return Rendered(tuple(tokens), spans, last.rendered.thinking, cut, special, checks, tuple(media))
 
     def _turn_of(self, entry: Entry, ids: Mapping[str, str], before: _WriterState) -> tuple[Action, Sequence[int]]:
-        """Encode an assistant entry from outside the model in the form of a sampled turn."""
+        """The action and tokens of an assistant entry that the model did not sample, in the form of a sampled turn."""
         assistant = to_assistant_message(entry, ids)
         calls = [
             ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
@@ -242,7 +245,7 @@ class Writer:
         return replace(read, content=entry.text, calls=tuple(calls)), tokens
 
     def _encoded(self, message: Message) -> list[int]:
-        """The message's tokens. If the template leaves the text out, the plain text is put before the calls."""
+        """The tokens of a message. If the template leaves the text out, the plain text is put before the calls."""
         try:
             tokens = self.renderer.encode(message)
             if first_message_not_in([message], self.renderer.decode(tokens)) is None:
@@ -254,7 +257,7 @@ class Writer:
         return [*text, *(self.renderer.encode({**message, "content": ""}) if message.get("tool_calls") else ())]
 
     def _whole(self, rendered: Rendered, messages: Sequence[Message], history: Sequence[Message]) -> _WriterState:
-        """Raises TemplateError if a part of a message is not in the tokens."""
+        """The render with its messages. Raises TemplateError if a word of a message is not in the tokens."""
         index = None if rendered.cut else first_message_not_in(messages, self.renderer.decode(rendered.tokens))
         if index is not None:
             role, content = messages[index]["role"], "".join(texts_in(messages[index]["content"]))
@@ -266,7 +269,7 @@ class Writer:
 
 
 def prove_for_agents(renderer: Renderer) -> None:
-    """Raises TemplateError if a role of clients would be lost at some place, with tools or without.
+    """Raises TemplateError if a client's message of some role would be lost at some position, with tools or without.
 
     Takes about 0.2 s for the first use of a template in a process.
     """
@@ -280,7 +283,7 @@ def prove_for_agents(renderer: Renderer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _WriterState:
-    """The last text that was written, and all messages so far."""
+    """The last render, and all messages so far."""
 
     rendered: Rendered
     history: Sequence[Message]
@@ -299,7 +302,7 @@ def _first(attempts: Iterable[Callable[[], _WriterState]]) -> _WriterState:
 
 
 def _assistant(entries: Sequence[Entry]) -> int:
-    """The index of the first assistant entry, or the length if there is none."""
+    """The index of the first assistant entry, or the number of entries if there is none."""
     return next((i for i, entry in enumerate(entries) if entry.role == "assistant"), len(entries))
 
 
@@ -308,8 +311,8 @@ def _names(action: Action | None) -> dict[str, str]:
 
 
 def _paired(entry: Entry, action: Action, ids: Mapping[str, str]) -> dict[str, str]:
-    """The ids of the entry's calls -> the ids of the action's calls, in order, if the numbers agree. Ids in `ids` are
-    left out."""
+    """The ids of the entry's calls -> the ids of the action's calls, in order. Empty if the numbers of calls differ.
+    Ids in `ids` are left out."""
     readable = [call.id for call in action.calls if call.error is None]
     call_ids = next((ids for ids in (readable, [call.id for call in action.calls]) if len(ids) == len(entry.calls)), [])
     pairs = zip(entry.calls if call_ids else (), call_ids, strict=True)
@@ -317,7 +320,8 @@ def _paired(entry: Entry, action: Action, ids: Mapping[str, str]) -> dict[str, s
 
 
 def _spans(first: Rendered, length: int, last: Rendered) -> tuple[RenderedSpan, ...]:
-    """The spans of several pieces: all text between the first close and the last generation prompt is observation."""
+    """The spans of several renders joined: everything between the first close and the last generation prompt is
+    observation."""
     lengths = [{span.kind: span.stop - span.start for span in piece.spans} for piece in (first, last)]
     start, end = lengths[0].get("close", 0), length - lengths[1].get("prompt", 0)
     spans = (

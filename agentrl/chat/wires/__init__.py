@@ -1,1 +1,2 @@
-"""The vendors' APIs: each wire reads a request into a common form, and writes the reply in its vendor's format."""
+"""The vendors' API formats, called wires. Each wire reads its vendor's requests into a common form, and writes replies
+in the vendor's format."""

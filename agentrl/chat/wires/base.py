@@ -1,4 +1,5 @@
-"""The interface of a wire: reads a request and writes the answer, whole or as server-sent events."""
+"""The interface of a wire, a vendor's API format: reads requests, and writes responses as a single body or as
+server-sent events."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ DEFAULTS = SessionOptions()
 
 
 class ReplyWriter(Protocol):
-    """Writes the answer to one request."""
+    """Writes the HTTP response to one request."""
 
     @property
     def request(self) -> ChatRequest:
@@ -22,19 +23,19 @@ class ReplyWriter(Protocol):
         ...
 
     def whole(self, replies: Sequence[Reply]) -> JSON:
-        """The body of an answer without streaming."""
+        """The body of a response without streaming."""
         ...
 
     def opening(self) -> bytes:
-        """The events before the reply."""
+        """The first events of a stream, before the replies are there."""
         ...
 
     def progress(self) -> bytes:
-        """An event without content, to show the client that the reply is in progress."""
+        """An event without content, which shows a waiting client that the server is alive."""
         ...
 
     def closing(self, replies: Sequence[Reply]) -> tuple[bytes, bytes]:
-        """The events of the reply, and the events at the end."""
+        """The events of the replies, and the events that end the stream."""
         ...
 
     def failure(self, refused: RefusedError) -> bytes:
@@ -43,7 +44,7 @@ class ReplyWriter(Protocol):
 
 
 class Wire(Protocol):
-    """One vendor's API."""
+    """The API format of a vendor."""
 
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
@@ -51,12 +52,12 @@ class Wire(Protocol):
         """Read a request. The returned ReplyWriter holds the request and writes the answer. `headers` accepts names in
         any case.
 
-        Raises RefusedError with the parameter's name.
+        Raises RefusedError, which names the wrong parameter.
         """
         ...
 
     def error(self, status: int, message: str, kind: RefusalKind | None = None) -> JSON:
-        """The body of an error. `kind` is None for an error of the HTTP server itself."""
+        """The body of an error response. `kind` is None for an error of the HTTP server itself."""
         ...
 
 
@@ -66,10 +67,10 @@ def event(name: str, data: JSON) -> bytes:
 
 
 def compact(data: JSON) -> str:
-    """JSON in ASCII, because some clients end a line of an event at any line separator of Unicode."""
+    """JSON text in ASCII, because some clients end a line of an event at any line separator of Unicode."""
     return json.dumps(data, separators=(",", ":"))
 
 
 def arguments_text(arguments: Mapping[str, JSON] | str) -> str:
-    """A call's arguments on OpenAI's wires: JSON in a string, or the raw text if the arguments are no JSON."""
+    """A call's arguments in OpenAI's APIs: a string of JSON, or the raw text if the arguments are no JSON."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions."""
+"""OpenAI's Chat Completions API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STOPS = {"end": "stop", "calls": "tool_calls", "length": "length", "stop_sequen
 
 
 class Chat:
-    """The wire of `/v1/chat/completions`."""
+    """The API format of `/v1/chat/completions`."""
 
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
@@ -59,7 +59,7 @@ class Chat:
 
 
 def _is_prefix(message: JSON) -> bool:
-    """Whether a message asks the model to continue the message, as in Mistral's and DeepSeek's APIs."""
+    """Whether a message has the flag of Mistral's and DeepSeek's APIs that asks the model to continue the message."""
     return isinstance(message, dict) and message.get("prefix") is True
 
 
@@ -98,7 +98,7 @@ def _call(call: JSON, where: str) -> Call:
 
 
 def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
-    """The tools, and the types of omitted tools."""
+    """The tools of a request, and the types of omitted tools."""
     tools: list[ToolSpec] = []
     left_out: list[str] = []
     for index, tool in enumerate(reading.sequence(sent, "tools")):
@@ -198,7 +198,7 @@ def _deltas(reply: Reply) -> list[JSON]:
 
 
 def _usage(replies: Sequence[Reply]) -> JSON:
-    """The prompt is counted once for any number of replies."""
+    """The response's `usage` for all replies to a request. The tokens of their common prompt are counted once."""
     prompt, cached = replies[0].usage.prompt, max(reply.usage.cached for reply in replies)
     sampled = sum(reply.usage.sampled for reply in replies)
     return {

@@ -1,4 +1,5 @@
-"""Every field of a request's body, by API, as obeyed, recorded or refused. docs/serve.md lists all but the recorded.
+"""The fields of a request's body for each API, and their treatment: obeyed, recorded or refused. docs/serve.md lists
+the obeyed and the refused fields.
 
 The names are from OpenAI's, Anthropic's and Google's packages, and from the servers vLLM and SGLang, which add fields
 to the first three APIs.
@@ -23,7 +24,7 @@ Table: TypeAlias = dict[str, "Field"]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How one field of a body is treated."""
+    """The treatment of a field of a request's body."""
 
     treatment: Treatment
     """obeyed: the field changes the answer as the API says. recorded: the field is in the session's log and does not
@@ -163,11 +164,12 @@ APIS: Mapping[str, Table] = {
     "Gemini": {name: field for name, field in GEMINI.items() if name not in ("stream", "array")},
     "Gemini, `generationConfig`": GEMINI_CONFIG,
 }
-"""The tables for the documentation."""
+"""API -> table of its fields, for the documentation."""
 
 
 def recorded(body: Mapping[str, JSON], table: Table, within: str = "") -> dict[str, JSON]:
-    """The recorded fields of a body, and unknown fields. An unknown field is warned of once.
+    """The fields of a body that are only recorded, including unknown fields. The first use of an unknown field logs a
+    warning.
 
     Raises RefusedError for a refused field whose value would change the answer.
     """
@@ -186,7 +188,7 @@ def recorded(body: Mapping[str, JSON], table: Table, within: str = "") -> dict[s
 
 
 def _is_in(value: JSON, harmless: Sequence[JSON]) -> bool:
-    """Whether `harmless` holds the value. An empty text counts as no value."""
+    """Whether `harmless` holds the value. An empty text counts as null."""
     return value == "" or any(type(value) is type(other) and value == other for other in harmless)
 
 
@@ -196,7 +198,7 @@ def _warn_unknown(name: str) -> None:
 
 
 def markdown() -> str:
-    """The table for docs/serve.md: all fields that are not recorded."""
+    """The table for docs/serve.md in Markdown: all fields that are not merely recorded."""
     return "\n".join(["| API | treatment | fields |", "|---|---|---|", *_rows()])
 
 

@@ -1,4 +1,5 @@
-"""A client's demands on the answer's form: a tool call, JSON, or another text. Each API has its own fields."""
+"""Read a client's demands on the form of the answer: a tool call, JSON, or another text. Each API has its own
+fields."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from agentrl.types import JSON, ToolSpec
 
 _OBJECT: Mapping[str, JSON] = {"type": "object"}
 _FREE = (None, "auto", "none")
-"""Values of `tool_choice` without a demand."""
+"""Values of `tool_choice` that demand no call."""
 _FORMATS = ("response_format", "output_format")
 _WITHIN = (("text", "format"), ("output_config", "format"))
 _WHY = "an AgentEnv may set SessionOptions(forced='ignore')"
@@ -24,12 +25,13 @@ FORMS = {
     "regex": "regex",
     "ebnf": "grammar",
 }
-"""Fields of vLLM and SGLang -> the key of the same form in vLLM's `structured_outputs`."""
+"""Fields of vLLM and SGLang -> the key with the same meaning in vLLM's `structured_outputs`."""
 _STRUCTURED = ("json", "json_object", "regex", "choice", "grammar")
 
 
 def callable_tools(choice: JSON, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-    """The callable tools. No tools with `tool_choice: none`; with `allowed_tools` in mode auto the allowed tools."""
+    """The tools that the model may call: none with `tool_choice: none`, the allowed tools with `allowed_tools` in mode
+    auto, else all tools."""
     kind = _kind(choice)
     if kind == "none":
         return ()
@@ -40,7 +42,8 @@ def callable_tools(choice: JSON, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, .
 
 
 def forced(body: Mapping[str, JSON], tools: Sequence[ToolSpec], options: SessionOptions) -> Forced | None:
-    """The body's demand. None if the model may answer freely. Raises RefusedError for an impossible demand."""
+    """The demand of a request's body. None if the model may answer freely. Raises RefusedError for an impossible
+    demand."""
     choice = body.get("tool_choice")
     demanded, schema, text = _demands_call(choice), _schema(body), _text(body)
     if not demanded and schema is None and text is None:
@@ -74,7 +77,7 @@ def _names(tools: Sequence[ToolSpec]) -> tuple[str, ...]:
 
 
 def _forced_names(choice: JSON, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """The tools of a demanded call."""
+    """Names of the tools of which the client demands a call."""
     kind = _kind(choice)
     if kind in ("required", "any"):
         names = _names(tools)
@@ -90,7 +93,7 @@ def _forced_names(choice: JSON, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
 
 
 def _checked(names: tuple[str, ...], tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """The names, if all are names of tools."""
+    """The names unchanged. Raises RefusedError if a name is no tool's."""
     all_names = _names(tools)
     if missing := [name for name in names if name not in all_names]:
         raise refuse(f"tool_choice: no tool has the name {missing[0]!r:.80}; name one of the request's tools")
@@ -114,13 +117,13 @@ def _allowed(choice: Mapping[str, JSON]) -> tuple[str, ...]:
 
 
 def _name(choice: Mapping[str, JSON]) -> str:
-    """The name in any of the forms: `{"name"}`, `{"function": {"name"}}` or `{"custom": {"name"}}`."""
+    """The tool's name in a `tool_choice`: `{"name"}`, `{"function": {"name"}}` or `{"custom": {"name"}}`."""
     within = choice.get("function") or choice.get("custom") or choice
     return string(mapping(within, "tool_choice").get("name"), "tool_choice.name")
 
 
 def _schema(body: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
-    """The JSON schema of the answer. None for an answer in any form."""
+    """The JSON schema that the client demands of the answer. None without a demand for JSON."""
     for name in _FORMATS:
         if (schema := _schema_of(body.get(name), name)) is not None:
             return schema
@@ -151,7 +154,7 @@ def _schema_of(form: JSON, where: str) -> Mapping[str, JSON] | None:
 
 
 def _read_schema(value: JSON, where: str) -> Mapping[str, JSON]:
-    """A JSON schema. vLLM also takes a schema as text."""
+    """Read a JSON schema, which may also be a text, as for vLLM."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -161,7 +164,7 @@ def _read_schema(value: JSON, where: str) -> Mapping[str, JSON]:
 
 
 def _text(body: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
-    """The form of an answer without JSON, as a format of xgrammar. None without such a form."""
+    """The demanded form of an answer that is no JSON, as a format of xgrammar. None without such a demand."""
     for kind, value, where in _servers_forms(body):
         if kind == "regex":
             return {"type": "regex", "pattern": string(value, where)}
@@ -176,13 +179,13 @@ def _text(body: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
 
 
 def _source(body: Mapping[str, JSON]) -> str:
-    """The field of a body that demands a form."""
+    """Name of the body's field that demands a form."""
     names = (*FORMS, "structured_outputs", *_FORMATS, *(outer for outer, _ in _WITHIN))
     return next((name for name in names if body.get(name) is not None), "response_format")
 
 
 def _servers_forms(body: Mapping[str, JSON]) -> Iterator[tuple[str, JSON, str]]:
-    """The demanded forms in fields of vLLM and SGLang: the kind, the value and the field's name."""
+    """Yield the forms that fields of vLLM and SGLang demand: the kind, the value and the field's name."""
     for name, kind in FORMS.items():
         if body.get(name) is not None:
             yield kind, body[name], name

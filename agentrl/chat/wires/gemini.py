@@ -20,15 +20,15 @@ from agentrl.image import Image, Part
 from agentrl.types import JSON, ToolSpec
 
 _UNREADABLE = "INVALID_JSON"
-"""The key for the text of a call that is no JSON object."""
+"""Key for the text of a call, if the text is no JSON object."""
 _STOPS = {"end": "STOP", "calls": "STOP", "length": "MAX_TOKENS", "stop_sequence": "STOP"}
 _STATUS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
 _STATUS |= {408: "DEADLINE_EXCEEDED", 503: "UNAVAILABLE"}
 _MEDIA = ("inlineData", "fileData")
 _ANSWERS = ("output", "result", "error")
-"""Keys of clients for a tool's result."""
+"""Keys under which clients wrap a tool's result."""
 _MODES = {"any": "required", "validated": "auto", "mode_unspecified": "auto"}
-"""Values of `functionCallingConfig.mode` in the words of OpenAI's API."""
+"""Values of `functionCallingConfig.mode` -> the value of `tool_choice` in OpenAI's API."""
 _ASKED = {
     "temperature": "temperature",
     "topP": "top_p",
@@ -40,8 +40,8 @@ _ASKED = {
 
 
 class Gemini:
-    """The wire of `/v1beta/models/NAME:generateContent`. The server adds `model`, `stream` and `array` from the path to
-    the body. With `array` an answer is a list, as from streamGenerateContent without alt=sse."""
+    """The API format of `/v1beta/models/NAME:generateContent`. The server adds `model`, `stream` and `array` from the
+    path to the body. With `array` the response is a JSON list, as from streamGenerateContent without alt=sse."""
 
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
@@ -91,7 +91,7 @@ def _error(status: int, message: str, kind: RefusalKind | None) -> JSON:
 
 
 def _of(data: Mapping[str, JSON], name: str) -> JSON:
-    """A field, in either spelling of the API."""
+    """The value of a field in either spelling, such as `topP` or `top_p`."""
     snake = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
     return data.get(name, data.get(snake))
 
@@ -102,7 +102,7 @@ def _object(data: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
 
 
 def _spelled(keyed: Mapping[str, JSON]) -> dict[str, JSON]:
-    """An object with the keys of Google's documentation: `topP` for a client's `top_p`."""
+    """The object with its keys in the spelling of Google's documentation: `topP` for a client's `top_p`."""
     return {
         name if name == "chat_template_kwargs" else re.sub("_([a-z])", lambda letter: letter[1].upper(), name): value
         for name, value in keyed.items()
@@ -110,7 +110,7 @@ def _spelled(keyed: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def _plain_modalities(config: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """The configuration, with modalities in capital letters."""
+    """The configuration, with the names of modalities in capital letters."""
     modalities = config.get("responseModalities")
     listed = modalities if isinstance(modalities, list) else [modalities]
     return config if modalities is None else {**config, "responseModalities": [str(name).upper() for name in listed]}
@@ -125,7 +125,7 @@ def _effort(thinking: Mapping[str, JSON]) -> JSON:
 
 
 def _demands(body: Mapping[str, JSON], config: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The request's demands on the answer, in the words of OpenAI's API."""
+    """The request's demands on the form of the answer, as fields of OpenAI's API."""
     calling = _object(_object(body, "toolConfig"), "functionCallingConfig")
     mode = str(calling.get("mode") or "AUTO").lower()
     names = reading.strings(_of(calling, "allowedFunctionNames"), "allowedFunctionNames")
@@ -144,7 +144,8 @@ def _demands(body: Mapping[str, JSON], config: Mapping[str, JSON]) -> dict[str, 
 
 
 class _Contents:
-    """Reads contents. Calls without ids, from older clients, are matched with results in order."""
+    """Reads the field `contents`, the conversation. Calls without ids, from older clients, are matched with results in
+    order."""
 
     def __init__(self, *, omit: bool) -> None:
         self.omitted = 0
@@ -217,7 +218,7 @@ class _Contents:
         return Entry.of("user", [self._shown(part, where)])
 
     def _shown(self, part: JSON, where: str) -> Part:
-        """The text or image of a part; a mark for an omitted file."""
+        """The text or image of a part; a note for an omitted file."""
         if isinstance(part, Image):
             return part
         part = _part(part, where)
@@ -233,7 +234,8 @@ class _Contents:
         raise reading.foreign(kind if reading.MEDIA.search(kind) else "file", where)
 
     def _answered(self, call_id: str, name: str) -> str:
-        """The id of the call of a result: the result's id, or the first open call of the name."""
+        """The id of the call that a result answers: the result's own id, or else the id of the first unanswered call of
+        the tool."""
         same = [call for call in self._open if (call.id == call_id if call_id else call.name == name)]
         if same:
             self._open.remove(same[0])
@@ -259,7 +261,7 @@ def _call(called: Mapping[str, JSON], where: str) -> Call:
 
 
 def _answer(response: JSON) -> str:
-    """A result as text: the string of a wrapped string, else JSON."""
+    """A tool's result as text: the string itself if the result only wraps a string, else JSON."""
     if isinstance(response, dict) and len(response) == 1:
         key, value = next(iter(response.items()))
         if key in _ANSWERS and isinstance(value, str):
@@ -268,7 +270,7 @@ def _answer(response: JSON) -> str:
 
 
 def _is_failure(response: JSON) -> bool:
-    """Whether a result is of a failed call: with an error, or with the flag of MCP's results."""
+    """Whether a result shows a failed call, by an `error` or by the flag of MCP's results."""
     return isinstance(response, dict) and (response.get("error") or response.get("isError") is True) not in (
         None,
         False,
@@ -276,7 +278,8 @@ def _is_failure(response: JSON) -> bool:
 
 
 def _receipt(signature: JSON) -> str:
-    """The receipt in a signature, in base64 on this API. Empty for a foreign signature."""
+    """The `Reply.receipt` in a signature, which this API encodes in base64. Empty for a signature from another
+    server."""
     try:
         return base64.b64decode(str(signature or ""), altchars=b"-_", validate=False).decode("ascii")
     except (binascii.Error, ValueError):
@@ -284,7 +287,7 @@ def _receipt(signature: JSON) -> str:
 
 
 def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
-    """The tools, and the names of Google's own tools. Google's tools are left out."""
+    """The tools of a request, and the names of the omitted tools, which Google's servers would run."""
     tools: list[ToolSpec] = []
     left_out: list[str] = []
     for index, tool in enumerate(reading.sequence(sent, "tools")):
@@ -301,7 +304,7 @@ def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
 
 
 def _schema(value: JSON) -> JSON:
-    """A schema of this API as JSON Schema, with types in small letters."""
+    """Convert a schema of this API to JSON Schema: the names of types become small letters."""
     if isinstance(value, list):
         return [_schema(item) for item in value]
     if not isinstance(value, dict):
@@ -365,12 +368,13 @@ def _parts(reply: Reply) -> list[dict[str, JSON]]:
 
 
 def _args(call: ReplyCall) -> dict[str, JSON]:
-    """A call's arguments, on this API always an object."""
+    """A call's arguments, which must be an object in this API."""
     return {_UNREADABLE: call.arguments} if isinstance(call.arguments, str) else dict(call.arguments)
 
 
 def _usage(replies: Sequence[Reply]) -> JSON:
-    """The prompt is counted once for any number of replies."""
+    """The response's `usageMetadata` for all replies to a request. The tokens of their common prompt are counted
+    once."""
     prompt, sampled = replies[0].usage.prompt, sum(reply.usage.sampled for reply in replies)
     return {
         "promptTokenCount": prompt,

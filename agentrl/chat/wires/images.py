@@ -1,4 +1,4 @@
-"""Images in a request, for a model that reads images. Each wire then reads an `Image` in place of the vendor's part."""
+"""Convert the images of a request, for a model that reads images: an `Image` takes the place of the vendor's part."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from agentrl.image import AddressError, Image, is_image, parts_of
 from agentrl.types import JSON
 
 _LISTS = ("content", "output", "parts")
-"""Keys of the parts in a message or an item."""
+"""Keys under which a message or an item holds its parts."""
 _NOT_SHOWN = "[image left out: {}]"
 
 
 def with_images(body: Mapping[str, JSON], options: SessionOptions) -> Mapping[str, JSON]:
-    """The body with its images read. Only contents are searched, because a call's arguments may hold any value.
+    """The body with an `Image` for each image part. Only contents are searched, because a call's arguments may hold any
+    value.
 
     A tool's image in a format other than PNG or JPEG becomes a text with the reason: the policy chose the file and can
-    convert the file. Raises RefusedError for such an image of a user, and for an image by address.
+    convert the file. Raises RefusedError if such an image is in a user's message, and for an image that is only a URL
+    or path.
     """
     changed = dict(body)
     for name in ("messages", "input", "contents"):
@@ -63,13 +65,14 @@ def _part(part: JSON, where: str, options: SessionOptions, *, of_tool: bool) -> 
 
 
 def _answer_of(part: JSON) -> Mapping[str, JSON] | None:
-    """A tool's result in a part of Google's API, with images inside the result or next to the result."""
+    """Read a tool's result in a part of Google's API. Images may be inside the result or next to the result."""
     answer = part.get("functionResponse", part.get("function_response")) if isinstance(part, dict) else None
     return answer if isinstance(answer, dict) else None
 
 
 def _plain(part: JSON) -> JSON:
-    """Google's image in MCP's form, or in OpenAI's form for an address; any other part unchanged."""
+    """Convert an image of Google's API to MCP's form, or to OpenAI's form if it is only a URL. Any other part is
+    unchanged."""
     if not isinstance(part, dict):
         return part
     inline, named = part.get("inlineData", part.get("inline_data")), part.get("fileData", part.get("file_data"))

@@ -1,4 +1,4 @@
-"""Anthropic Messages."""
+"""Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from agentrl.types import JSON, ToolSpec
 
 _ROLES = ("user", "assistant", "system")
 _BILLING = "x-anthropic-billing-header"
-"""Claude Code's first system text. The text changes within a session, and is not for the model."""
+"""The beginning of Claude Code's first system text, which changes within a session, and is not for the model."""
 _HOSTED = re.compile("(web_search|web_fetch|code_execution|tool_search_tool|advisor)_|mcp_toolset$")
 _UNREADABLE = "INVALID_JSON"
-"""The vendor's key for the text of a call that is no JSON object."""
+"""The vendor's key for the text of a call, if the text is no JSON object."""
 _STOPS = {"end": "end_turn", "calls": "tool_use", "length": "max_tokens", "stop_sequence": "stop_sequence"}
 _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
 class Messages:
-    """The wire of `/v1/messages`."""
+    """The API format of `/v1/messages`."""
 
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
@@ -172,7 +172,7 @@ def _result(part: Mapping[str, JSON], where: str) -> Entry:
 
 
 def _tools(sent: JSON) -> tuple[list[ToolSpec], dict[str, ToolSpec], list[str]]:
-    """The tools at the head of the prompt, the deferred tools, and the names of omitted tools."""
+    """The tools at the start of the prompt, the deferred tools, and the names of omitted tools."""
     tools: list[ToolSpec] = []
     deferred: dict[str, ToolSpec] = {}
     left_out: list[str] = []
@@ -257,7 +257,7 @@ def _content(reply: Reply) -> list[dict[str, JSON]]:
 
 
 def _input(arguments: Mapping[str, JSON] | str) -> dict[str, JSON]:
-    """A call's input, on this API always an object."""
+    """The `input` of a call, which must be an object in this API."""
     return {_UNREADABLE: arguments} if isinstance(arguments, str) else dict(arguments)
 
 

@@ -1,4 +1,4 @@
-"""Common code of all wires for reading requests: checked access to JSON, texts, tools, and the words of a refusal."""
+"""Functions of all wires for reading requests: checked access to JSON values, texts and tools."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from agentrl.types import JSON, ToolSpec
 T = TypeVar("T")
 
 BRANCH_HEADER = "X-Agentrl-Branch"
-"""The branch of an agent's session for a request: `solver/1`, whose role is `solver`."""
+"""Header with the branch of the agent's session to which a request belongs: the branch `solver/1` has the role
+`solver`."""
 _BRANCH = re.compile(r"[A-Za-z0-9._-][A-Za-z0-9._/-]{0,63}")
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 MEDIA = re.compile("image|audio|video|file|document")
 _RUN_BY_CLIENTS = re.compile("(local_)?shell$|apply_patch$|computer")
-"""OpenAI's own types of client-run tools. An agent with such a tool cannot work without the tool."""
+"""Types of OpenAI's built-in tools that the client runs. An agent cannot work without such a tool."""
 _FAILED = re.compile(r"[\W_]*[\w.]*(error|exception|traceback|fail|fatal)", re.IGNORECASE)
-"""The beginning of a result that reports a failure: `ValueError: ...`, `Failed to ...`, `<tool_use_error>`."""
+"""The beginning of a tool's result that reports a failure: `ValueError: ...`, `Failed to ...`, `<tool_use_error>`."""
 _KEY_LENGTH = 255
 
 
 def refuse(problem: str) -> RefusedError:
-    """The error for an invalid request."""
+    """A RefusedError for an invalid request."""
     return RefusedError("invalid", problem)
 
 
 def read_body(raw: bytes) -> Mapping[str, JSON]:
-    """Raises RefusedError unless the body is a JSON object."""
+    """Parse a request's body. Raises RefusedError unless the body is a JSON object."""
     try:
         body = json.loads(raw, parse_constant=no_constant, parse_float=finite)
     except (ValueError, RecursionError) as exc:
@@ -47,7 +48,7 @@ def read_body(raw: bytes) -> Mapping[str, JSON]:
 
 
 def _mended(value: JSON) -> JSON:
-    """JSON without lone surrogates. No tokenizer accepts lone surrogates."""
+    """A JSON value without lone surrogates (halves of characters), which no tokenizer accepts."""
     if isinstance(value, str):
         return without_halves(value)
     if isinstance(value, list):
@@ -92,7 +93,7 @@ def bound(value: JSON, where: str) -> int | None:
 
 
 def strings(value: JSON, where: str) -> tuple[str, ...]:
-    """The strings of a string or of a list of strings. Empty strings are left out."""
+    """The strings in a value that is a string or a list of strings. Empty strings are left out."""
     if isinstance(value, str):
         value = [value]
     return tuple(item for item in (string(item, where) for item in sequence(value, where)) if item)
@@ -115,7 +116,7 @@ def parts(content: JSON, where: str) -> list[Part]:
 
 
 def part_text(part: JSON, where: str) -> str:
-    """The text of a part. Raises RefusedError for a part without text."""
+    """The text of a part. Raises RefusedError for a part that is no text."""
     if isinstance(part, str):
         return part
     if isinstance(part, Image):
@@ -130,7 +131,7 @@ def part_text(part: JSON, where: str) -> str:
 
 
 def foreign(kind: JSON, where: str) -> RefusedError:
-    """The error for a part without text."""
+    """A RefusedError for a part that is no text."""
     if isinstance(kind, str) and MEDIA.search(kind):
         remedy = "(an AgentEnv may set SessionOptions(images='omit'))"
         if "image" not in kind:
@@ -147,7 +148,7 @@ def blocks(role: Role, parts: Iterable[Part]) -> list[Entry]:
 
 
 def joined(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries of one message. All entries after the first are marked as joined."""
+    """The entries of one message, with `joined` set in all entries after the first."""
     return [*entries[:1], *(replace(entry, joined=True) for entry in entries[1:])]
 
 
@@ -168,14 +169,15 @@ _ARGUMENTS = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
 
 
 def left_out(kind: JSON, where: str) -> str:
-    """The type of an omitted tool, run by the vendor. Raises RefusedError for a tool that the client runs."""
+    """The type of a tool that the vendor's servers would run, and that is therefore omitted. Raises RefusedError for a
+    tool that the client runs."""
     if isinstance(kind, str) and _RUN_BY_CLIENTS.match(kind):
         raise refuse(f"{where}: the type {kind!r} is OpenAI's own; declare the tool as a function")
     return str(kind)
 
 
 def function(name: JSON, description: JSON, parameters: JSON, where: str) -> ToolSpec:
-    """A tool in the form of chat templates. Marks for caches and strictness are left out."""
+    """A tool in the form that chat templates take. Fields for caching and strictness are left out."""
     spec: dict[str, JSON] = {"name": string(name, f"{where}.name")}
     if not spec["name"]:
         raise refuse(f"{where}.name is missing")
@@ -186,10 +188,10 @@ def function(name: JSON, description: JSON, parameters: JSON, where: str) -> Too
 
 
 def failed(parts: Sequence[Part]) -> list[Part]:
-    """The parts of a failed tool's result. "Error" is put at the beginning, unless the result begins with a similar
-    word.
+    """The parts of a failed tool's result, beginning with "Error" or a similar word.
 
-    No chat template has a place for the failure. The model reads the failure in the text, equal on all wires.
+    Chat templates have no flag for a failure, so the model reads the failure in the text. The text is the same for all
+    APIs.
     """
     first = next(iter(parts), "")
     if not isinstance(first, str):
@@ -208,16 +210,16 @@ def integers(value: JSON, where: str) -> tuple[int, ...]:
 
 
 class Retry(TypedDict):
-    """The fields of a ChatRequest for retries."""
+    """The fields of a ChatRequest by which retries are recognized."""
 
     retried: bool
     idempotency_key: str
 
 
 def retry(headers: Mapping[str, str]) -> Retry:
-    """The SDK's mark of a retry, and the client's own name for the request.
+    """Read the headers for retries: the SDK's mark of a retry, and the client's own key for the request.
 
-    Raises RefusedError for a too long name.
+    Raises RefusedError if the key is too long.
     """
     count, key = headers.get("x-stainless-retry-count", ""), headers.get("Idempotency-Key", "")
     if len(key) > _KEY_LENGTH:
@@ -226,9 +228,10 @@ def retry(headers: Mapping[str, str]) -> Retry:
 
 
 def in_branch(request: ChatRequest, headers: Mapping[str, str]) -> ChatRequest:
-    """The request, with the branch name of BRANCH_HEADER, else `sub-agent/NAME` of a client's own headers.
+    """The request with its branch name: the value of BRANCH_HEADER, or else `sub-agent/NAME` from the client's own
+    headers.
 
-    Equal requests of two branches are no retry. Raises RefusedError for an invalid name.
+    Equal requests of two branches do not count as a retry. Raises RefusedError for an invalid name.
     """
     client_name, header = request.branch, headers.get(BRANCH_HEADER, "")
     if header and not _BRANCH.fullmatch(header):

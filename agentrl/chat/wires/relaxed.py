@@ -12,11 +12,11 @@ from agentrl.types import JSON
 
 _MARK = "[{} omitted: this model reads text only]"
 _FORMATS = (("response_format",), ("output_format",), ("output_config", "format"), ("text", "format"))
-"""Where the vendors' APIs put the format of an answer."""
+"""Paths of the fields by which the vendors' APIs demand a format of the answer."""
 
 
 def relaxed(body: Mapping[str, JSON], options: SessionOptions) -> tuple[Mapping[str, JSON], dict[str, JSON]]:
-    """The body without the parts that the options leave out, and a record of the parts for the log."""
+    """The body without the parts that the options leave out, and a record of these parts for the log."""
     notes: dict[str, JSON] = {}
     if options.images == "omit":
         omitting = _Omitting()
@@ -67,7 +67,7 @@ def _is_text(part: Mapping[str, JSON]) -> bool:
 
 
 def _unforced(body: Mapping[str, JSON]) -> tuple[Mapping[str, JSON], dict[str, JSON]]:
-    """The body without the parameters for a forced call or format, and the removed parameters."""
+    """The body without the parameters that force a call or a format, and the removed parameters."""
     freed: dict[str, Any] = dict(body)
     forced: dict[str, JSON] = {}
     choice = body.get("tool_choice")

@@ -1,4 +1,4 @@
-"""OpenAI Responses: how answers are written, whole or as events."""
+"""OpenAI's Responses API: writes responses, as a single body or as events."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _ECHOED: Mapping[str, JSON] = {
     "tool_choice": "auto",
     "top_p": None,
 }
-"""Parameters in the answer, with their defaults. Tools and instructions are left out: each event would repeat the long
-texts."""
+"""Parameters that the response repeats -> their defaults. Tools and instructions are left out, because each event would
+repeat these long texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """How a call to a tool is written."""
+    """The form of a tool's calls in a response."""
 
     name: str
     namespace: str | None = None
     custom: bool = False
-    """Whether the argument is plain text."""
+    """Whether the tool is a custom tool, whose argument is plain text."""
 
 
 @dataclass(slots=True)
 class ResponseWriter:
-    """Writes the answer to one request."""
+    """Writes the response to one request."""
 
     request: ChatRequest
     forms: Mapping[str, ToolForm]
@@ -134,7 +134,7 @@ class ResponseWriter:
 
 
 def _inner_events(item: Mapping[str, JSON]) -> Iterator[tuple[str, dict[str, JSON]]]:
-    """The events inside an item: their names and their data."""
+    """The events inside an output item: pairs of name and data."""
     ids = {"item_id": item["id"]}
     match item["type"]:
         case "reasoning":
@@ -163,7 +163,7 @@ def _parts(
 
 
 def _reasoning(reply: Reply) -> dict[str, JSON]:
-    """Thoughts are in the summary. Every client keeps the summary."""
+    """The item for a reply's thoughts. The thoughts are in the summary, which every client keeps."""
     summary = [{"type": "summary_text", "text": reply.reasoning}]
     return {
         "type": "reasoning",

@@ -1,4 +1,4 @@
-"""OpenAI Responses: how requests are read. `response_events` writes the answers."""
+"""OpenAI's Responses API: reads requests. `response_events` writes the responses."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ROLES = ("system", "developer", "user", "assistant")
 _ITEM_ID = re.compile("^(msg|rs|fc|ctc)_")
 _THOUGHTS = re.compile(r"\s*<think>\n?(.*?)\n?</think>\s*", re.DOTALL)
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
-"""The order of the items of one reply."""
+"""Type of an item -> its position in the order of the items of a reply."""
 _RAW_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-"""The parameters of a custom tool: plain text."""
+"""The JSON schema for the parameters of a custom tool, whose argument is plain text."""
 
 
 class Responses:
-    """The wire of `/v1/responses`."""
+    """The API format of `/v1/responses`."""
 
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
@@ -73,7 +73,7 @@ def _effort(body: Mapping[str, JSON]) -> JSON:
 
 
 def _is_unfinished(sent: JSON) -> bool:
-    """Whether the last item is a cut reply. The model continues the reply, as in vLLM."""
+    """Whether the last item is an incomplete reply, which the model then continues, as in vLLM."""
     last = sent[-1] if isinstance(sent, list) and sent else None
     if not isinstance(last, dict) or (last.get("role") != "assistant" and last.get("type") != "reasoning"):
         return False
@@ -81,7 +81,7 @@ def _is_unfinished(sent: JSON) -> bool:
 
 
 def _branch(headers: Mapping[str, str]) -> str:
-    """The name of a sub-agent's thread in headers of Codex or opencode. Empty for the main thread."""
+    """The name of a sub-agent in the headers of Codex or opencode. Empty for the main agent."""
     if headers.get("x-codex-parent-thread-id"):
         return headers.get("thread-id") or "sub-agent"
     if headers.get("x-parent-session-id"):
@@ -91,7 +91,7 @@ def _branch(headers: Mapping[str, str]) -> str:
 
 @dataclass(slots=True)
 class _Tools:
-    """The tools of a request, and how a call to each is written."""
+    """The tools of a request, each with the form of its calls."""
 
     specs: list[ToolSpec] = field(default_factory=list)
     forms: dict[str, ToolForm] = field(default_factory=dict)
@@ -121,12 +121,12 @@ class _Tools:
             self.left_out.append(reading.left_out(kind, where))
 
     def _name(self, tool: Mapping[str, JSON], namespace: str | None) -> JSON:
-        """The tool's name. The namespace is added if another tool already has the name."""
+        """A unique name for a tool in the prompt. The namespace is added if another tool already has the name."""
         name = tool.get("name")
         return f"{namespace}__{name}" if namespace and name in self.forms else name
 
     def prompt_name(self, name: str, namespace: str) -> str:
-        """A tool's name in the prompt, from the client's name."""
+        """A tool's name in the prompt, looked up by the client's name and namespace."""
         form = self.forms.get(name)
         if namespace and form is not None and form.namespace != namespace:
             return f"{namespace}__{name}"
@@ -134,7 +134,7 @@ class _Tools:
 
 
 def _description(tool: Mapping[str, JSON]) -> JSON:
-    """The tool's description, with a custom tool's grammar, because the grammar is not enforced."""
+    """The tool's description. A custom tool's grammar is added, because the grammar is not enforced."""
     form = tool.get("format")
     if isinstance(form, dict) and form.get("definition"):
         return f"{tool.get('description') or ''}\n\nThe input follows this grammar:\n{form['definition']}".strip()
@@ -168,7 +168,7 @@ def _entries(sent: JSON, tools: _Tools) -> Iterator[Entry]:
 
 
 def _retold(item: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """Thoughts that a client sends back as an assistant message, as the original reasoning item."""
+    """Restore the reasoning item from thoughts that a client sends back as an assistant message."""
     if item.get("role") != "assistant":
         return item
     content = item.get("content")
@@ -180,7 +180,7 @@ def _retold(item: Mapping[str, JSON]) -> Mapping[str, JSON]:
 
 
 def _other(kind: str, item: Mapping[str, JSON], where: str) -> list[Entry]:
-    """The entries of an item from outside the model."""
+    """The entries of an item that is not from the model."""
     if kind == "message":
         role = item.get("role")
         if role not in _ROLES:
@@ -198,7 +198,7 @@ def _other(kind: str, item: Mapping[str, JSON], where: str) -> list[Entry]:
 
 @dataclass(slots=True)
 class _Turn:
-    """The items of one reply: thoughts, then a message, then calls."""
+    """Collects the items of one reply: thoughts, then a message, then calls."""
 
     tools: _Tools
     rank: int | None = None
@@ -207,14 +207,15 @@ class _Turn:
     calls: list[Call] = field(default_factory=list)
     receipts: list[str] = field(default_factory=list)
     refers: str = ""
-    """The id of an item that a request only names."""
+    """The id of an item that the request names instead of repeating it."""
 
     def refer(self, kind: str, name: str) -> None:
-        """Add an item of this kind by id."""
+        """Add an item of a kind that is only named by its id."""
         self.rank, self.refers = _RANKS[kind], name
 
     def takes(self, kind: str) -> bool:
-        """Whether an item of this kind can belong to the same reply. Only calls can follow an item of their kind."""
+        """Whether an item of a kind can be the next item of the same reply. Only a call can follow an item of its own
+        kind."""
         rank = _RANKS[kind]
         return self.rank is None or rank > self.rank or rank == _RANKS["function_call"] == self.rank
 
@@ -246,7 +247,7 @@ class _Turn:
 
 
 def _thoughts(item: Mapping[str, JSON], where: str) -> str:
-    """The thoughts of an item: the content, else the summary."""
+    """The thoughts in a reasoning item: its content, or else its summary."""
     parts: Sequence[JSON] = reading.sequence(item.get("content"), f"{where}.content")
     parts = parts or reading.sequence(item.get("summary"), f"{where}.summary")
     return "".join(

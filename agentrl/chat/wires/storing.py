@@ -1,4 +1,4 @@
-"""OpenAI Responses: requests that name earlier content instead of repeating the content."""
+"""OpenAI's Responses API: requests that refer to earlier content by id instead of repeating the content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _KINDS = {"rs": "reasoning", "msg": "message", "fc": "function_call", "ctc": "cu
 
 
 def names_in(body: Mapping[str, JSON]) -> dict[str, Any]:
-    """The fields of a ChatRequest for earlier turns. Raises RefusedError for two names."""
+    """The fields of a ChatRequest that refer to earlier turns. Raises RefusedError if the body names both a response
+    and a conversation."""
     previous = reading.string(body.get("previous_response_id"), "previous_response_id")
     value = body.get("conversation")
     conversation = reading.string(value.get("id") if isinstance(value, Mapping) else value, "conversation")
@@ -31,7 +32,8 @@ def names_in(body: Mapping[str, JSON]) -> dict[str, Any]:
 
 
 def referred(item: Mapping[str, JSON], where: str) -> tuple[str, str]:
-    """The kind and the id of the item in an `item_reference`. Raises RefusedError for an unknown id."""
+    """The type and the id of the item to which an `item_reference` refers. Raises RefusedError for an id of another
+    form."""
     name = reading.string(item.get("id"), f"{where}.id")
     kind = _KINDS.get(re.split("_", name, maxsplit=1)[0])
     if kind is None:
@@ -40,7 +42,7 @@ def referred(item: Mapping[str, JSON], where: str) -> tuple[str, str]:
 
 
 def conversation_of(body: Mapping[str, JSON]) -> JSON:
-    """A new conversation. Raises RefusedError for a conversation with items."""
+    """The response for a new conversation. Raises RefusedError if the request brings items."""
     if body.get("items"):
         raise refuse("items: a conversation begins empty here; send them as the input of its first response")
     metadata = reading.mapping(body.get("metadata") or {}, "metadata")

@@ -1,4 +1,4 @@
-"""The fields with the same meaning on several wires: retries, arguments of the chat template, stops, continued
+"""The fields with the same meaning in several APIs: retries, arguments of the chat template, stops, continued
 replies."""
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Common(reading.Retry):
 
 
 def common(body: Mapping[str, JSON], headers: Mapping[str, str], *, effort: JSON) -> Common:
-    """`effort`: how much the model should think, in OpenAI's words. None if the client does not say.
+    """Read the common fields. `effort`: how much the model should think, in OpenAI's words. None if the client did not
+    set an effort.
 
     Raises RefusedError for a field of the wrong type.
     """
@@ -40,7 +41,7 @@ def common(body: Mapping[str, JSON], headers: Mapping[str, str], *, effort: JSON
 
 
 def stop(body: Mapping[str, JSON]) -> tuple[str, ...]:
-    """The stop strings of OpenAI's chat API and of the servers."""
+    """The stop strings in the fields of OpenAI's chat API and of vLLM and SGLang."""
     return reading.strings(body.get("stop"), "stop")
 
 
@@ -50,7 +51,7 @@ def left_out(tools: Sequence[str]) -> dict[str, JSON]:
 
 
 def continues(body: Mapping[str, JSON], entries: Sequence[Entry], *, marked: bool) -> bool:
-    """Whether the model continues the last message. `marked`: the message asks for a continuation.
+    """Whether the model continues the last message. `marked`: the message has a flag that asks for a continuation.
 
     Raises RefusedError if the last message is not the assistant's.
     """
@@ -62,6 +63,5 @@ def continues(body: Mapping[str, JSON], entries: Sequence[Entry], *, marked: boo
 
 
 def is_open(entries: Sequence[Entry]) -> bool:
-    """Whether the last message is the assistant's and may go on. Anthropic's and Google's models continue such a
-    message."""
+    """Whether the last message is an assistant's without calls, which Anthropic's and Google's models continue."""
     return entries[-1].role == "assistant" and not entries[-1].calls

@@ -1,1 +1,1 @@
-"""The gateway's HTTP server. In the gateway, only this folder imports aiohttp."""
+"""The gateway's HTTP server. Only this folder of the gateway imports aiohttp."""

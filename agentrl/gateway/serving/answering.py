@@ -1,4 +1,4 @@
-"""Answers one request, whole or as a stream. A stream shows progress while the engine runs."""
+"""Sends the response to a request, as a single body or as a stream. A stream shows progress while the engine runs."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from agentrl.chat.request import Exchange, RefusedError, Reply
 from agentrl.chat.wires.base import ReplyWriter, compact
 
 ACCEPT_S = 2.0
-"""Seconds to hold back a stream's headers, so that a refusal keeps its status."""
+"""Seconds for which the headers of a stream are held back, so that a refusal in this time has its own HTTP status."""
 PROGRESS_S = 3.0
-"""Seconds between two progress events. Clients accept about 60 s of silence."""
+"""Seconds between two progress events of a stream. Clients accept about 60 s of silence."""
 SILENCE_S = 20.0
-"""Seconds between two signs of life in an answer without streaming. An earlier refusal has its own status."""
+"""Seconds between two signs of life in a response without streaming. A refusal before the first sign has its own HTTP
+status."""
 
 _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""`X-Accel-Buffering` keeps a proxy from holding events back."""
+"""Headers of a stream. `X-Accel-Buffering` keeps a proxy from holding events back."""
 _WHOLE = {"Content-Type": "application/json; charset=utf-8", "X-Accel-Buffering": "no"}
 
 
 async def respond(
     request: web.BaseRequest, answer: ReplyWriter, exchange: Exchange, closing: asyncio.Future[None]
 ) -> web.StreamResponse:
-    """Send the answer, and report its delivery or loss to the exchange. `closing` is done when the gateway closes.
+    """Send the response, and report its delivery or loss to the exchange. The future `closing` is done when the gateway
+    closes.
 
-    Raises RefusedError if nothing has been sent yet, and ConnectionError if the client has disconnected.
+    Raises RefusedError as long as no byte has been sent, and ConnectionError if the client has disconnected.
     """
     try:
         if not answer.request.stream:
@@ -64,8 +66,8 @@ async def _whole_at_length(
     closing: asyncio.Future[None],
     waiting: asyncio.Future[Sequence[Reply]],
 ) -> web.StreamResponse:
-    """Send spaces before the JSON, so that no client or proxy takes the server for dead. A later error breaks the
-    connection: the client then repeats the request and gets the reason."""
+    """Send a response without streaming, with spaces before the JSON as signs of life for clients and proxies. After an
+    error the connection is broken: the client then repeats the request, and gets the error."""
     response = web.StreamResponse(headers=_WHOLE)
     await response.prepare(request)
     while True:
@@ -113,24 +115,24 @@ async def _stream(
 async def _first(
     waiting: asyncio.Future[Sequence[Reply]], closing: asyncio.Future[None], timeout: float | None
 ) -> bool:
-    """Wait until the replies are there or the gateway closes. False if neither happened within `timeout` seconds."""
+    """Wait until the replies are there or the gateway closes. Returns False after `timeout` seconds without either."""
     done, _ = await asyncio.wait((waiting, closing), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     return bool(done)
 
 
 def _result(waiting: asyncio.Future[Sequence[Reply]]) -> Sequence[Reply]:
-    """The replies. Raises RefusedError, also if the gateway closes first."""
+    """Wait for the replies. Raises RefusedError, also if the gateway closes first."""
     if waiting.done():
         return waiting.result()
     raise RefusedError("unavailable", "the gateway is closing; ask again later")
 
 
 def _break(request: web.BaseRequest) -> None:
-    """Break the connection. After the start of an answer an error status is too late."""
+    """Break the connection, because an error status is impossible after the start of a response."""
     if request.transport is not None:
         request.transport.close()
 
 
 def json_response(data: object, status: int = 200) -> web.Response:
-    """A body of JSON."""
+    """A response with a JSON body."""
     return web.Response(body=compact(data).encode(), status=status, content_type="application/json")

@@ -12,9 +12,9 @@ from typing import Any
 from aiohttp import web
 
 BODY_BYTES = 64 << 20
-"""The longest body in bytes, both as received and decompressed, unless a server has another limit."""
+"""Maximum length of a body in bytes, as received and decompressed, unless a server sets another limit."""
 BODY_S = 300.0
-"""Seconds for a body to arrive."""
+"""Maximum number of seconds until a body has arrived."""
 ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 
@@ -27,7 +27,8 @@ class DeniedError(Exception):
 
 
 async def body_of(request: web.BaseRequest, most: int = BODY_BYTES) -> bytes:
-    """The body, of at most `most` bytes. Clients that ask before sending the body (`Expect`) get a yes.
+    """Read the body of a request, of at most `most` bytes. A client that asks before sending the body (`Expect`) is
+    told to continue.
 
     Raises DeniedError.
     """
@@ -70,7 +71,7 @@ def _unpacked(raw: bytes, make: Callable[[], Any], most: int) -> bytes:
 
 
 def _unpacker(coding: str, raw: bytes) -> Callable[[], Any]:
-    """A function that makes a decompressor. Raises DeniedError for an unsupported coding."""
+    """A function that makes a decompressor for a content coding. Raises DeniedError for an unsupported coding."""
     if coding in ("gzip", "x-gzip"):
         return lambda: zlib.decompressobj(16 + zlib.MAX_WBITS)
     if coding == "deflate":

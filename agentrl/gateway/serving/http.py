@@ -1,4 +1,4 @@
-"""An HTTP server for the vendors' wires: reads a request, finds its session, and sends the answer."""
+"""An HTTP server for the vendors' API formats (wires): reads a request, finds its session, and sends the response."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _connections_log.setLevel(logging.CRITICAL)
 
 CLOSE_S = 5.0
 _BACKLOG = 4096
-"""Connections that wait to be accepted. The system may have a lower bound (net.core.somaxconn)."""
+"""Maximum number of connections that wait to be accepted. The system may have a lower limit (net.core.somaxconn)."""
 
 _MESSAGES, _RESPONSES, _CHAT, _GEMINI = Messages(), Responses(), Chat(), Gemini()
 _REPLIES: dict[str, Wire] = {"/v1/messages": _MESSAGES, "/v1/responses": _RESPONSES, "/v1/chat/completions": _CHAT}
@@ -48,17 +48,17 @@ _COUNTS: dict[str, Wire] = {"/v1/messages/count_tokens": _MESSAGES, "/v1/respons
 
 
 _GEMINI_PATH = re.compile(r"/v1(?:beta|alpha)?/models/([^:]+):(generateContent|streamGenerateContent|countTokens)")
-"""Google's API names the model and the method in the path."""
+"""Pattern of paths of Google's API, which names the model and the method in the path."""
 
 LimitedSession: TypeAlias = tuple[SessionHandler, SessionLimits]
 """A session with its limits."""
 
 
 class WireServer:
-    """Answers on the vendors' wires.
+    """Serves requests in the API formats of all vendors.
 
-    `find` returns the session for a request, given the key in the request's path ("" without a key). `find` raises
-    RefusedError or DeniedError. `model` is the listed name of the model. A request may use any name.
+    `find` takes the key in the request's path ("" without a key) and the request, and returns the session. `find`
+    raises RefusedError or DeniedError. `model` is the name in the list of models. A request may use any name.
     """
 
     def __init__(
@@ -72,22 +72,23 @@ class WireServer:
         connections = _Connections(self._answer, self._connection_lost, self._strangers, body_bytes)
         self._runner = web.ServerRunner(connections, shutdown_timeout=CLOSE_S)
         self._last: dict[RequestHandler, Exchange] = {}
-        """The last answer on each connection, until the next request. A reset shows that the answer was lost. A reset
-        with TLS shows no loss: an orderly connection is also reset if the client does not read its last record."""
+        """The exchange of the last response on each connection, until the next request. A reset of the connection shows
+        that the response was lost. With TLS a reset shows no loss, because TLS connections are often reset after an
+        orderly end."""
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen at an address; port 0 takes a free one. Returns the port. Raises OSError."""
+        """Listen at an address; port 0 takes a free port. Returns the port. Raises OSError."""
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, ssl_context=tls, backlog=_BACKLOG)
         await site.start()
         return int(self._runner.addresses[-1][1])
 
     async def listen_at(self, socket: Path) -> None:
-        """Listen at a Unix socket as well. Call `listen` first. Raises OSError."""
+        """Also listen at a Unix socket. Call `listen` first. Raises OSError."""
         await web.UnixSite(self._runner, socket, backlog=_BACKLOG).start()
 
     async def close(self) -> None:
-        """Answer waiting requests with 503, and close all connections."""
+        """Send status 503 to all waiting requests, and close all connections."""
         if not self._closing.done():
             self._closing.set_result(None)
         await self._runner.cleanup()
@@ -165,7 +166,7 @@ class WireServer:
         return json_response({"input_tokens": tokens, **kind})
 
     async def _read(self, request: web.BaseRequest, path: str, wire: Wire, session: SessionHandler) -> ReplyWriter:
-        """Read a request. The returned ReplyWriter writes the answer. Raises RefusedError and DeniedError."""
+        """Read a request. The returned ReplyWriter writes the response. Raises RefusedError and DeniedError."""
         raw = await body_of(request, self._body_bytes)
         await admission()
         body = reading.read_body(raw)
@@ -217,8 +218,8 @@ def _request(
 
 @contextmanager
 def _noting(session: SessionHandler, target: str) -> Iterator[None]:
-    """Log refusals and failures within this context in the session. The request never becomes a request of the
-    session."""
+    """A context manager that records refusals and failures inside in the session's log, because such a request never
+    reaches the session."""
     try:
         yield
     except RefusedError as refused:
@@ -235,7 +236,8 @@ def _noting(session: SessionHandler, target: str) -> Iterator[None]:
 
 
 def _with_path(body: Mapping[str, JSON], called: re.Match[str], *, sse: bool) -> Mapping[str, JSON]:
-    """A body of Google's API, with the model and the kind of answer from the path."""
+    """A body of Google's API with the fields `model`, `stream` and `array`, which are read from the path and the
+    query."""
     inner = body.get("generateContentRequest")
     if isinstance(inner, dict):  # a count of a whole request
         body = inner
@@ -244,7 +246,7 @@ def _with_path(body: Mapping[str, JSON], called: re.Match[str], *, sse: bool) ->
 
 
 def _split(path: str) -> tuple[str, str]:
-    """The key in a path, and the rest of the path."""
+    """Split a path into the session's key ("" without a key) and the rest."""
     if not path.startswith("/s/"):
         return "", path
     key, _, rest = path[3:].partition("/")
@@ -252,7 +254,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _wire(path: str, request: web.BaseRequest) -> Wire:
-    """The wire that writes the answer, or an error. Headers decide only where several APIs share the path."""
+    """The wire that writes the response, even for an error. Headers decide only where several APIs share the path."""
     if path.startswith("/v1beta/") or _GEMINI_PATH.fullmatch(path):
         return _GEMINI
     for beginning, wire in _BEGINNINGS.items():
@@ -264,7 +266,7 @@ def _wire(path: str, request: web.BaseRequest) -> Wire:
 
 
 def keys(key: str, request: web.BaseRequest) -> Iterator[str]:
-    """The keys of a request. `key` is from the path."""
+    """The keys in a request: `key` from the path, and the keys in the vendors' headers and parameters."""
     headers = request.headers
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""

@@ -1,4 +1,4 @@
-"""The limits of one session, and of strangers without a session."""
+"""Limits on the requests of a session, and on connections without a valid key (strangers)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from aiohttp.web_protocol import RequestHandler
 from agentrl.chat.request import RefusedError
 
 OPEN_REQUESTS = 64
-"""Open requests of one session, if the session has a rate."""
+"""Maximum number of open requests of a session, if the session has a rate limit."""
 STRANGER_S = 30.0
-"""Seconds for which a connection without a valid key stays open."""
+"""Maximum number of seconds for which a connection without a valid key stays open."""
 STRANGERS = 2048
-"""Open connections without a valid key."""
+"""Maximum number of open connections without a valid key."""
 _BURST_S = 3.0
-"""Seconds of its rate that a session may use at once."""
+"""Seconds of the rate that a session may use at once: a burst has at most rate * _BURST_S requests."""
 
 
 class SessionLimits:
-    """The limits of one session: requests a second, and open requests. None: no limits.
+    """Limits on a session's requests a second and open requests. A rate of None means no limits.
 
-    A session above its limits gets a 503, and clients retry.
+    A request above the limits gets status 503, after which clients retry.
     """
 
     def __init__(self, rate: float | None = None) -> None:
@@ -35,7 +35,7 @@ class SessionLimits:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request until its answer. Raises RefusedError for a request above the limits."""
+        """A context manager that counts a request as open. Raises RefusedError for a request above the limits."""
         self._take()
         self._open += 1
         try:
@@ -56,20 +56,21 @@ class SessionLimits:
 
 
 class Strangers:
-    """Connections without a valid key so far. Their number and their time are limited."""
+    """Connections that have not shown a valid key yet. Their number and their duration are limited."""
 
     def __init__(self) -> None:
         self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
 
     def opened(self, connection: RequestHandler, transport: asyncio.BaseTransport) -> None:
-        """A new connection. It is closed at once above the limit, and after STRANGER_S seconds without a key."""
+        """Register a new connection. The connection is closed at once above the limit, and after STRANGER_S seconds
+        without a valid key."""
         if len(self._timers) >= STRANGERS:
             transport.close()
             return
         self._timers[connection] = asyncio.get_running_loop().call_later(STRANGER_S, self._close, connection, transport)
 
     def remove(self, connection: RequestHandler) -> None:
-        """A connection was closed, or has shown a valid key."""
+        """Remove a connection that was closed, or has shown a valid key."""
         if (timer := self._timers.pop(connection, None)) is not None:
             timer.cancel()
 

@@ -1,4 +1,4 @@
-"""The gateway: many sessions at one address. A key names a session."""
+"""The gateway: many sessions at the same address. The key of a request selects the session."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from agentrl.gateway.serving.limits import SessionLimits
 log = logging.getLogger("agentrl")
 
 MODEL = "agentrl"
-"""The listed name of the model. A request may use any name."""
+"""The name in the list of models. A request may use any name."""
 _FILES = 65_536
-"""Open files that are enough for thousands of agents. Each agent has a connection here and a connection to the
-engine."""
+"""Number of open files that is enough for thousands of agents. Each agent needs a connection to the gateway and a
+connection to the engine."""
 
 
 class KeyedSession(SessionHandler, Protocol):
@@ -40,7 +40,7 @@ class KeyedSession(SessionHandler, Protocol):
 
 
 class Gateway:
-    """Serves sessions over the vendors' wires at a port, and at a Unix socket for sandboxes of this machine.
+    """Serves sessions in the vendors' API formats at a port, and at a Unix socket for sandboxes on this machine.
 
         async with Gateway() as gateway:
             gateway.add(session)  # a client reaches it at gateway.url, with the session's key
@@ -82,19 +82,20 @@ class Gateway:
 
     @property
     def socket_path(self) -> Path:
-        """The Unix socket. Any user who can see the socket may connect."""
+        """Path of the Unix socket. Any user who can see the socket may connect."""
         return self._folder / "gateway.sock"
 
     def add(self, session: KeyedSession) -> None:
-        """Serve a session from now on."""
+        """Serve a session under its key."""
         self._sessions[session.key] = (session, SessionLimits(self._config.rate))
 
     def remove(self, session: KeyedSession) -> None:
-        """End a session: from now on the session's key is refused with 400."""
+        """Stop serving a session: requests with its key get status 400."""
         self._sessions.pop(session.key, None)
 
     def _session(self, key: str, request: web.BaseRequest) -> LimitedSession:
-        """Raises RefusedError with status 400 for an unknown key, because all clients stop on 400."""
+        """The session of a key. Raises RefusedError with status 400 for an unknown key, because all clients stop on
+        400."""
         for candidate in keys(key, request):
             if candidate in self._sessions:
                 return self._sessions[candidate]
@@ -106,8 +107,8 @@ class Gateway:
 
 
 async def loop_gateway(config: GatewayConfig | None = None) -> Gateway:
-    """The gateway of the running event loop with this configuration. The gateway starts on first use, and closes with
-    the loop.
+    """The gateway of the running event loop for a configuration. The gateway starts on first use, and closes with the
+    loop.
 
     Raises ConfigError if the gateway cannot listen, or for an unusable certificate.
     """
@@ -131,7 +132,7 @@ def _allow_files() -> None:
 
 
 def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
-    """The gateway's certificate. None for plain HTTP. Raises ConfigError for unusable files."""
+    """The TLS context with the gateway's certificate. None for plain HTTP. Raises ConfigError for unusable files."""
     if config.certificate is None:
         return None
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

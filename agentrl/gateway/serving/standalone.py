@@ -1,4 +1,4 @@
-"""The wires for an engine without an episode: each request is independent, and no request is kept."""
+"""Serve an engine in the vendors' API formats without an episode: each request is independent, and none is recorded."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _NEUTRAL: Mapping[str, JSON] = {
     "thinking_token_budget": None,
     "watermarking": False,
 }
-"""Parameters without support in any engine here, with their neutral values."""
+"""Sampling parameters that no engine here supports -> the value that has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standalone:
-    """Answers each request in a new session. The client's sampling parameters are obeyed."""
+    """Replies to each request in a new session. The client's sampling parameters are obeyed."""
 
     engine: Engine
     renderer: Renderer
@@ -53,7 +53,7 @@ class Standalone:
     special_tokens: SpecialTokens = "keep"
 
     def ask(self, request: ChatRequest) -> Exchange:
-        """Accept a request. Never raises: the returned exchange does."""
+        """Accept a request. Never raises: the methods of the returned exchange raise."""
         try:
             session = self._session(request)
         except RefusedError as refused:
@@ -70,8 +70,8 @@ class Standalone:
         """Do nothing: requests are not recorded."""
 
     async def count(self, request: ChatRequest) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError for a prompt that is too long or cannot be
-        written."""
+        """The number of tokens of the request's whole prompt. Raises RefusedError for a prompt that is too long or
+        cannot be written."""
         return await self._session(request).count(request)
 
     def _session(self, request: ChatRequest) -> Session:
@@ -85,7 +85,7 @@ class Standalone:
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """An exchange with a single client. A disconnect stops the engine."""
+    """An exchange with a single client. If the client disconnects, the generation is stopped."""
 
     exchange: Exchange
     session: Session
@@ -123,7 +123,7 @@ def _sampling(parameters: Mapping[str, JSON]) -> SamplingParams:
 
 
 def _conversation(request: ChatRequest) -> str:
-    """A name for the engine's prefix cache: equal in all turns of a conversation."""
+    """The session id for the engine's prefix cache, which is equal for all turns of a conversation."""
     hashed = hashlib.blake2b(digest_size=8)
     for entry in request.entries:
         hashed.update(f"{entry.role}\n{entry.text}\n".encode())
@@ -136,9 +136,10 @@ def _conversation(request: ChatRequest) -> str:
 async def running_server(
     answering: Standalone, host: str = "127.0.0.1", port: int = 0, *, model_name: str, api_key: str | None = None
 ) -> AsyncIterator[str]:
-    """Serve the wires while the context is open, and yield the server's URL. Port 0 picks a free port.
+    """A context manager that serves an engine in the vendors' API formats, and yields the server's URL. Port 0 picks a
+    free port.
 
-    Raises OSError for a taken port, ConfigError for an invalid host or key.
+    Raises OSError if the port is taken, and ConfigError for an invalid host or key.
     """
     access = Access(host, api_key)
 
@@ -159,7 +160,8 @@ async def running_server(
 
 
 def _check(access: Access, key: str, request: web.BaseRequest) -> None:
-    """Apply the rules of `Access`. The key may be in any place of the vendors' clients. Raises DeniedError."""
+    """Apply the rules of `Access` to a request. The key may be in the path, or in any header or parameter of the
+    vendors' clients. Raises DeniedError."""
     if access.api_key is None:
         denied = access.refuse_page(request)
         if denied is not None:

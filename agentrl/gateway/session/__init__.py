@@ -1,1 +1,2 @@
-"""One agent's session: requests become a tree of replies, and the tree becomes segments."""
+"""An agent's session: the model's replies to the agent's requests form a tree, from which the trajectory's segments are
+made."""

@@ -1,4 +1,4 @@
-"""A request in progress, and the clients that wait for the answer."""
+"""Requests in progress, and the clients that wait for their answers. An answer is all replies to a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.gateway.session.nodes import Node, Prompt
 
 @dataclass(slots=True, eq=False)
 class PendingAnswer:
-    """The answer to a request and to the request's retries. All get the same replies."""
+    """The replies to a request. Retries of the request get the same replies."""
 
     request: ChatRequest
     """The request without its conversation. The tree holds the conversation."""
@@ -24,12 +24,12 @@ class PendingAnswer:
     task: asyncio.Task[Sequence[Reply]] | None = None
     refused: RefusedError | None = None
     waiting: int = 0
-    """Number of waiting clients: without the answer, and still connected."""
+    """Number of clients that are connected and wait for the answer."""
     delivered: bool = False
 
     @property
     def got(self) -> bool:
-        """Whether the client got the answer: delivered, or continued by a later request."""
+        """Whether the client got the answer: the answer was delivered, or a later request continues it."""
         return self.delivered or (bool(self.nodes) and all(node.delivered for node in self.nodes))
 
     @property
@@ -38,7 +38,7 @@ class PendingAnswer:
         return self.refused is None and (self.task is None or not self.task.cancelled())
 
     def is_like(self, request: ChatRequest) -> bool:
-        """Whether another request asks for the same reply to the prompt."""
+        """Whether another request for the same prompt has the same parameters."""
         mine = self.request
         same = ("n", "max_tokens", "stop", "stop_token_ids", "branch", "forced", "parallel", "shows_stop")
         return all(getattr(mine, name) == getattr(request, name) for name in same)
@@ -57,8 +57,8 @@ class Answers:
         return iter(self._all)
 
     def add(self, request: ChatRequest, prompt: Prompt, *, whole: bool = True) -> PendingAnswer:
-        """Register an answer. A partial answer (`whole=False`) completes a truncated reply; no other body gets the
-        answer."""
+        """Register an answer. With `whole=False` the answer is only the missing rest of a truncated reply, so only
+        requests with the same body get it."""
         answer = PendingAnswer(replace(request, entries=(), tools=(), deferred={}), prompt, len(self._all))
         self._all.append(answer)
         if whole:
@@ -70,8 +70,9 @@ class Answers:
         """The earlier answer for a repeated request. None for a new request.
 
         A repeated request has the `Idempotency-Key` of an earlier request. Without a key, a request repeats an earlier
-        request with the same body if the client marks a retry, or if the earlier client has gone. Equal requests at the
-        same time are separate. Raises RefusedError if another body had the key.
+        request with the same body if the client marks a retry, or if the earlier client disconnected without the
+        answer. Equal requests at the same time are separate. Raises RefusedError if a request with another body had the
+        key.
         """
         if request.idempotency_key:
             return self._with_key(request)
@@ -89,7 +90,8 @@ class Answers:
         return answer
 
     def unclaimed(self, prompt: Prompt, request: ChatRequest) -> PendingAnswer | None:
-        """An answer to the same prompt without a client. For a retry, a client may still wait for the answer."""
+        """An answer to the same prompt that no client got and no client waits for. For a retry, a client may still
+        wait."""
         if request.idempotency_key:
             return None
         for answer in reversed(self._by_prompt.get(prompt, ())):
@@ -100,7 +102,7 @@ class Answers:
         return None
 
     def after(self, node: Node) -> Iterator[PendingAnswer]:
-        """The answers to requests after a reply."""
+        """The answers to requests that continue a reply."""
         return (answer for prompt in node.prompts.values() for answer in self._by_prompt.get(prompt, ()))
 
     def _note(self, request: ChatRequest, answer: PendingAnswer) -> None:
@@ -111,7 +113,7 @@ class Answers:
 
 
 class Waiting:
-    """An Exchange: a client that waits for an answer."""
+    """The Exchange of a client that waits for an answer."""
 
     def __init__(
         self,
@@ -153,7 +155,8 @@ class Waiting:
         self._note("delivered", self._answer)
 
     def lost(self) -> None:
-        """The answer was lost. A client may also lose a delivered answer, by not reading the sent bytes."""
+        """Record that the client did not get the answer. Even a delivered answer is lost if the client did not read the
+        sent bytes."""
         before, self._state = self._state, "lost"
         answer = self._answer
         if before == "lost":

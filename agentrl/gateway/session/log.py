@@ -1,4 +1,4 @@
-"""The log of a session, line by line."""
+"""The log of a session, a list of JSON lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SessionLog:
         self._waiting: list[str] = []
 
     def note(self, event: str, more: Callable[[], Mapping[str, JSON]] | None = None, /, **fields: JSON) -> None:
-        """Add a line. `more` makes the fields for the file alone."""
+        """Add a line. `more` returns additional fields, which are only written to the file."""
         line = {"at": round(time.time(), 3), "event": event, **fields}
         self.lines.append(line)
         if self._folder:
@@ -40,13 +40,14 @@ class SessionLog:
             self._flush()
 
     def name(self, session_id: str) -> None:
-        """Set the session's name. From now on, the session's file can be written."""
+        """Set the session's name, which is needed for the name of the file. Afterwards the file is written."""
         if self._folder:
             self._path = Path(self._folder) / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', session_id)}.jsonl"
             self._flush()
 
     def _flush(self) -> None:
-        """Write the waiting lines. If the disk is full, the file ends, but not the session."""
+        """Write the waiting lines to the file. After an error, such as a full disk, the session goes on without the
+        file."""
         if self._path is None or not self._waiting:
             return
         try:

@@ -1,7 +1,7 @@
-"""Compares the entries of two requests, or a reply and its echo.
+"""Compare the entries of two requests, or a reply and its echo.
 
 An echo is a client's copy of a reply in a later request. Clients may change spaces or the order of keys, fill in
-defaults, or leave thoughts out. So the comparison uses a digest of a normal form.
+defaults, or leave thoughts out. So digests of a normal form are compared.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from agentrl.types import JSON, ToolSpec
 
 Digest: TypeAlias = bytes
 Telling: TypeAlias = Literal["verbatim", "spelling", "meaning"]
-"""The difference of an echo from its reply: none, the spelling, or the meaning."""
+"""The difference between an echo and its reply. verbatim: no difference. spelling: only spaces, thoughts or added
+arguments. meaning: different words or calls."""
 
 START: Digest = b""
-"""The digest of no entries."""
+"""The digest of an empty sequence of entries."""
 
 _SIZE = 16
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
 def digest_of(*parts: str) -> Digest:
-    """A digest of texts and of their lengths."""
+    """A digest of a sequence of texts. Lengths are included, so that the boundaries between the texts count."""
     whole = "".join([f"{len(part)}:{part}" for part in parts])
     return blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=_SIZE).digest()
 
 
 def chained(before: Digest, entry: Digest) -> Digest:
-    """The digest of a sequence of entries with another entry at the end."""
+    """The digest of a sequence of entries, from the digest of all entries but the last (`before`) and of the last
+    entry."""
     return blake2b(before + entry, digest_size=_SIZE).digest()
 
 
@@ -43,7 +45,7 @@ def tools_digest(tools: Sequence[ToolSpec]) -> Digest:
 
 
 def head_digest(tools: Digest, template_kwargs: Mapping[str, JSON]) -> Digest:
-    """The digest of a root's tools and its arguments of the chat template."""
+    """The digest of tools and of arguments for the chat template."""
     return digest_of(tools.hex(), canonical(dict(template_kwargs))) if template_kwargs else tools
 
 
@@ -67,7 +69,7 @@ def content_digest(text: str, calls: Iterable[Call]) -> Digest:
 
 
 def thoughtless(text: str) -> str:
-    """The text without outer spaces, and without a thought before the text."""
+    """The text without a thought at its start, and without outer spaces."""
     text = text.strip()
     if text.startswith(_OPEN):
         _, closed, answer = text.partition(_CLOSE)
@@ -76,14 +78,14 @@ def thoughtless(text: str) -> str:
 
 
 def canonical(value: JSON) -> str:
-    """JSON in which equal values are equal text. A string stays unchanged."""
+    """JSON text in a normal form: equal values give equal texts. A string is returned unchanged."""
     if isinstance(value, str):
         return value
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
 def telling(sent: Entry, echo: Entry) -> Telling:
-    """How the echo `told` compares to the reply `sent`. Ids make no difference."""
+    """The difference between the reply `sent` and its echo. Ids make no difference."""
     calls = [_call_telling(mine, theirs) for mine, theirs in zip(sent.calls, echo.calls, strict=False)]
     if len(sent.calls) != len(echo.calls) or "meaning" in calls or thoughtless(sent.text) != thoughtless(echo.text):
         return "meaning"
@@ -100,19 +102,21 @@ def _call_telling(sent: Call, echo: Call) -> Telling:
 
 
 def _within(sent: Mapping[str, JSON] | str, echo: Mapping[str, JSON] | str) -> bool:
-    """Whether all sent arguments are unchanged. A client may add defaults."""
+    """Whether the echo has all sent arguments unchanged. A client may add default values."""
     if isinstance(sent, str) or isinstance(echo, str) or not sent:
         return False
     return all(name in echo and canonical([echo[name]]) == canonical([value]) for name, value in sent.items())
 
 
 def words(entry: Entry) -> Digest:
-    """As `entry_digest`, without any spaces: for a message that a client has joined from parts."""
+    """Like `entry_digest`, but without any spaces in the text, for a message that a client has joined from several
+    replies."""
     return content_digest("".join(entry.text.split()), entry.calls)
 
 
 def missing(sent: Entry, echo: Entry) -> Entry | None:
-    """The missing part of a reply, for a client that got only the thoughts, or the thoughts and the text."""
+    """The missing part of the reply `sent`, if the client echoes only the thoughts, or only the thoughts and the text.
+    Otherwise None."""
     if echo.calls or (echo.text.strip() and thoughtless(echo.text) != thoughtless(sent.text)):
         return None
     text = "" if echo.text.strip() else sent.text

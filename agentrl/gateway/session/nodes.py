@@ -1,4 +1,5 @@
-"""The parts of a session's tree: prompts, and their sampled replies."""
+"""The elements of a session's tree: prompts, and the replies sampled after a prompt. A root is a prompt that begins a
+conversation. An echo is a client's copy of a reply in a later request."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _NOTHING = Rendered((), ())
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """New entries after a reply, or at a root, and their replies. The nodes above hold the earlier tokens."""
+    """The new entries of a request after its parent (a reply; None at a root), and the replies to them. The nodes above
+    in the tree hold the earlier tokens."""
 
     index: int
     parent: Node | None
@@ -25,47 +27,49 @@ class Prompt:
     digest: Digest
     """The digest of the new entries."""
     known_replies: Mapping[int, Node]
-    """Replies of this session among the new entries: index of the entry -> the reply."""
+    """Index of a new entry -> the reply of this session that the entry echoes."""
     head: Head
     number: int
-    """Lines with the same number share their beginning. The engine gets the number as part of the session id."""
+    """Number of the line of conversation. Lines with the same number share their beginning. The number is a part of the
+    session id for the engine."""
     grown_from: Prompt | None = None
-    """An earlier prompt after the same reply. This prompt begins with the entries of the earlier prompt."""
+    """An earlier prompt after the same parent, with whose entries this prompt begins."""
     tells: tuple[Node, ...] = ()
-    """This session's replies that the entries echo in any words, in order. They include `known_replies`."""
+    """All replies of this session that the new entries echo, even in other words, in order; a superset of
+    `known_replies`."""
     tools: Digest = START
     """The digest of the request's tools."""
     branch: str = ""
-    """The branch name of the prompt's first request."""
+    """The branch name of the first request with this prompt."""
     continued: bool = False
     """Whether the replies continue the last entry, or the parent, instead of beginning a new message."""
     before_last: Digest = START
-    """The digest of the new entries without the last entry."""
+    """The digest of all new entries except the last."""
     requests: list[int] = field(default_factory=list)
-    """The numbers of the requests for replies here."""
+    """The numbers of the requests with this prompt."""
     rendered: Rendered = _NOTHING
-    """The tokens of the new entries, generation prompt included."""
+    """The tokens of the new entries and of the generation prompt."""
     messages: Sequence[Message] = ()
     length: int = 0
-    """Tokens from the root to the end of this prompt; 0 before the render."""
+    """Number of tokens from the root to the end of this prompt; 0 before the render."""
     replies: list[Node] = field(default_factory=list)
     top: Prompt = field(init=False, repr=False)
-    """The root above the prompt, or the prompt itself."""
+    """The root above this prompt; the prompt itself if it is a root."""
 
     def __post_init__(self) -> None:
         self.top = self if self.parent is None else self.parent.prompt.top
 
     @property
     def before(self) -> int:
-        """Tokens from the root to the parent's end."""
+        """Number of tokens from the root to the end of the parent."""
         return 0 if self.parent is None else self.parent.prompt.length + len(self.parent.turn.ids)
 
     def ask(self, number: int, branch: str) -> None:
-        """A branch asks for replies here. Earlier replies of the branch, here or at a beginning of this prompt, were
-        dropped.
+        """Record a request with this prompt. The branch has thereby dropped its earlier replies to this prompt and to
+        `replaces`.
 
-        Replies at a beginning were not dropped if this prompt echoes a reply in other words. A client may also ask
-        several times at once: replies with a waiting client are not dropped.
+        Replies for which a client still waits are not dropped, because a client may send several requests at the same
+        time.
         """
         self.requests.append(number)
         for node in (*self.replies, *(self.replaces.replies if self.replaces else ())):
@@ -73,15 +77,15 @@ class Prompt:
 
     @property
     def replaces(self) -> Prompt | None:
-        """The earlier prompt at the beginning of this prompt. None if this prompt then echoes the earlier reply in
-        other words."""
+        """`grown_from`, if its replies are not continued. None if this prompt continues such a reply, echoed in other
+        words."""
         before = self.grown_from
         index = 0 if before is None else len(before.entries)
         echoes = index + 1 < len(self.entries) and self.entries[index].role == "assistant"
         return None if echoes else before
 
     def line(self) -> list[Node]:
-        """The replies above the prompt, from the root on."""
+        """The replies above this prompt in the tree, from the root on."""
         nodes, node = list[Node](), self.parent
         while node is not None:
             nodes.append(node)
@@ -89,7 +93,7 @@ class Prompt:
         return nodes[::-1]
 
     def whole(self) -> Rendered:
-        """All tokens for the engine, with their images."""
+        """All tokens from the root to the end of this prompt, with their images: the input of the engine."""
         ids, media = array("i"), list[RenderedImage]()
         for prompt, turn in (*((node.prompt, node.turn.ids) for node in self.line()), (self, ())):
             media += (image.moved(len(ids)) for image in prompt.rendered.media)
@@ -108,13 +112,13 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of a root, without its entries."""
+    """The properties of a conversation that a root fixes, apart from its entries."""
 
     tools: tuple[ToolSpec, ...]
     digest: Digest
     """The digest of the tools and the arguments of the template."""
     branch: str
-    """The client's name for this line of work."""
+    """The name of the branch of the session, from the client."""
     template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """The request's arguments of the chat template."""
     tools_digest: Digest = START
@@ -122,34 +126,35 @@ class Head:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One reply: the sampled turn, and the entry for the client."""
+    """A reply of the model: the sampled turn, and its form for the client."""
 
     index: int
     prompt: Prompt
     id: str
-    """Unique in the session. All ids of this reply contain this id."""
+    """An id that is unique in the session. All ids that the client gets for this reply contain this id."""
     branch: str = ""
-    """The name of the branch that asked. Equal prompts of two branches are one Prompt."""
+    """The branch of the request for this reply. Equal prompts of two branches share a Prompt."""
     turn: Segment = field(default_factory=Segment)
     """The sampled tokens. The prompt's tokens are dropped once the turn is complete."""
     action: Action | None = None
-    """The action without tokens. None until the turn is complete."""
+    """The action of the turn, without its tokens. None until the turn is complete."""
     sent: Entry | None = None
-    """The reply as the client got the text."""
+    """The reply in the form that the client got."""
     reply: Reply | None = None
     call_ids: Mapping[str, str] = field(default_factory=dict)
-    """Id on the wire -> the id of the call in the action."""
+    """A call's id for the client -> the call's id in the action."""
     messages: Sequence[Message] = ()
     whole: Entry | None = None
-    """The reply with the unsent stop string at its end. Some clients put the stop string back."""
+    """The reply followed by its stop string. The client gets no stop string, but some clients append the stop string
+    again."""
     joined: Entry | None = None
-    """The whole message, if the reply continues a message: the client may join the beginning and the reply."""
+    """If the reply continues a message: the message and the reply joined, as a client may echo them."""
     first_echo: Entry | None = None
     """The client's first echo of the reply."""
     logged: set[Digest] = field(default_factory=set)
-    """Digests of the changed echoes in the log."""
+    """Digests of the changed echoes that were already logged."""
     delivered: bool = False
-    """Whether the client got the reply: sent completely, or continued by a later request."""
+    """Whether the client got the reply: the reply was sent completely, or a later request continues it."""
     lost: bool = False
     """Whether the client disconnected before receiving the reply."""
     echoed: bool = False
@@ -157,12 +162,12 @@ class Node:
     asked_again: bool = False
     """Whether the client asked for another reply instead."""
     reused: bool = False
-    """Whether the entries of another prompt echo the reply."""
+    """Whether a new entry of another prompt echoes the reply."""
     prompts: dict[Digest, Prompt] = field(default_factory=dict)
     """The prompts after the reply, by the digest of their entries."""
 
     def telling(self, entry: Entry) -> Telling:
-        """How an entry echoes this reply."""
+        """The difference between this reply and an entry that echoes it."""
         assert self.sent is not None
         if self.whole is not None and telling(self.whole, entry) != "meaning":
             return "verbatim"
@@ -182,18 +187,19 @@ class Node:
 
     @property
     def claimed(self) -> bool:
-        """Whether the client got the reply, or may still get the reply."""
+        """Whether the client got the reply, or may still get it: False only for a lost reply that no later request
+        uses."""
         return self.delivered or self.reused or not self.lost
 
     @property
     def dropped(self) -> bool:
-        """Whether the client asked for another reply, and uses this reply nowhere."""
+        """Whether the client asked for another reply instead, and no later request uses this reply."""
         return self.asked_again and not self.reused and not any(self.children)
 
 
 def joined_to(history: list[Message], reply: Sequence[Message]) -> Sequence[Message]:
-    """The messages of a reply that continues a history's last message. The last message moves from the history into the
-    result."""
+    """The messages of a reply that continues the last message of a history. The last message is removed from the
+    history and joined to the reply."""
     if not history or history[-1]["role"] != "assistant" or not reply:
         return reply
     beginning, (first, *rest) = history.pop(), reply
@@ -203,14 +209,16 @@ def joined_to(history: list[Message], reply: Sequence[Message]) -> Sequence[Mess
 
 
 def beginning_of(prompt: Prompt) -> Entry | None:
-    """The message before the replies to a prompt. The replies continue the message, or a client may join both."""
+    """The assistant's message right before the replies to a prompt. The replies continue the message, or a client may
+    join message and reply."""
     if prompt.entries:
         return prompt.entries[-1] if prompt.entries[-1].role == "assistant" else None
     return None if prompt.parent is None else prompt.parent.joined or prompt.parent.sent
 
 
 def start_of(node: Node) -> tuple[int, Digest, Digest]:
-    """The start of a reply's message: the reply before, the root's tools, the digest of the entries between."""
+    """A key for the start of the message that a reply ends: the reply before the message, the root's tools, and the
+    digest of the entries between."""
     prompt = node.prompt
     above = -1 if prompt.parent is None else prompt.parent.index
     if not prompt.entries and prompt.parent is not None:

@@ -1,7 +1,7 @@
-"""First prompts, shared by sessions: equal prompts are rendered once, and held in memory once.
+"""First prompts of conversations, shared by sessions: equal prompts are rendered once, and held in memory once.
 
-The agents of a group, and often of a whole step, begin with the same words. A coding agent's first prompt has some
-20,000 tokens, and a render takes 0.1 s.
+The agents of a group, and often all agents of a training step, begin with the same text. A coding agent's first prompt
+has some 20,000 tokens, and a render takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from agentrl.render.base import Renderer
 from agentrl.types import Message, Rendered, ToolSpec
 
 _MOST = 32 << 20
-"""The total size of the kept prompts: some 200 prompts of 20,000 tokens."""
+"""Maximum total of `Opening.size` in the cache: about 200 prompts of 20,000 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A rendered first prompt. Sessions share the prompt and must not change its parts."""
+    """A rendered first prompt. Sessions share the object, and must not change its parts."""
 
     renderer: Renderer
-    """Bound to the tools. The reference keeps the renderer's id() unique."""
+    """The renderer, bound to the tools. The reference keeps its `id()`, a part of the key, unique."""
     entries: tuple[Entry, ...]
     tools: tuple[ToolSpec, ...]
     rendered: Rendered
@@ -38,13 +38,13 @@ class Opening:
 
     @property
     def size(self) -> int:
-        """About the characters of entries and tools, and the bytes of the tokens."""
+        """The approximate size in bytes of entries, tools and tokens."""
         length = sum(len(entry.text) for entry in self.entries)
         return length + len(str(self.tools)) + 4 * len(self.rendered.tokens)
 
 
 class Openings:
-    """The first prompts of one event loop. The least recently used prompt is dropped first."""
+    """The cache of first prompts of an event loop. The least recently used prompt is dropped first."""
 
     def __init__(self, most: int = _MOST) -> None:
         self._most, self.size = most, 0
@@ -52,7 +52,8 @@ class Openings:
         self.rendering: dict[bytes, asyncio.Task[Opening]] = {}
 
     async def get(self, key: bytes, make: Callable[[], Awaitable[Opening]]) -> Opening:
-        """The prompt of a key, rendered on first use. All waiting callers get a failure, and the next caller retries.
+        """The prompt of a key, rendered by `make` on first use. If `make` fails, all waiting callers get the error, and
+        the next call tries again.
 
         A cancelled caller does not cancel the render.
         """

@@ -1,4 +1,4 @@
-"""Writes the tree of a session into the session's log file, and reads the tree back."""
+"""Write the tree of a session into the session's log file, and read the tree back."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def of_prompt(prompt: Prompt) -> dict[str, JSON]:
 
 
 def of_reply(node: Node) -> dict[str, JSON]:
-    """A reply as JSON: tokens and the sent form."""
+    """A reply as JSON: tokens, and the form that the client got."""
     assert node.reply is not None
     return {"id": node.id, "sampled": node.turn.to_json(), "reply": asdict(node.reply), "calls": dict(node.call_ids)}
 
 
 def tree_of(lines: Sequence[Mapping[str, JSON]], tag: str, *, as_sent: bool) -> Tree:
-    """The tree in the lines of a log, without incomplete replies."""
+    """Rebuild a tree from the lines of a log, without incomplete replies."""
     tree, prompts = Tree(as_sent=as_sent, tag=tag), dict[int, Prompt]()
     nodes, answers = dict[int, Node](), dict[int, list[Node]]()
     early_requests = dict[int, list[int]]()
@@ -80,7 +80,7 @@ def _head(data: Mapping[str, JSON]) -> Head:
 
 
 def _entry_json(entry: Entry) -> dict[str, JSON]:
-    """An entry as JSON. A digest stands for an image: the prompt's messages hold the image."""
+    """An entry as JSON. An image is replaced by its digest, because the prompt's messages hold the image."""
     parts = [part if isinstance(part, str) else {"image": part.digest} for part in entry.parts]
     return {**asdict(replace(entry, parts=())), **({"parts": parts} if parts else {})}
 
@@ -137,12 +137,12 @@ def _entry(data: Mapping[str, JSON], images: Mapping[str, Image]) -> Entry:
 
 
 def _images(messages: Sequence[Message]) -> dict[str, Image]:
-    """The images of messages by their digests."""
+    """Digest -> image, for all images in messages."""
     return {image.digest: image for message in messages for image in images_in(message.get("content"))}
 
 
 def read(lines: Iterable[str]) -> list[dict[str, JSON]]:
-    """The lines of a log. An incomplete last line, of a process that died, is left out."""
+    """Read the lines of a log file. An incomplete last line, left by a process that died, is skipped."""
     records = list[dict[str, JSON]]()
     *whole, last = [line for line in lines if line.strip()] or [""]
     records += map(json.loads, whole)

@@ -1,4 +1,4 @@
-"""Turns a sampled turn into the client's reply."""
+"""Convert a sampled turn to the reply for the client."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from agentrl.types import Action, ToolCall, ToolSpec
 
 _DEFAULTS = SessionOptions()
 _NAMELESS = "unreadable_call"
-"""The name of a call without a tool's name."""
+"""Name for a call that names no tool."""
 
 
 def reply_of(
     node: Node, action: Action, request: ChatRequest, options: SessionOptions = _DEFAULTS
 ) -> tuple[Reply, dict[str, str]]:
-    """The reply for a complete turn, and a map: a call's id on the wire -> the call's id in the action.
+    """The reply for a complete turn, and a mapping: a call's id for the client -> the call's id in the action.
 
-    The options decide the form of unreadable calls. In a cut turn unreadable calls are text. A client without parallel
-    calls gets the first call.
+    `SessionOptions.unreadable` decides the form of unreadable calls. In a cut turn unreadable calls are text. A client
+    that allows no parallel calls gets only the first call.
     """
     as_calls = options.unreadable == "call" and action.finish_reason != "length"
     calls = [call for call in action.calls if call.error is None or as_calls][: None if request.parallel else 1]
@@ -75,7 +75,7 @@ def _reply_call(wire: str, call: ToolCall, tools: Sequence[ToolSpec]) -> ReplyCa
 
 
 def _meant(raw: str, tools: Sequence[ToolSpec]) -> str:
-    """The first tool name in the text of a call."""
+    """The first name of a tool that occurs in the text of an unreadable call."""
     names = [(tool.get("function") or tool).get("name", "") for tool in tools]
     places = [(match.start(), name) for name in names if (match := re.search(rf"\b{re.escape(name)}\b", raw))]
     return min(places)[1] if places else _NAMELESS
@@ -90,7 +90,7 @@ def _is_object(text: str) -> bool:
 
 
 def disobeyed(reply: Reply, forced: Forced | None) -> str | None:
-    """The fault of a complete reply, for a client that demands a form. None without a fault."""
+    """The reason why a complete reply does not have the form that the client demands. None if it does."""
     if forced is None or reply.stop in ("length", "stop_sequence"):
         return None
     if reply.calls:

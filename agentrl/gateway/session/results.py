@@ -1,4 +1,4 @@
-"""Finds the agent's answer: the reply that equals the result of `run`, wholly or in part."""
+"""Find the reply that is the agent's answer, by comparing the replies with the result of the agent's `run`."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ _ANSWER_KEYS = (
     "content",
     "stdout",
 )
-"""Keys of a result that most often hold the answer."""
+"""Keys of a result that usually hold the answer."""
 _OTHER_KEYS = ("stderr", "error", "killed", "traceback", "log", "logs")
 """Keys of a result that hold no answer."""
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)\n?\s*```", re.DOTALL)
 _MARKS = re.compile(r"[*`]+|^#+ |^> ", re.MULTILINE)
-"""Marks of Markdown that programs take away."""
+"""Marks of Markdown, which programs may remove from a reply."""
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _STOPS = " .!)"
-"""Text after an answer at the end of a reply."""
+"""Characters that may follow an answer at the end of a reply."""
 _LONG = 40
-"""From this length on, a text may be cut within a word."""
+"""Length in characters from which on a text may begin or end within a word."""
 _SHORT = 3
-"""Below this length, in characters, a text within a reply is no evidence."""
+"""Length in characters below which a text within a reply is no evidence."""
 
 
 def plain(text: str) -> str:
-    """A text for comparison: without a thought, marks of Markdown, case, and differences of spaces."""
+    """The plain form of a text for comparisons: without a thought and marks of Markdown, in lower case, with single
+    spaces."""
     return " ".join(_MARKS.sub("", thoughtless(text)).casefold().split())
 
 
 def holds(text: str, part: str) -> bool:
-    """Whether a text holds a part that neither begins nor ends within a word."""
+    """Whether `part` occurs in a text, neither beginning nor ending within a word."""
     before = r"(?<!\w)" if part[:1].isalnum() else ""
     after = r"(?!\w)" if part[-1:].isalnum() else ""
     return bool(part) and part in text and re.search(before + re.escape(part) + after, text) is not None
 
 
 class _ReplyForms:
-    """A reply, in the forms of a program's result."""
+    """A reply, and the forms in which a program may return the reply as its result."""
 
     def __init__(self, node: Node) -> None:
         assert node.sent is not None
@@ -65,7 +66,7 @@ class _ReplyForms:
 
     @cached_property
     def values(self) -> list[JSON]:
-        """The reply's JSON: the whole text or a fenced part, and the arguments of the calls."""
+        """JSON values in a reply: the whole text or a fenced part as JSON, and the arguments of the calls."""
         texts = [self._text, *_FENCE.findall(self._text)]
         called = [call.arguments for call in self._calls]
         return [
@@ -75,23 +76,24 @@ class _ReplyForms:
 
     @cached_property
     def parts(self) -> list[str]:
-        """Parts that programs extract: fenced blocks, the values of JSON, and a boxed answer."""
+        """Parts of a reply that programs extract, in plain form: fenced blocks, the values of JSON, and a boxed
+        answer."""
         leaves = [plain(str(leaf)) for value in self.values for _, leaf in _leaves(value)]
         return [*(plain(block) for block in _FENCE.findall(self._text)), *leaves, *map(plain, _boxed(self._text))]
 
     @cached_property
     def last_number(self) -> str:
-        """The last number, without separators."""
+        """The last number in the reply, without thousands separators."""
         numbers = _NUMBER.findall(self._text)
         return numbers[-1].replace(",", "") if numbers else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One text or value of a result."""
+    """A text or number in an agent's result, which may come from a reply."""
 
     text: str
-    """The text in plain form."""
+    """The value as text in plain form."""
     value: JSON
     number: bool = False
 
@@ -108,7 +110,7 @@ class Claim:
         return not self.number and any(map(str.isalnum, reply.text)) and holds(self.text, reply.text)
 
     def taken_from(self, reply: _ReplyForms) -> bool:
-        """Whether the claim is an extracted part of the reply."""
+        """Whether the value is a part that a program would extract from the reply."""
         if self.text in reply.parts:
             return True
         if self.number:
@@ -123,16 +125,16 @@ class Claim:
 
 
 def claims_text(result: JSON) -> bool:
-    """Whether a result holds text from a reply: a number or a flag may be anything."""
+    """Whether a result holds any text. A number or a flag need not come from a reply."""
     return any(isinstance(leaf, str) and leaf.strip() for _, leaf in _answers(result))
 
 
 def answer_of(result: JSON, nodes: Sequence[Node], likely: Collection[Node], *, sure: bool = False) -> Node | None:
-    """The reply that a result equals or holds, or that holds the result. None without such a reply.
+    """The reply that equals a result, is quoted in the result, or contains the result. None without such a reply.
 
-    Several replies may fit. The latest reply equal to the result is the answer. Otherwise replies in `likely` come
-    first. Among replies quoted in a text, the last quote is the answer, else the latest reply. `sure`: other evidence
-    names the main line. Then a result of 0 or 1 is not read: 0 or 1 may be an exit code.
+    If several replies fit, the latest reply that equals the result is the answer. Otherwise replies in `likely` are
+    preferred. Among replies quoted in a text, the last quote is the answer, else the latest reply. `sure`: other
+    evidence shows the main conversation, so a result of 0 or 1 is ignored as a possible exit code.
     """
     replies = [
         _ReplyForms(node) for node in nodes if node.sent is not None and (node.sent.text.strip() or node.sent.calls)
@@ -147,7 +149,7 @@ def answer_of(result: JSON, nodes: Sequence[Node], likely: Collection[Node], *, 
 
 
 def _strongest(claims: Sequence[Claim], replies: Sequence[_ReplyForms], likely: Collection[Node]) -> Node | None:
-    """The reply equal to a claim, or a reply quoted in a claim, or the source of a claim."""
+    """The reply that equals a claim, else a reply quoted in a claim, else a reply from which a claim was extracted."""
     if equal := [reply for reply in replies if any(claim.equals(reply) for claim in claims)]:
         return equal[-1].node
     if quoted := [reply for reply in replies if any(claim.holds(reply) for claim in claims)]:
@@ -174,7 +176,7 @@ def _most(
 
 
 def _last(replies: Sequence[_ReplyForms], likely: Collection[Node]) -> Node:
-    """The last reply of `likely`, or else the last reply."""
+    """The last reply that is in `likely`, or else the last reply."""
     return ([reply for reply in replies if reply.node in likely] or [*replies])[-1].node
 
 
@@ -189,7 +191,7 @@ def _claims(result: JSON, *, sure: bool) -> Iterator[list[Claim]]:
 
 
 def _is_flag(leaf: JSON, *, sure: bool) -> bool:
-    """Whether a leaf is no text and no number: null, true or false, or with `sure` an exit code of 0 or 1."""
+    """Whether a leaf is a flag: null, true or false, or with `sure` an exit code of 0 or 1."""
     return leaf is None or isinstance(leaf, bool) or (sure and leaf in (0, 1))
 
 
@@ -224,7 +226,7 @@ def _container(text: str) -> JSON:
 
 
 def _leaves(value: JSON, key: str = "") -> Iterator[tuple[str, JSON]]:
-    """The texts and numbers in a value, each with the nearest key."""
+    """Yield the texts and numbers at any depth of a value, each with the nearest key."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _leaves(item, str(name))

@@ -1,4 +1,5 @@
-"""The model's side of a session. While the session plays, prompts are rendered and replies sampled."""
+"""The side of a session towards the model: renders prompts and samples replies. A line is a path of replies through the
+session's tree."""
 
 from __future__ import annotations
 
@@ -45,30 +46,30 @@ from agentrl.types import (
 _log = logging.getLogger("agentrl")
 
 _THINKS = ("enable_thinking", "thinking")
-"""The arguments of templates for turning thoughts on or off."""
+"""Names of template arguments that turn thoughts on or off."""
 _LOOK_S = 0.05
-"""Seconds between two checks of the host's abort flag, while it is set."""
+"""Seconds between two checks of whether the host has cleared its abort flag."""
 
 
 class Sampler:
-    """Samples replies with the engine of the current play, and waits between plays."""
+    """Samples replies with an engine from a call of `play` to `hold`. Between, requests wait."""
 
     def __init__(self) -> None:
         self.options = EpisodeOptions()
         self.returned = 0
-        """Tokens from the engine."""
+        """Number of tokens that the engine returned."""
         self.discarded_tokens = 0
-        """Returned tokens outside of any turn, after a stop string that the engine missed."""
+        """Number of returned tokens that belong to no turn, after a stop string that the engine missed."""
         self._engine: Engine | None = None
         self._speaks = False
-        """Whether the engine reads messages."""
+        """Whether the engine is a MessageEngine."""
         self._renderer: Renderer | None = None
         self._renderers: dict[bytes, Renderer] = {}
         self._ends_of_calls: dict[bytes, str | None] = {}
         self._aborted: Callable[[], bool] = lambda: False
         self._session_id = ""
         self._lines: set[str] = set()
-        """The engine's names for the lines so far."""
+        """The session ids that the engine got for lines so far."""
         self._context = 0
         self._playing = asyncio.Event()
         self._running: dict[Node, Conversation] = {}
@@ -108,7 +109,7 @@ class Sampler:
         return self._engine is not None
 
     def hold(self) -> None:
-        """Sample no more tokens, and abort the engine's running requests. Their turns stay open."""
+        """Stop sampling, and abort the engine's running requests. Their turns stay open."""
         self._playing.clear()
         for talk in self._running.values():
             abort = asyncio.get_running_loop().create_task(_abort(talk))
@@ -122,7 +123,7 @@ class Sampler:
             await asyncio.wait(self._aborts)
 
     def forget(self) -> None:
-        """Report to the engine that no line will be continued."""
+        """Tell the engine that no line will be continued."""
         if self._engine is not None:
             for name in self._lines:
                 forget(self._engine, name)
@@ -143,7 +144,7 @@ class Sampler:
                 self._context = self.options.limits.context or await self._engine.context_length()
 
     async def render(self, prompt: Prompt, request: ChatRequest) -> None:
-        """Write a prompt's tokens, unless present. A long prompt is written in a thread.
+        """Render a prompt's tokens, unless they exist already. A long prompt is rendered in a thread.
 
         Raises RefusedError for a prompt that certainly does not fit, and TemplateError if the template cannot carry the
         prompt. Raises FailedError if the engine or the template breaks.
@@ -166,7 +167,7 @@ class Sampler:
             _set(prompt, rendered, messages)
 
     async def _open(self, key: bytes, writer: Writer, prompt: Prompt, request: ChatRequest) -> None:
-        """Write a first prompt's tokens, or share tokens, entries and tools with another session."""
+        """Render a first prompt, or share tokens, entries and tools with a session with the same first prompt."""
         checks = CheckCounts()
 
         async def make() -> Opening:
@@ -196,7 +197,7 @@ class Sampler:
             raise _full(f"about {prompt.before + about}", bound)
 
     def write(self, writer: Writer, prompt: Prompt, request: ChatRequest) -> tuple[Rendered, Sequence[Message]]:
-        """A prompt's new tokens and messages."""
+        """Render a prompt's new entries, and store the tokens and messages in the prompt."""
         above = prompt.parent
         rendered = self._rendered(writer, prompt)
         if self.options.special_tokens == "keep":
@@ -252,19 +253,19 @@ class Sampler:
         return self._renderer is not None and self._renderer.certificate.capabilities.get("images", False)
 
     def check_images(self, prompt: Prompt) -> None:
-        """Raises ConfigError if the engine cannot be given the images of a prompt."""
+        """Raises ConfigError if the engine does not take the images of a prompt."""
         if prompt.rendered.media:
             assert self._engine is not None
             check_takes_images(self._engine)
 
     def check_fits(self, prompt: Prompt) -> None:
-        """Raises RefusedError if no token could be sampled after a prompt."""
+        """Raises RefusedError if the limits leave no token to be sampled after a prompt."""
         bound, _ = self._bound(prompt)
         if prompt.length >= bound:
             raise _full(str(prompt.length), bound)
 
     def full(self, prompt: Prompt) -> StopReason | None:
-        """The limit that the prompt exceeds; None if the prompt fits."""
+        """The limit that a prompt reaches; None if at least one token can be sampled."""
         bound, reason = self._bound(prompt)
         return reason if prompt.length >= bound else None
 
@@ -275,7 +276,8 @@ class Sampler:
         return self._context, StopReason.CONTEXT_FULL
 
     async def sample(self, node: Node, request: ChatRequest, number: int) -> Action:
-        """Sample a reply to its end, over one play or several. `number` counts the replies to one prompt.
+        """Sample a reply to its end, even if sampling is paused in between. `number` counts the replies to the same
+        prompt.
 
         Raises FailedError if the engine breaks.
         """
@@ -310,7 +312,7 @@ class Sampler:
                 raise RefusedError("context_full", f"prompt is too long: {node.prompt.length} tokens")
 
     def grammar(self, prompt: Prompt, forced: Forced | None) -> str | None:
-        """The grammar of a client's demanded form, as `structural_tag`; None without a demand.
+        """The grammar for the form that a client demands, as `structural_tag`; None without a demand.
 
         Raises RefusedError if the engine or the template does not support the form.
         """
@@ -362,12 +364,13 @@ class Sampler:
         )
 
     def _counted(self) -> Engine:
-        """The engine, with a count of the returned tokens."""
+        """The engine in a wrapper that counts the returned tokens."""
         assert self._engine is not None
         return _CountingSpeaker(self._engine, self) if self._speaks else _CountingEngine(self._engine, self)
 
     def _affinity(self, prompt: Prompt) -> str:
-        """The engine's name for a line. Lines with a common beginning share the name, and so the worker."""
+        """The session id of a line for the engine. Lines with a common beginning share the id, so that a router sends
+        them to the same worker."""
         name = f"{self._session_id}.{prompt.number}" if prompt.number else self._session_id
         self._lines.add(name)
         return name
@@ -388,8 +391,8 @@ class Sampler:
         return Writer(self.bind(head), request.deferred)
 
     def bind(self, head: Head) -> Renderer:
-        """The renderer with a root's tools and arguments. Raises TemplateError if the template cannot write the
-        tools."""
+        """The renderer bound to a root's tools and template arguments. Raises TemplateError if the template cannot
+        write the tools."""
         assert self._renderer is not None
         if head.digest not in self._renderers:
             self._renderers[head.digest] = self._renderer.bind(head.tools, **head.template_kwargs)
@@ -398,7 +401,7 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CountingEngine(EngineWrapper):
-    """An engine with a count of the returned tokens."""
+    """An engine that counts the returned tokens."""
 
     sampler: Sampler
 
@@ -412,7 +415,7 @@ class _CountingEngine(EngineWrapper):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CountingSpeaker(_CountingEngine):
-    """The same for an engine that reads messages."""
+    """A MessageEngine that counts the returned tokens."""
 
     async def answer(
         self,
@@ -428,7 +431,7 @@ class _CountingSpeaker(_CountingEngine):
 
 
 def _full(tokens: str, bound: int) -> RefusedError:
-    """The error for a prompt without room for a token, in words that make clients compact their history."""
+    """The error for a prompt that leaves no room for a token, in words that make clients compact their history."""
     return RefusedError("context_full", f"prompt is too long: {tokens} tokens > {bound} maximum")
 
 
@@ -438,7 +441,7 @@ def _set(prompt: Prompt, rendered: Rendered, messages: Sequence[Message]) -> Non
 
 
 def _size(prompt: Prompt) -> int:
-    """The characters of a prompt's new entries, and of the tools of a root."""
+    """Number of characters of a prompt's new entries, and of the tools of a root."""
     calls = sum(len(str(call.arguments)) for entry in prompt.entries for call in entry.calls)
     tools = len(str(prompt.head.tools)) if prompt.parent is None else 0
     return sum(len(entry.text) + len(entry.reasoning or "") for entry in prompt.entries) + calls + tools
@@ -455,7 +458,7 @@ def _warn_unread(name: str) -> None:
 
 
 async def _abort(talk: Conversation) -> None:
-    """Ask the engine to abort a request. Without the engine's answer, the request ends on its own."""
+    """Ask the engine to abort a request. An error is ignored, because the request then ends by itself."""
     with suppress(EngineError):
         await talk.engine.abort(talk.rid)
 
@@ -467,13 +470,14 @@ def _whole(node: Node) -> Action:
 
 
 def _ids(prompt: Prompt) -> dict[str, str]:
-    """Wire ids of calls in a prompt's entries -> ids of the calls in the tokens."""
+    """The client's ids of calls in a prompt's entries -> ids of the calls in the tokens."""
     nodes = [*prompt.known_replies.values(), *([prompt.parent] if prompt.parent else [])]
     return {wire: call_id for node in nodes for wire, call_id in node.call_ids.items()}
 
 
 def _for(number: int, params: SamplingParams) -> SamplingParams:
-    """A different seed for each reply to the same prompt. With one seed, all replies would be the same.
+    """Sampling parameters with a different seed for each reply to the same prompt. With the same seed, all replies
+    would be equal.
 
     The seeds also differ from the seeds of other episodes of the group, because the first prompt is the same.
     """

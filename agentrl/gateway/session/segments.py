@@ -1,5 +1,5 @@
-"""Turns a session's tree into segments. Each sampled token is in the response of exactly one segment, trained or
-masked."""
+"""Convert a session's tree to segments. Each sampled token is in the response of exactly one segment, trained or
+masked. A line is a path through the tree that becomes a segment."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from agentrl.types import JSON, Message
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Consecutive replies in one segment. The prompt is everything before the first reply."""
+    """Consecutive replies that form a segment. The segment's prompt is everything before the first reply."""
 
     nodes: tuple[Node, ...]
     main: bool = False
 
     @property
     def top(self) -> Prompt:
-        """The root above the line."""
+        """The root of the conversation to which the line belongs."""
         return self.nodes[0].prompt.top
 
     def segment(self) -> Segment:
@@ -45,11 +45,11 @@ class Line:
 
 
 def lines_of(tree: Tree, main: Thread | None) -> list[Line]:
-    """All replies in lines, by the start of each line, but the main line last.
+    """All replies in lines, ordered by the start of each line, with the main line last.
 
-    The main line leads to the end of the main thread, and no further if the end is the agent's own result. In any other
-    line, each reply is followed by its deepest child, or by the latest of equally deep children. Undelivered replies
-    come after delivered replies. A line has a single branch: a reply of another branch begins a line.
+    The main line leads to the last reply of the main conversation, or to the reply that is the agent's result. In any
+    other line, each reply is followed by the child with the longest continuation, or by the latest of equal children.
+    Delivered replies are preferred to undelivered replies. A reply of another branch begins a new line.
     """
     sampled = sorted((node for node in tree.nodes if node.turn.turns), key=lambda node: node.index)
     end = main.end if main is not None else None
@@ -68,7 +68,7 @@ def _main_last(lines: Sequence[Line], end: Node | None) -> list[Line]:
 
 
 def _heirs(sampled: Sequence[Node], end: Node | None, inside: Collection[Node]) -> dict[Node, Node]:
-    """Each reply -> its deepest child. After `end`, only the replies of `inside` count."""
+    """Each reply -> its child with the longest continuation. After `end`, only the replies of `inside` count."""
     heirs, depths = dict[Node, Node](), dict[Node, float]()
     for node in reversed(sampled):  # children come later than their parents
         depth = depths.setdefault(node, 1.0 if node.claimed else 0.5)
@@ -90,7 +90,7 @@ def _line(node: Node, heirs: dict[Node, Node]) -> Iterator[Node]:
 def masked_for(
     node: Node, line: Line, main: Collection[Node], options: SessionOptions, *, closed: bool
 ) -> MaskReason | None:
-    """The reason for masking a reply. None for a trained reply. `main`: the replies of the main thread."""
+    """The reason for masking a reply. None for a trained reply. `main`: the replies of the main conversation."""
     if (closed and node.action is None) or not node.claimed:
         return "undelivered"
     if line.main:
@@ -101,16 +101,16 @@ def masked_for(
 
 
 def _branch(line: Line, main: Collection[Node]) -> str:
-    """The branch name of the line's requests, or SIDE. "" for the main line, and for its earlier lines."""
+    """The branch name of the line's requests, or SIDE. "" for the lines of the main conversation."""
     side = not line.main and all(_is_side(node, line, main) for node in line.nodes)
     return line.nodes[0].branch or (SIDE if side else "")
 
 
 def _is_side(node: Node, line: Line, main: Collection[Node]) -> bool:
-    """Whether a reply is outside the main thread, or is a summary: a single reply that leads nowhere.
+    """Whether a reply is outside of the main conversation, or is a summary: a single reply that no request continues.
 
-    A summary holds no calls, and no later request echoes the summary. Its prompt grew from a prompt with a continued
-    reply, or lacks the tools of the other prompts.
+    A summary holds no calls, and no later request echoes the summary. Its prompt extends a prompt whose reply was
+    continued, or lacks the tools of the other prompts.
     """
     first = line.nodes[0].prompt
     if node not in main or len(line.nodes) > 1 or node.reused or (node.sent is not None and node.sent.calls):
@@ -132,10 +132,10 @@ def write(
 ) -> Node | None:
     """Write the tree into a trajectory, and return the main line's last reply.
 
-    `sampled`: the number of sampled tokens, or None if unknown. `result`: the agent's result. For a result with text
-    from no reply, `info["result_differs"]` is 1.
+    `sampled`: the expected number of sampled tokens, or None if unknown. `result`: the agent's result. If the result
+    holds text that is from no reply, `info["result_differs"]` is 1.
 
-    Raises LedgerError if the numbers differ.
+    Raises LedgerError if the number of sampled tokens differs.
     """
     thread = main_thread(tree, result)
     lines, main = lines_of(tree, thread), set[Node]() if thread is None else set(thread.nodes)
@@ -159,7 +159,7 @@ def write(
 
 
 def _segment(line: Line, main: Collection[Node], reasons: Mapping[Node, MaskReason | None]) -> Segment:
-    """The segment of a line, masked for `reasons`, with the branch name."""
+    """The segment of a line, with its branch name. Replies are masked for their `reasons`."""
     segment = line.segment()
     segment.branch = _branch(line, main)
     for turn, node in enumerate(line.nodes):
@@ -203,7 +203,7 @@ def _add_prompts(trajectory: Trajectory, tree: Tree) -> None:
 
 
 def _counts(lines: Sequence[Line], nodes: Sequence[JSON], log: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
-    """`Trajectory.info["agent"]`."""
+    """The counts for `Trajectory.info["agent"]`."""
     return {
         "replies": len(nodes),
         "requests": sum(line["event"] == "request" for line in log),

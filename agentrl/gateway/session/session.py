@@ -1,4 +1,4 @@
-"""One agent's session: the model's replies to the agent's requests, as a tree, each with its sampled tokens.
+"""An agent's session: the model's replies to the agent's requests as a tree, each with its sampled tokens.
 
     session = Session(key)
     session.play(engine, renderer, EpisodeOptions(), None, session_id)
@@ -49,11 +49,12 @@ from agentrl.types import JSON, StopReason, ToolSpec
 log = logging.getLogger("agentrl")
 
 _ORPHAN_S = 120.0
-"""Seconds of sampling after the client has disconnected. Clients retry within a minute."""
+"""Maximum number of seconds for which sampling goes on after the client has disconnected. Clients retry within a
+minute."""
 
 
 class Session:
-    """The replies to one agent, under one key."""
+    """The model's replies to an agent, whose requests have the session's key."""
 
     def __init__(self, key: str, *, options: SessionOptions | None = None) -> None:
         self.key = key
@@ -67,9 +68,9 @@ class Session:
         self.failure: Failure | None = None
         """The failure of the engine or the template."""
         self.error: Exception | None = None
-        """An error that must end the run: a wrong configuration, or a bug in agentrl."""
+        """An error that must end the whole run: a wrong configuration, or a bug in agentrl."""
         self.result: JSON = None
-        """The agent's result."""
+        """The result of the agent's `run`."""
         self._sampler = Sampler()
         self._answers = Answers()
         self._stored = Stored()
@@ -77,8 +78,8 @@ class Session:
         self._closed: RefusedError | None = None
         self._on_turn: Callable[[Trajectory], None] | None = None
         self._context = copy_context()
-        """The episode's contextvars. With the variables, a lockstep and a host's traces attribute sampling to the
-        episode, not to the HTTP server."""
+        """The episode's contextvars. Sampling runs with these variables, so a lockstep engine and a host's traces
+        attribute sampling to the episode, not to the HTTP server."""
 
     # The episode's side
 
@@ -92,7 +93,8 @@ class Session:
         *,
         on_turn: Callable[[Trajectory], None] | None = None,
     ) -> None:
-        """Start or resume sampling. `on_turn` is called after each reply with the turns of the reply's line.
+        """Start or resume sampling. `on_turn` is called after each reply with a trajectory of the turns up to the
+        reply.
 
         Raises ConfigError for options that a session cannot obey.
         """
@@ -111,7 +113,7 @@ class Session:
         await self._sampler.quiet()
 
     def close(self, reason: str, *, unavailable: bool = False) -> None:
-        """Refuse all waiting and future requests. `unavailable`: the client may ask again later."""
+        """Refuse all waiting and future requests. `unavailable`: clients are asked to retry later."""
         if self._closed is None:
             self._closed = RefusedError("unavailable" if unavailable else "closed", reason)
             self.log.note("closed", reason=reason)
@@ -121,19 +123,21 @@ class Session:
         self.ended.set()
 
     def returned(self, result: JSON) -> None:
-        """Note the agent's end and result. The reply equal to the result, or in the result, ends the main line."""
+        """Record that the agent has ended with a result. The reply that equals the result, or is quoted in it, ends the
+        main line."""
         self.result = result
         self.log.note("returned", lambda: {"result": result})
 
     def mask(self, reason: MaskReason) -> None:
-        """Mask everything sampled so far."""
+        """Mask all tokens sampled so far."""
         for node in self.tree.nodes:
             node.turn.mask(reason)
 
     def write(self, trajectory: Trajectory) -> None:
         """Write all sampled tokens as the trajectory's segments, the main line last.
 
-        If the main line ended because its next prompt was too long, `stop` is set to the exceeded limit.
+        If the main line ended because its next prompt was too long, the trajectory's `stop` is set to the exceeded
+        limit.
 
         Raises LedgerError if a returned token is not in exactly one segment.
         """
@@ -175,7 +179,7 @@ class Session:
         return self._sampler.reads_images
 
     def ask(self, request: ChatRequest) -> Exchange:
-        """Accept a request. Never raises: the returned exchange does."""
+        """Accept a request. Never raises: the methods of the returned exchange raise."""
         try:
             answer = self._attach(request)
             self._stored.note(request, answer)
@@ -189,8 +193,8 @@ class Session:
         self.log.note("refused", kind=kind, message=message, what=target, status=status)
 
     async def count(self, request: ChatRequest) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError for a prompt that is too long or cannot be
-        written."""
+        """The number of tokens of the request's whole prompt. Raises RefusedError for a prompt that is too long or
+        cannot be written."""
         self._check_open()
         if not self._sampler.started:
             raise RefusedError("unavailable", "this session has not begun; ask again")
@@ -209,7 +213,7 @@ class Session:
         return prompt.length
 
     def _attach(self, request: ChatRequest) -> PendingAnswer:
-        """The answer to a request: new, or the answer to an earlier request for a repeated request."""
+        """The answer to a request. A repeated request gets the answer to the earlier request."""
         self._check_open()
         self._check(request)
         if (again := self._answers.repeated(request)) is not None:
@@ -241,7 +245,7 @@ class Session:
         return answer
 
     def _rest(self, node: Node, rest: Entry, request: ChatRequest) -> PendingAnswer:
-        """The rest of a reply, for a client with only the beginning."""
+        """An answer with the missing rest of a reply, for a client that got only the beginning."""
         assert node.reply is not None
         calls = node.reply.calls if rest.calls else ()
         reply = replace(node.reply, content=rest.text, calls=calls, without_reasoning=True)
@@ -253,7 +257,7 @@ class Session:
         return answer
 
     def _begin(self, prompt: Prompt, request: ChatRequest) -> PendingAnswer:
-        """Start to sample replies to a prompt."""
+        """Start to sample the replies to a prompt."""
         answer = self._answers.add(request, prompt)
         prompt.ask(answer.number, request.branch)
         answer.task = asyncio.get_running_loop().create_task(self._answer(answer, request), context=self._context)
@@ -346,8 +350,8 @@ class Session:
         return reply
 
     def _check_images(self, prompt: Prompt) -> None:
-        """Raises RefusedError, and ends the session, if the images exceed their limits. The first prompt is only
-        refused. Raises ConfigError if the engine takes no images."""
+        """Raises RefusedError if the images exceed their limits, and then ends the session, except for the first
+        prompt. Raises ConfigError if the engine takes no images."""
         if not prompt.rendered.media:
             return
         self._sampler.check_images(prompt)
@@ -369,14 +373,14 @@ class Session:
             raise RefusedError("closed", f"this session has had its {turns} replies")
 
     def _left(self, event: Literal["delivered", "lost"], answer: PendingAnswer) -> None:
-        """A client has received the answer or disconnected. After a disconnect, sampling continues for a while, for a
-        retry."""
+        """Called when a client has received the answer or disconnected. After a disconnect, sampling continues for a
+        while, in case the client retries."""
         self.log.note(event, request=answer.number)
         if event == "lost" and answer.task is not None and not answer.task.done():
             asyncio.get_running_loop().call_later(_ORPHAN_S, self._forget, answer)
 
     def _forget(self, answer: PendingAnswer) -> None:
-        """Cancel an answer without waiting clients."""
+        """Cancel an answer for which no client waits."""
         if not answer.waiting and not answer.delivered:
             self._give_up(answer)
 
@@ -397,7 +401,7 @@ class Session:
         return next((other for other in others if other.parent is not None), place)
 
     def _note_echoes(self, place: TreePosition) -> None:
-        """Log the difference between replies and their first echoes."""
+        """Log the differences between replies and their first echoes."""
         for node, entry in place.first_echoes:
             if node.echoed or node.sent is None:
                 continue
@@ -429,7 +433,8 @@ class Session:
         return Head(tuple(request.tools), head_digest(digest, arguments), request.branch, arguments, digest)
 
     def _tools_digest(self, request: ChatRequest) -> Digest:
-        """The digest of the request's tools. Most requests repeat the tools of the request before."""
+        """The digest of the request's tools. The last digest is remembered, because most requests repeat the tools of
+        the request before."""
         if self._tools[0] != request.tools:
             self._tools = (request.tools, tools_digest(request.tools))
         return self._tools[1]
@@ -457,7 +462,7 @@ async def _completed(replies: Sequence[Reply]) -> Sequence[Reply]:
 
 
 def _line(node: Node) -> Trajectory:
-    """The turns up to a reply, as a trajectory for `on_turn`."""
+    """A trajectory of the turns up to a reply, for `on_turn`."""
     trajectory = Trajectory()
     trajectory.segments = [Segment()]
     trajectory.segment.turns = [turn for reply in (*node.prompt.line(), node) for turn in reply.turn.turns]

@@ -1,4 +1,4 @@
-"""Named parts of a session: replies by the ids of OpenAI's Responses API, and conversations."""
+"""Replies and conversations of a session by the ids of OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from agentrl.gateway.session.tree import Tree
 
 
 class Stored:
-    """The answers of a session by name. A request with a name continues the named answer."""
+    """The answers of a session by their ids (names). A request that names an answer continues it."""
 
     def __init__(self) -> None:
         self._answers: dict[str, PendingAnswer] = {}
         self._conversations: dict[str, list[PendingAnswer]] = {}
         self._instructed: set[Prompt] = set()
-        """Roots whose first entry is the request's `instructions`."""
+        """Roots (first prompts) whose first entry is the request's `instructions`."""
 
     def note(self, request: ChatRequest, answer: PendingAnswer) -> None:
-        """Keep an answer by the names in the request."""
+        """Store an answer under the ids in its request."""
         if request.response_id:
             self._answers[request.response_id] = answer
         if request.conversation:
@@ -30,7 +30,8 @@ class Stored:
             self._instructed.add(answer.prompt.top)
 
     def whole(self, request: ChatRequest, tree: Tree) -> ChatRequest:
-        """The request with all named entries. Raises RefusedError for a name without a complete reply."""
+        """The request with all entries to which it refers by id. Raises RefusedError for an id without a complete
+        reply."""
         entries = tuple(_resolved(entry, tree) for entry in request.entries) if request.refers else request.entries
         node = self._continued(request)
         if node is not None:
@@ -39,7 +40,7 @@ class Stored:
         return request if entries is request.entries else replace(request, entries=entries)
 
     def _continued(self, request: ChatRequest) -> Node | None:
-        """The reply that a request continues by name."""
+        """The reply that a request continues by id."""
         if request.previous:
             answer = self._answers.get(request.previous)
             if answer is None:
@@ -64,7 +65,7 @@ def _complete(answer: PendingAnswer) -> Node | None:
 
 
 def _resolved(entry: Entry, tree: Tree) -> Entry:
-    """The entry's referenced reply, or the entry itself."""
+    """The reply to which an entry refers, as an entry. Otherwise the entry itself."""
     if not entry.refers:
         return entry
     node = tree.named(entry.refers)

@@ -1,8 +1,8 @@
-"""Groups a session's requests into threads, and finds the agent's main thread.
+"""Group a session's requests into threads (conversations), and find the agent's main thread.
 
-The wire states neither. The evidence of a request: the echoed replies, the opening, the tools, the name in the headers,
-and later requests of older threads. The agent's own result outweighs all evidence, if the result is a reply or a part
-of a reply.
+No API states the thread of a request. The evidence is: the echoed replies, the opening (instructions or first text),
+the tools, the branch name in the headers, and later requests of older threads. The agent's own result outweighs all
+evidence, if the result is a reply or a part of a reply. A root is a prompt that begins a conversation.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from agentrl.gateway.session.tree import Tree
 from agentrl.types import JSON
 
 _RUN = 8
-"""Number of consecutive words of a reply that count as a quote in a later prompt. A whole reply also counts."""
+"""Number of consecutive words of a reply that count as a quote in a later prompt. A whole shorter reply counts, too."""
 _SHORTEST = 8
-"""The shortest reply, or argument of a call, that is recognized within other text, in characters."""
+"""Minimum number of characters of a reply, or of an argument of a call, that is recognized within other text."""
 _INSTRUCTIONS = ("system", "developer")
 
 Evidence: TypeAlias = Literal["words", "place", "opening", "task"]
-"""Evidence that a thread continues an earlier thread, the strongest first: the words of the first request; echoed
-replies after another opening; the opening alone; or echoed replies, although a call in the replies gave the thread's
-task."""
+"""Evidence that a thread continues an earlier thread, the strongest first. words: the text of the first request. place:
+echoed replies after another opening. opening: only the opening. task: echoed replies, although a call in these replies
+holds the thread's task."""
 _EVIDENCE: tuple[Evidence, ...] = ("words", "place", "opening", "task")
 
 
@@ -38,9 +38,10 @@ class Thread:
     def __init__(self, first: Prompt) -> None:
         self.prompts = [first]
         self.source: Thread | None = None
-        """The thread whose replies the first request echoes without continuing the thread."""
+        """The thread with the replies echoed by the first request, if the first request does not continue the
+        thread."""
         self.answer: Node | None = None
-        """The reply that became the agent's answer, if the result shows the answer."""
+        """The reply that is the agent's answer, if the agent's result shows which."""
 
     @property
     def first(self) -> Prompt:
@@ -62,7 +63,7 @@ class Thread:
 
     @property
     def end(self) -> Node | None:
-        """The answer, or else the last reply. Complete, delivered replies take precedence."""
+        """The answer, or else the last reply. Complete, delivered replies are preferred."""
         return self.answer or max(
             self.nodes, key=lambda node: (node.claimed and node.action is not None, node.index), default=None
         )
@@ -83,26 +84,27 @@ class Thread:
 
     @property
     def talks(self) -> bool:
-        """Whether the thread has tools, or echoes its replies."""
+        """Whether the thread has tools, or echoes its own replies."""
         return self.first.tools != START or self.goes_on
 
     @property
     def unfinished(self) -> bool:
-        """Whether the last reply holds calls, whose results should come with another request."""
+        """Whether the last reply holds calls, so that another request with the results should follow."""
         return self.end is not None and self.end.sent is not None and bool(self.end.sent.calls)
 
     def is_named_in(self, root: Prompt) -> bool:
-        """Whether a text holds an id of the last reply, as in a written-out history."""
+        """Whether a text of a root holds an id of this thread's last reply, as in a history that is written out as
+        text."""
         end = self.end
         return end is not None and any(end.id in entry.text for entry in root.entries)
 
     def asked_after(self, prompt: Prompt) -> bool:
-        """Whether a request of this thread came after the first request of `prompt`."""
+        """Whether a request of this thread came later than the first request with `prompt`."""
         return any(other.requests[-1] > prompt.requests[0] for other in self.prompts)
 
 
 def main_thread(tree: Tree, result: JSON = None) -> Thread | None:
-    """The main thread; None before the first reply. `result`: the agent's own, or None."""
+    """The main thread; None before the first reply. `result`: the agent's own result, or None."""
     prompts = sorted(
         (prompt for prompt in tree.prompts if prompt.length and prompt.requests), key=lambda p: p.requests[0]
     )
@@ -118,7 +120,7 @@ def main_thread(tree: Tree, result: JSON = None) -> Thread | None:
 def _with_result(result: JSON, threads: Sequence[Thread], main: Thread) -> Thread:
     """The thread of the answer that the result shows, or else the main thread.
 
-    Replies without a name in the headers take precedence.
+    Replies to requests without a branch name are preferred.
     """
     nodes = sorted((node for thread in threads for node in thread.nodes), key=lambda node: node.index)
     nodes = [node for node in nodes if node.claimed and node.action is not None]
@@ -137,7 +139,7 @@ def _with_result(result: JSON, threads: Sequence[Thread], main: Thread) -> Threa
 
 
 def _echo_threads(prompts: Iterable[Prompt], tasks: Mapping[str, Node]) -> list[Thread]:
-    """Threads of requests that echo each other's replies after the same opening."""
+    """Group requests into threads: a request joins the thread whose replies it echoes after the same opening."""
     threads = dict[Prompt, Thread]()
     for prompt in prompts:
         before = _before(prompt)
@@ -160,7 +162,7 @@ def _before(prompt: Prompt) -> Node | None:
 
 
 def _joined(threads: Iterable[Thread], tasks: Mapping[str, Node], evidence: Evidence) -> list[Thread]:
-    """Join threads to earlier threads, continued after a summary or with other tools."""
+    """Join each thread to the earlier thread that it continues, after a summary or with other tools."""
     joined, into = list[Thread](), dict[Thread, Thread]()
     for thread in threads:
         thread.source = None if thread.source is None else into.get(thread.source, thread.source)
@@ -189,7 +191,8 @@ def _continued(
 
 
 def _best(thread: Thread, earlier: Sequence[Thread], evidence: Evidence) -> Thread | None:
-    """The continued thread, for a thread without echoes: the best fit, then the first."""
+    """The earlier thread that a thread without echoes continues: the thread with the best fit, or the first of equal
+    threads."""
     root = thread.first
     fits = {other: _fit(root, other) for other in earlier if other.branch == root.branch}
     best = max(fits, key=lambda other: fits[other], default=None)
@@ -207,7 +210,7 @@ def _may_go_on(root: Prompt, thread: Thread) -> bool:
 
 
 def _quoted(root: Prompt, threads: Iterable[Thread]) -> Thread | None:
-    """The thread that a root without tools quotes: the thread's prompts or replies."""
+    """The thread whose prompts or replies are quoted in a root without tools."""
     here = set[tuple[str, ...]]().union(*(_runs(entry.text) for entry in root.entries))
     for thread in threads:
         texts = [entry.text for prompt in thread.prompts for entry in prompt.entries if entry.role != "system"]
@@ -219,14 +222,14 @@ def _quoted(root: Prompt, threads: Iterable[Thread]) -> Thread | None:
 
 @dataclass(frozen=True, slots=True)
 class _Likeness:
-    """How a root resembles the roots of a thread."""
+    """The resemblance between a root and the roots of a thread."""
 
     opening: bool
-    """The same tools and instructions."""
+    """Whether tools and instructions are the same."""
     instructions: bool
-    """The same instructions."""
+    """Whether the instructions are the same."""
     task: bool
-    """The same first text of the user."""
+    """Whether the user's first text is the same."""
 
     @classmethod
     def of(cls, root: Prompt, thread: Thread) -> _Likeness:
@@ -238,10 +241,10 @@ class _Likeness:
 
 
 def _fit(root: Prompt, thread: Thread) -> int:
-    """The fit of a root without echoes to a thread. 0: no fit; 1: by the opening alone.
+    """How well a root without echoes fits a thread, from 0 (not at all) to 4. 1: only the opening fits.
 
-    With the same instructions, tools and task, the root is the thread's own history, rewritten. Otherwise the thread
-    must have come to an end.
+    With the same instructions, tools and task, the root is the thread's own history in rewritten form. Otherwise the
+    thread must have ended.
     """
     alike = _Likeness.of(root, thread)
     if alike.opening and (alike.task or root.grown_from in thread.prompts):
@@ -268,17 +271,17 @@ def _fit_after_end(root: Prompt, thread: Thread, alike: _Likeness) -> int:
 
 
 def _is_bare(root: Prompt, thread: Thread) -> bool:
-    """Whether a root without instructions has the tools of an unfinished thread."""
+    """Whether a root has no instructions, but the tools of an unfinished thread."""
     same_tools = any(earlier.tools == root.tools for earlier in thread.roots)
     return _opening(root)[0] == "user" and thread.unfinished and same_tools
 
 
 def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None:
-    """The first thread with tools or with echoes of its replies. Otherwise the longest, and the last of equally long
-    threads.
+    """The main thread: the first thread with tools or with echoes of its own replies. Otherwise the longest thread, and
+    the last of equally long threads.
 
-    A sub-agent, named by another thread's call or by a header, does not count. A thread that quotes the ends of several
-    others, and begins after them, joins their work.
+    A sub-agent, recognized by a task in another thread's call or by a header, does not count. A late thread with quotes
+    of the last replies of several threads joins the work of these threads.
     """
     candidates = _candidates(threads, tasks)
     if candidates and _joins(candidates[-1], candidates[:-1]):
@@ -288,7 +291,7 @@ def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None
 
 
 def _candidates(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> list[Thread]:
-    """The threads that may be the main thread. If no thread qualifies, the nearest."""
+    """The threads that may be the main thread. If no thread fulfils all conditions, the conditions are relaxed."""
     unnamed = [thread for thread in threads if not thread.branch]
     independent = [thread for thread in threads if thread.first.parent is None and thread.source is None]
     candidates = [thread for thread in independent if not thread.branch] or unnamed or independent
@@ -296,7 +299,8 @@ def _candidates(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> list[Th
 
 
 def _joins(last: Thread, others: Sequence[Thread]) -> bool:
-    """Whether a thread quotes whole replies at the ends of several tasks, and no other thread goes on afterwards."""
+    """Whether a thread quotes the whole last replies of threads with several tasks, and no other thread goes on
+    afterwards."""
     if any(other.asked_after(last.first) for other in others):
         return False
     ends = {_task(node.prompt.top): node.sent for other in others for node in other.nodes if not node.prompts}
@@ -320,7 +324,7 @@ def _task(root: Prompt) -> str:
 
 
 def _opens_alike(root: Prompt, others: Iterable[Prompt], *, any_tools: bool = False) -> bool:
-    """Whether a root has the tools and instructions of another root, except for a date or a summary."""
+    """Whether a root has the tools and instructions of another root, apart from a different date or summary."""
     kind, text = _opening(root)
     for other in others:
         if other is root:
@@ -333,7 +337,8 @@ def _opens_alike(root: Prompt, others: Iterable[Prompt], *, any_tools: bool = Fa
 
 
 def _alike(first: str, second: str, *, edges: bool = False) -> bool:
-    """Whether nine tenths of the shorter text begin the longer text. With `edges`, the end counts, too."""
+    """Whether the longer text begins with nine tenths of the shorter text. With `edges`, equal text at both ends
+    counts."""
     shorter, longer = sorted((first, second), key=len)
     shared = _shared(shorter, longer)
     if edges:
@@ -349,9 +354,9 @@ def _shared(shorter: str, longer: str) -> int:
 
 
 def _retells(root: Prompt, thread: Thread, said_by: Thread | None = None) -> bool:
-    """Whether a root quotes replies in new text: a summary, perhaps rewritten.
+    """Whether a root quotes replies within new text, such as a summary.
 
-    Text is new if no root of the thread holds the text. The replies are from the thread, or from `said_by`.
+    Text is new if no root of the thread holds it. The replies are from the thread, or from `said_by`.
     """
     texts = {entry.text for earlier in thread.roots for entry in earlier.entries}
     skipped = ("assistant", *(_INSTRUCTIONS if _opens_alike(root, thread.roots, any_tools=True) else ()))
@@ -367,7 +372,7 @@ def _runs(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _tasks(tree: Tree) -> dict[str, Node]:
-    """Each text in a call's arguments -> the first reply with the text."""
+    """Each text in the arguments of a call -> the first reply with such a call."""
     tasks = dict[str, Node]()
     for node in tree.nodes:
         for call in node.sent.calls if node.sent is not None else ():
@@ -378,7 +383,7 @@ def _tasks(tree: Tree) -> dict[str, Node]:
 
 
 def _delegated(thread: Thread, tasks: Mapping[str, Node]) -> bool:
-    """Whether a thread begins with a task from a call in another thread, with little text around the task."""
+    """Whether a thread begins with a task from a call in another thread, surrounded by little other text."""
     texts = [entry.text.strip() for entry in takewhile(_no_history, thread.first.entries) if entry.role == "user"]
     nodes = set(thread.nodes)
     for text in texts:

@@ -1,4 +1,4 @@
-"""The replies of a session as a tree. Replies are sampled at a prompt, and other prompts follow a reply.
+"""The replies of a session as a tree: replies are sampled after a prompt, and further prompts follow a reply.
 
 An echo is a client's copy of a reply in a later request, perhaps changed.
 """
@@ -26,16 +26,17 @@ from agentrl.trajectory.trajectory import assistant_message
 from agentrl.types import Action
 
 _COMPARED, _LIKE = 1000, 0.5
-"""Number of characters of two texts that are compared, and the share of equal characters that makes texts similar."""
+"""`_COMPARED`: number of characters of two texts that are compared. `_LIKE`: the minimum similarity, from 0 to 1, of
+similar texts."""
 _CONTINUED = digest_of("continued")
-"""Follows the entries of a prompt whose replies continue the last entry."""
+"""A digest for the end of a prompt with a continued last entry, chained after the digest of the entries."""
 _CALLS_AS_TEXT = "Calling tools:"
-"""smolagents' words before the calls of a reply, in an echo as text."""
+"""smolagents' text before the calls in an echo of a reply as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreePosition:
-    """Where a request belongs in the tree."""
+    """The position of a request in the tree."""
 
     parent: Node | None
     entries: tuple[Entry, ...]
@@ -44,38 +45,38 @@ class TreePosition:
     """The digest of the new entries."""
     known_replies: Mapping[int, Node]
     tells: Sequence[tuple[Node, Entry]]
-    """The replies that the new entries echo in any words, in order, each with the echo."""
+    """All replies echoed by the new entries, even in different words, in order, each with the echo."""
     first_echoes: Sequence[tuple[Node, Entry]]
-    """The replies with their first echoes."""
+    """The replies that this request echoes for the first time, each with its echo."""
     grown_from: Prompt | None
     prompt: Prompt | None
-    """The same prompt of an earlier request."""
+    """The existing prompt with the same entries, from an earlier request. None for a new prompt."""
     rest: Entry | None = None
-    """The missing part of the parent, for a client that echoes only the beginning."""
+    """The missing rest of the parent, if the client echoes only the parent's beginning."""
     continued: bool = False
     before_last: Digest = START
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """A path through the tree that matches the entries so far."""
+    """A path through the tree that matches the entries read so far. `node` is the last reply on the path."""
 
     node: Node | None
     start: int
     digest: Digest = START
     before_last: Digest = START
-    """The digest without the last entry."""
+    """The digest of the entries after `node`, without the last entry."""
     grown_from: Prompt | None = None
     entry: Entry | None = None
-    """The client's echo of the node."""
+    """The client's echo of `node`."""
     before: _Cursor | None = None
-    """The path to the node's prompt."""
+    """The cursor before the step to `node`."""
     replaced: dict[int, Prompt] = field(default_factory=dict)
-    """Index of an assistant entry from outside the session -> the prompt whose replies the entry replaces."""
+    """Index of an assistant entry from outside of the session -> the prompt with the replaced replies."""
 
     @property
     def first_echoes(self) -> list[tuple[Node, Entry]]:
-        """The replies on this path with their first echoes."""
+        """The replies on this path that are echoed for the first time, each with its echo."""
         echoes, cursor = list[tuple[Node, Entry]](), self
         while cursor.node is not None and cursor.entry is not None and not cursor.node.echoed:
             echoes.append((cursor.node, cursor.entry))
@@ -86,13 +87,13 @@ class _Cursor:
 
 @dataclass(frozen=True, slots=True)
 class _RequestEntries:
-    """The entries of a request, for the tree."""
+    """The entries of a request, with the replies that their ids name."""
 
     entries: list[Entry]
     named: list[Node | None]
-    """For each entry, the reply with the entry's ids."""
+    """For each entry, the reply whose ids the entry holds; None without such a reply."""
     reworded: dict[int, Node]
-    """Index of an entry whose own words count -> the reply with the entry's ids."""
+    """Index of an entry that changes the named reply, so that the client's own words count -> the reply."""
 
 
 class Tree:
@@ -100,15 +101,15 @@ class Tree:
 
     def __init__(self, *, as_sent: bool = False, tag: str | None = None) -> None:
         self.tag = tag or f"g{secrets.token_hex(4)}"
-        """Part of all ids. Ids are recognized even in rewritten text."""
+        """A random text in all ids of the session, by which ids are recognized even in rewritten text."""
         self.prompts: list[Prompt] = []
         self.nodes: list[Node] = []
         self._as_sent = as_sent
         self._roots: dict[tuple[Digest, Digest], Prompt] = {}
         self._alike: dict[Digest, list[Node]] = {}
-        """The replies with the same normal form, by digest."""
+        """Digest of a normal form -> the replies with this form."""
         self._joins: dict[tuple[int, Digest, Digest], list[Node]] = {}
-        """The replies that continue a message, by the message's beginning."""
+        """Key of a message's beginning -> the replies that continue the message."""
         self._numbers = 0
 
     def _name(self, entry: Entry) -> Node | None:
@@ -117,9 +118,9 @@ class Tree:
         return next(filter(None, nodes), None) or (None if entry.receipts else self._written_out(entry))
 
     def _written_out(self, entry: Entry) -> Node | None:
-        """The reply whose calls a client has written into the text, after the reply's own words, as smolagents does.
+        """The reply whose calls a client echoes as text after the reply's own words, as smolagents does.
 
-        A text equal to a reply holds no such calls, despite any quoted ids.
+        A text that equals a reply is not searched for calls, even if it quotes ids.
         """
         words, form, calls = entry.text.partition(_CALLS_AS_TEXT)
         node = self.named(calls) if form and entry_digest(entry) not in self._alike else None
@@ -128,14 +129,15 @@ class Tree:
         return node if not words.strip() or thoughtless(words) == thoughtless(node.sent.text) else None
 
     def named(self, text: str) -> Node | None:
-        """The complete reply with an id in a text."""
+        """The complete reply whose id occurs in a text."""
         digits = text.partition(f"{self.tag}n")[2][:5]
         number = int(digits) if len(digits) == 5 and digits.isascii() and digits.isdigit() else len(self.nodes)
         node = self.nodes[number] if number < len(self.nodes) else None
         return node if node is not None and node.sent is not None else None
 
     def _read(self, entries: Sequence[Entry]) -> _RequestEntries:
-        """The entries, and their named replies. A reply echoed in several messages becomes one entry."""
+        """Read the entries and the replies that their ids name. A reply that is echoed in several messages becomes a
+        single entry."""
         read = _RequestEntries([], [], {})
         for entry in entries:
             node = self._name(entry) if entry.role == "assistant" else None
@@ -150,13 +152,15 @@ class Tree:
         return read
 
     def _is_reworded(self, node: Node, echo: Entry, *, last: bool) -> bool:
-        """Whether an entry's own words count, not the reply with its ids. The last entry may echo only a part."""
+        """Whether the client changed a reply, so that the entry's own words count. The last entry may echo only a part
+        of a reply."""
         if self._as_sent:
             return node.telling(echo) == "meaning"
         return node.edited(echo) and not last
 
     def find(self, entries: Sequence[Entry], tools: Digest, *, continued: bool = False) -> TreePosition:
-        """The place of the entries: after the deepest echoed reply, or the latest of equal replies.
+        """The position of a request's entries: after the deepest reply that they echo, or after the latest of equal
+        replies.
 
         `continued`: the replies will continue the last entry.
         """
@@ -180,7 +184,7 @@ class Tree:
         return replace(self._place(best, read, tools), continued=continued, before_last=best.before_last)
 
     def attach(self, place: TreePosition, head: Head) -> Prompt:
-        """The prompt at a place, new or existing. `head` is from the request."""
+        """The prompt at a position: an existing prompt, or a new prompt with `head`, which is from the request."""
         if place.prompt is not None:
             return place.prompt
         above, grown_from, tools, branch = place.parent, place.grown_from, head.tools_digest, head.branch
@@ -220,7 +224,7 @@ class Tree:
             node.reused = True
 
     def add(self, prompt: Prompt, branch: str) -> Node:
-        """A new reply before sampling."""
+        """Add a new reply to a prompt, before sampling."""
         index = len(self.nodes)
         node = Node(index, prompt, f"{self.tag}n{index:05}", branch)
         self.nodes.append(node)
@@ -249,13 +253,13 @@ class Tree:
                 self._alike.setdefault(entry_digest(form), []).append(node)
 
     def heads(self) -> Iterator[Head]:
-        """The heads of the roots, without repetitions, latest first."""
+        """The different heads of the roots, latest first."""
         return iter({prompt.head.digest: prompt.head for prompt in reversed(self._roots.values())}.values())
 
     def _after(
         self, cursors: Sequence[_Cursor], entry: Entry, name: Node | None, digest: Digest, tools: Digest, index: int
     ) -> list[_Cursor]:
-        """Advance the cursors at a reply that an assistant entry echoes. Empty without such a reply."""
+        """The cursors, moved to the replies that an assistant entry echoes. Empty without such a reply."""
         return [
             _Cursor(node, index + 1, entry=entry, before=cursor)
             for cursor in cursors
@@ -264,7 +268,8 @@ class Tree:
         ]
 
     def _candidates(self, cursor: _Cursor, tools: Digest) -> Iterator[Node]:
-        """The possible next replies: to this prompt, to a continued prompt, or of a joined message."""
+        """The replies that may follow at a cursor: to its prompt, to the same prompt with a continued last entry, or in
+        a joined message."""
         yield from self._replies(cursor, tools)
         yield from self._replies(replace(cursor, digest=chained(cursor.digest, _CONTINUED)), tools)
         above = cursor.node
@@ -309,9 +314,10 @@ class Tree:
         )
 
     def _echoed_here(self, index: int, cursor: _Cursor, read: _RequestEntries, tools: Digest) -> Node | None:
-        """The reply that a new assistant entry echoes: by ids, or in the same words.
+        """The reply that a new assistant entry echoes, recognized by ids or by the same words.
 
-        Among replies with the same words, a reply of a conversation with the same start is preferred, then the latest.
+        Among replies with the same words, replies of conversations with the same start are preferred, then the latest
+        reply.
         """
         if read.named[index] is not None:
             return read.named[index]
@@ -334,7 +340,7 @@ def _reworded_here(index: int, cursor: _Cursor, read: _RequestEntries) -> Node |
 
 
 def _rest(cursor: _Cursor, read: _RequestEntries) -> Entry | None:
-    """The missing part of the last reply, if the request ends with an echo of the beginning."""
+    """The missing rest of the last reply, if the request ends with an echo of the reply's beginning."""
     node = cursor.node
     if node is None or node.sent is None or cursor.entry is None or cursor.start != len(read.entries):
         return None
@@ -358,7 +364,7 @@ def _is(node: Node, entry: Entry, digest: Digest) -> bool:
 
 
 def _whole(before: Entry, entry: Entry) -> Entry:
-    """Two echoes of the same reply, as one entry."""
+    """Two entries that echo the same reply, joined."""
     text, reasoning = "\n".join(filter(None, [before.text, entry.text])), before.reasoning or entry.reasoning
     return replace(before, text=text, reasoning=reasoning, calls=(*before.calls, *entry.calls))
 
@@ -368,7 +374,8 @@ def _index(cursor: _Cursor) -> int:
 
 
 def _nearest(replies: Sequence[Node], entry: Entry) -> Node | None:
-    """The reply that an entry in the same place rewords: the most similar, or the latest without a similar reply."""
+    """The reply that an entry in the same position rewords: the most similar reply, or the latest if no reply is
+    similar."""
 
     def likeness(node: Node) -> float:
         assert node.sent is not None

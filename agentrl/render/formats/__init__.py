@@ -1,7 +1,8 @@
-"""The templates' spellings of calls: a file for each spelling, and a row of a table.
+"""The formats in which templates write tool calls: a file for each format.
 
-A format is learned from known calls (`spelled`), and then reads other calls. `learn/calls.py` takes the first format
-that reads back the template's text. Arguments after a name have their own table, in `named_calls`.
+A format is learned from known calls in the template's text (`spelled`), and then reads other calls. `learn/calls.py`
+takes the first format that reads the known calls back. For calls whose arguments follow the name, `named_calls` has a
+table of formats of arguments.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The common parts of spellings of arguments after a call's name."""
+"""Common functions of the formats in which arguments are written after a call's name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.types import JSON
 
 
 class Arguments(Protocol):
-    """The spelling of a call's arguments."""
+    """A format of a call's arguments."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -25,33 +25,33 @@ class Arguments(Protocol):
         ...
 
     def read(self, lexed: Lexed, offset: int, close: str, schema: Schema) -> tuple[Any, int]:
-        """A mapping or a ParseFailure, and its end. `close` follows the arguments. `schema` describes the tool's
-        parameters.
-        """
+        """Read the arguments at `offset`: a mapping or a ParseFailure, and the offset of its end. The text `close`
+        follows the arguments. `schema` describes the tool's parameters."""
         ...
 
 
 CDATA = ("<![CDATA[", "]]>")
-"""Strings around values with markup, in some templates."""
+"""The opening and the close of a section that some templates write around values with markup."""
 Regions: TypeAlias = list[list[Span]]
-"""The places of each call's arguments, in each text of a Spelled."""
+"""The spans of the arguments: for each text of a Spelled, a list with a span for each call."""
 Learned: TypeAlias = tuple[Arguments, Regions]
 
 NULL = "null"
 _EMPTY: Mapping[str, Callable[[], JSON]] = {"array": list, "object": dict}
-"""The value of an element without content, by its type."""
+"""JSON type -> the value of an element without content."""
 _QUOTED = re.compile(r"""\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'""", re.DOTALL)
 _TRUTH = {"true": True, "false": False}
 _NAMES = {**_TRUTH, "null": None}
-"""JSON's words within Python text."""
+"""JSON's words that may occur as names in a Python expression -> their values."""
 
 
 def by_schema(text: str, schema: Schema, null: str = NULL) -> JSON:
-    """A value without quotes, read according to the schema. `null` is the template's word for null.
+    """Read a value that is written without quotes, according to the schema. `null` is the template's word for null.
 
-    Text stays text wherever a string is allowed: `"0"` and `0` look the same. Beside a string, only null, objects and
-    lists are read as such, and only where the schema names these types. Where no string is allowed, the text is JSON,
-    or Python, if the schema allows the value. Other text stays text, and the Env answers: `1,000` is no integer.
+    If the schema allows a string, the text stays a string, because `"0"` and `0` look the same; only null, objects and
+    lists are read as such, if the schema names these types. If the schema allows no string, the text is read as JSON or
+    Python, if the schema allows the value. Other text, such as `1,000` for an integer, stays a string for the Env to
+    reject.
     """
     kinds = schema.kinds
     if kinds is None or kinds == {"string"}:
@@ -69,8 +69,8 @@ def by_schema(text: str, schema: Schema, null: str = NULL) -> JSON:
 def allowed(text: str, schema: Schema) -> Any:
     """The value of a text without quotes, or a ParseFailure if the schema does not allow the value.
 
-    Commas make a list without brackets, but only where the schema allows nothing except a list: in Python, `1,000` is
-    two numbers.
+    Commas make a list without brackets only if the schema allows nothing except a list, because `1,000` would be two
+    numbers in Python.
     """
     value, kinds = literal(text), schema.kinds
     if isinstance(value, ParseFailure):
@@ -99,7 +99,7 @@ def _without_quotes(text: str, kinds: frozenset[str], schema: Schema) -> JSON:
 
 
 def null_in(probes: Spelled) -> str:
-    """The template's word for null. Some templates write it as Python does."""
+    """The template's word for null: JSON's or Python's."""
     try:
         return "None" if re.search(r"\bNone\b", probes.typed(None)) else NULL
     except TemplateError:
@@ -107,7 +107,8 @@ def null_in(probes: Spelled) -> str:
 
 
 def runs_on(lexed: Lexed, offset: int, stop: int, close: str, opening: str) -> bool:
-    """Whether the value at `text[offset:stop]` runs into the next call, because the close of the value is missing."""
+    """Whether the value at `text[offset:stop]` extends into the next call, because the end marker of the value is
+    missing."""
     ended = lexed.search(loose(close), offset) if close else None
     if ended is None or ended.end() > stop:
         return False
@@ -116,9 +117,10 @@ def runs_on(lexed: Lexed, offset: int, stop: int, close: str, opening: str) -> b
 
 
 def section(lexed: Lexed, offset: int, end: str) -> tuple[re.Match[str] | None, str]:
-    """The text of the CDATA section that opens at `offset`, and the match of the section's close plus the marker `end`.
+    """Read the CDATA section that opens at `offset`. Returns the match of the section's close with the marker `end`,
+    and the section's text.
 
-    If a second section opens first, this section has lost its close. Without a close, the result is None and no text.
+    If a second section opens before, the close is missing. Without a close, the result is None and an empty text.
     """
     start = offset + len(CDATA[0])
     closed = lexed.search(re.escape(CDATA[1]) + end, start)
@@ -142,14 +144,13 @@ def literal(text: str) -> Any:
 
 
 def _on_one_line(quoted: re.Match[str]) -> str:
-    """The quoted string with its line breaks and tabs escaped. Models write line breaks in strings. Python refuses such
-    strings.
-    """
+    """The quoted string with escaped line breaks and tabs. Models write line breaks in strings, and Python refuses such
+    strings."""
     return quoted.group().replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 
 class _Words(ast.NodeTransformer):
-    """JSON's words replaced by Python's."""
+    """Replaces JSON's words for true, false and null in a Python expression by Python's."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_NAMES[node.id]) if node.id in _NAMES else node

@@ -1,4 +1,4 @@
-"""Arguments as a JSON object, or as a JSON string around an object."""
+"""Arguments written as a JSON object, or as a JSON string that contains the object."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class AsJson:
-    """A JSON object."""
+    """The format of arguments that are a JSON object."""
 
     as_text: bool = False
-    """The object is inside a JSON string."""
+    """Whether the object is inside a JSON string."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ class AsJson:
 
 
 def learn(probes: Spelled) -> Learned | None:
-    """Detect the JSON value of a call's arguments."""
+    """Learn the format from calls in the template's text. None if their arguments are not written as JSON."""
     regions, as_text = Regions(), False
     for n, text in enumerate(probes.texts):
         regions.append([])

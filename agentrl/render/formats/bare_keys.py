@@ -1,4 +1,4 @@
-"""Arguments as an object with bare keys and special quotes: `{key:<|"|>text<|"|>}`."""
+"""Arguments written as an object with keys without quotes and special quotes around strings: `{key:<|"|>text<|"|>}`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class AsBareKeys:
-    """An object with bare words as keys, and strings within `quote` marks: {key:<|"|>text<|"|>}."""
+    """The format of an object with keys without quotes, and with the marker `quote` around strings."""
 
     quote: str
 
@@ -79,7 +79,8 @@ def _closed(lexed: Lexed, offset: int, bracket: str) -> int:
 
 
 def learn(probes: Spelled) -> Learned | None:
-    """Find a brace, a key, a colon and a quote."""
+    """Learn the format from calls in the template's text, by a brace, a key, a colon and a quote. None for another
+    format."""
     regions, quote = Regions(), ""
     for n, text in enumerate(probes.texts):
         regions.append([])
@@ -97,7 +98,7 @@ def learn(probes: Spelled) -> Learned | None:
 
 
 def _word(lexed: Lexed, offset: int) -> tuple[Any, int]:
-    """A value without quotes: a word of JSON, a number, or a string without its quotes."""
+    """Read a value without quotes: a word of JSON, a number, or a string that lacks its quotes."""
     word = re.compile(r"[^\s,\[\]{}:]+").match(lexed.syntax, offset)
     if word is None:
         raise ValueError("a value is missing")

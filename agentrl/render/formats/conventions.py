@@ -1,6 +1,5 @@
-"""Spellings of calls that a template does not show: the usual spellings if the template writes no calls, and second
-spellings.
-"""
+"""Formats of calls that a template does not show: usual formats for templates without calls, and second formats of the
+models of a template."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from agentrl.render.read.lexer import has_tag
 from agentrl.render.template import Template
 
 Functions = Sequence[Mapping[str, Any]]
-"""Called functions, each with a name and arguments."""
+"""The called functions, each a mapping with `name` and `arguments`."""
 _MISTRAL = "[TOOL_CALLS]"
 
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """`mark` identifies a call, `example` shows a call."""
+    """A usual format of calls. `mark` is the text by which the format is recognized, `example` shows a call."""
 
     mark: str
     example: str
@@ -33,13 +32,14 @@ class Convention:
 
 
 def in_a_list(calls: JsonCalls) -> Block:
-    """The same calls in an array between their markers: some models write several calls in this way."""
+    """A Block for the same calls in a JSON array between their markers, as some models write several calls."""
     inner = replace(calls, open="", close="", in_block=True)
     return Block(inner, f"{calls.open}[", f"]{calls.close}")
 
 
 def with_second_spellings(block: Block) -> Block:
-    """The block, plus other spellings by models of such a template: calls in an array, Mistral's two others."""
+    """The block, extended by other formats of the models of such a template: calls in an array, or another of Mistral's
+    formats."""
     calls = block.calls
     if isinstance(calls, JsonCalls) and not block.open and has_tag(calls.open) and has_tag(calls.close):
         return replace(block, others=(in_a_list(calls),))
@@ -80,7 +80,7 @@ TAGGED = Convention(
     with_second_spellings(Block(JsonCalls("<tool_call>", "</tool_call>"))),
     _tagged,
 )
-"""The most widely trained convention: Hermes and Qwen."""
+"""The format of Hermes and Qwen, on which most models are trained."""
 PYTHONIC = Convention(
     "<|tool_call_start|>",
     '<|tool_call_start|>[name(key="value")]',
@@ -92,23 +92,22 @@ PYTHONIC = Convention(
     ),
     _pythonic,
 )
-"""The convention of LFM2."""
+"""The format of LFM2."""
 LISTED = Convention("<|tool_call|>", "<|tool_call|>[{json}]", in_a_list(JsonCalls("<|tool_call|>", "")), _listed)
-"""The convention of Granite 3."""
+"""The format of Granite 3."""
 CONVENTIONS = (TAGGED, PYTHONIC, LISTED)
 
 
 def convention_of(template: Template) -> Convention:
-    """The first convention with its mark in the template's text, else the first with its mark as a token, else the most
-    common.
-    """
+    """The first convention whose mark is in the template's text, else the first whose mark is a token, else the most
+    common."""
     in_source = [convention for convention in CONVENTIONS if convention.mark in template.source]
     as_token = [convention for convention in CONVENTIONS if _is_token(template, convention.mark)]
     return next(iter((*in_source, *as_token)), TAGGED)
 
 
 def conventional(template: Template) -> Block:
-    """Calls in the template's convention. Calls in the other conventions are read too."""
+    """A Block for calls in the template's convention, which also reads calls in the other conventions."""
     chosen = convention_of(template)
     more = [convention.block for convention in CONVENTIONS if convention is not chosen]
     return replace(chosen.block, others=(*chosen.block.others, *more))

@@ -1,4 +1,4 @@
-"""Calls that are a JSON object each: `{"name": "search", "arguments": {...}}`."""
+"""The format in which each call is a JSON object: `{"name": "search", "arguments": {...}}`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _BETWEEN = re.compile(r"[\s;,]*")
 _BEFORE = r'(?:"[^"\s]*"\s*:\s*(?:"[^"\s]*"\s*,\s*|\{\s*)){0,4}?'
 """The text that may precede a call's name: `"type": "function", `."""
 _SYNONYMS = ("arguments", "parameters")
-"""Models use either word for the arguments, regardless of the template."""
+"""Keys for the arguments. Models write either key, regardless of the template."""
 _KEYS = frozenset({"name", "type", "id", *_SYNONYMS})
-"""All keys of a call."""
+"""All keys that a call without markers may have."""
 
 Path = tuple[str, ...]
 """Keys from the outermost object to a value."""
@@ -30,9 +30,10 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """A JSON object per call, between `open` and `close`. Without markers, the object itself begins the turn.
+    """Calls that are JSON objects between the markers `open` and `close`. Without markers, the object must be at the
+    start of the turn.
 
-    Without `name_at` the innermost object has a single key, the name, with the arguments as the value.
+    If `name_at` is empty, the innermost object has a single key: the name, with the arguments as its value.
     """
 
     open: str
@@ -43,9 +44,9 @@ class JsonCalls:
     first_key: str = "name"
     in_block: bool = False
     as_text: bool = False
-    """Arguments are JSON in a JSON string."""
+    """Whether the arguments are JSON text in a JSON string."""
     names: tuple[str, ...] = ()
-    """The tools of this episode."""
+    """The names of the episode's tools."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -71,10 +72,10 @@ class JsonCalls:
         return replace(self, names=tuple(names))
 
     def _is_call(self, text: str, offset: int) -> bool:
-        """Whether an object without markers is a call: with arguments beside a name, or with the name of a known tool.
+        """Whether an object without markers is a call: it has a name and arguments, or the name of a known tool.
 
-        An object with only a call's keys, and arguments among the keys, is a call without its name. An object with
-        invalid JSON is a malformed call under the same conditions.
+        An object with arguments and no keys beyond a call's is a call without a name. Invalid JSON is a malformed call
+        under the same conditions.
         """
         value, _ = json_at(text, offset)
         if isinstance(value, ParseFailure):
@@ -85,7 +86,7 @@ class JsonCalls:
         return name in self.names or (isinstance(arguments, dict | str) and bool(self.name_at or not self.names))
 
     def _has_no_more(self, value: Any) -> bool:
-        """Whether an object has only a call's keys: then the object is a call without its name, and not an answer."""
+        """Whether an object has only a call's keys. Such an object is a call without a name, and no answer."""
         return bool(self.name_at) and value.keys() <= _KEYS | {*self.name_at, *self.arguments_at, *self.id_at}
 
     def _shows_a_call(self, text: str, offset: int) -> bool:
@@ -131,7 +132,7 @@ class JsonCalls:
         return Attempt(start, stop, raw, name, arguments, call_id)
 
     def _name_and_arguments(self, value: Any) -> tuple[Any, Any]:
-        """The values in the places of name and arguments, of any type."""
+        """The values at `name_at` and `arguments_at`, of any type."""
         name, arguments = _at(value, self.name_at), _at(value, self.arguments_at)
         if arguments is None and self.arguments_at and self.arguments_at[-1] in _SYNONYMS:
             candidates = (_at(value, (*self.arguments_at[:-1], synonym)) for synonym in _SYNONYMS)
@@ -143,12 +144,13 @@ class JsonCalls:
         return name, arguments
 
     def named(self, names: str) -> str:
-        """Skips the keys before the name's key."""
+        """See `Calls.named`. The pattern skips the keys before the name."""
         return rf'{loose(self.open)}\s*\{{\s*{_BEFORE}"[^"\s]*"\s*:\s*"(?:{names})"'
 
 
 def learn(probes: Spelled) -> Iterator[Block]:
-    """Detect the objects with a call's name and arguments, at any depth."""
+    """Learn the format from calls in the template's text, and yield its Block. Name and arguments may be at any depth
+    of an object. Yields nothing for another format."""
     matches = [_objects(text) for text in probes.texts]
     if any(len(objects) != n + 1 for n, objects in enumerate(matches)):
         return
@@ -168,7 +170,8 @@ def learn(probes: Spelled) -> Iterator[Block]:
 
 
 def _block(wrap: spelled.Wrap) -> tuple[str, str, str, str, bool]:
-    """The markers, and whether a bare object is a call because of the block's markers."""
+    """The four texts of a Wrap as markers, and whether an object without markers of its own is a call, because the
+    block has markers."""
     opening, call_open, call_close, closing = wrap
     if not opening and call_open.endswith("["):  # one call at a time, in a list of one
         opening, call_open, call_close, closing = call_open, "", "", call_close
@@ -177,7 +180,7 @@ def _block(wrap: spelled.Wrap) -> tuple[str, str, str, str, bool]:
 
 
 def _objects(text: str) -> list[tuple[int, int, dict[str, Any]]]:
-    """The outermost JSON objects with a probe's name and arguments, or with the arguments under the name."""
+    """The outermost JSON objects in a text that hold the name and the arguments of a known call."""
     matches, offset = list[tuple[int, int, dict[str, Any]]](), 0
     while (offset := text.find("{", offset)) >= 0:
         value, end = json_at(text, offset)
@@ -191,7 +194,7 @@ def _objects(text: str) -> list[tuple[int, int, dict[str, Any]]]:
 
 
 def _path(value: Any, target: Any) -> Path | None:
-    """The keys that lead to a value, or to the same value as JSON text."""
+    """The path of keys to the value `target`, or to its JSON text."""
     for key, item in value.items():
         if item == target or (isinstance(target, dict) and isinstance(item, str) and json_at(item, 0)[0] == target):
             return (key,)

@@ -1,4 +1,5 @@
-"""Arguments as elements whose tags are their keys: `<query>x</query>`; objects and lists may be elements again."""
+"""Arguments written as XML-like elements whose tags are the keys: `<query>x</query>`. Objects and lists may be nested
+elements."""
 
 from __future__ import annotations
 
@@ -22,20 +23,20 @@ _INNER, _LEAF, _LEAVES = "zqinner", "zqleaf", ["zqleafa", "zqleafb"]
 
 @dataclass(frozen=True, slots=True)
 class AsKeyTags:
-    """`open` key `between` value `close` key `end`."""
+    """The format that writes each argument as `open`, key, `between`, value, `close`, key, `end`."""
 
     open: str
     between: str
     close: str
     end: str
     nested: bool = False
-    """Objects are written as elements too."""
+    """Whether objects are written as nested elements."""
     item: str = ""
-    """The key of a list's elements."""
+    """The tag of the elements of a list."""
     escaped: bool = False
-    """`&lt;` means `<`."""
+    """Whether texts are escaped: `&lt;` means `<`."""
     cdata: bool = False
-    """Text with markup is in a CDATA section."""
+    """Whether text with markup is in a CDATA section."""
     null: str = NULL
 
     @property
@@ -49,7 +50,8 @@ class AsKeyTags:
     def _elements(
         self, lexed: Lexed, offset: int, stop: int, schema: Schema, depth: int, call_close: str = ""
     ) -> tuple[list[tuple[str, JSON]], int, str]:
-        """Keys and values from `offset` on, their end, and the error, if any."""
+        """Read elements from `offset` on: pairs of key and value, the end of the last element, and the error (""
+        without an error)."""
         opening = re.compile(r"\s*" + self._opening(r"(?P<key>[^\W\d][\w.-]{0,127})"))
         elements = list[tuple[str, JSON]]()
         while (opened := opening.match(lexed.syntax, offset, stop)) is not None:
@@ -71,7 +73,8 @@ class AsKeyTags:
         return elements, offset, ""
 
     def _closing(self, lexed: Lexed, key: str, ends: re.Pattern[str], offset: int, stop: int) -> re.Match[str] | None:
-        """The end of an element. Nested elements of the same name are counted, if nesting is possible."""
+        """The match of an element's closing tag. If nesting is possible, nested elements with the same tag are
+        skipped."""
         begins = re.compile(self._opening(re.escape(key)))
         closed = ends.search(lexed.syntax, offset, stop)
         if not self.nested:
@@ -95,7 +98,7 @@ class AsKeyTags:
         return by_schema(html.unescape(text) if self.escaped else text, schema, self.null)
 
     def _inner(self, lexed: Lexed, offset: int, stop: int, schema: Schema, depth: int) -> JSON:
-        """The object or list in elements. None if there is text outside elements."""
+        """Read an object or list that is written as elements. None if there is text outside of elements."""
         inner, end, error = self._elements(lexed, offset, stop, schema, depth + 1)
         if not inner or error or lexed.text[end:stop].strip():
             return None
@@ -103,14 +106,15 @@ class AsKeyTags:
         return values if len(values) == len(inner) else dict(inner)
 
     def _within(self, schema: Schema, key: str) -> Schema:
-        """The schema of an object's key, or of a list's elements under their key."""
+        """The schema of the value under an object's key, or of a list's elements."""
         if key == self.item and key not in schema.keys and (schema.kinds is None or "array" in schema.kinds):
             return schema.items
         return schema.within(key)
 
 
 def learn(probes: Spelled) -> Learned | None:
-    """Find keys that are written before and after their values."""
+    """Learn the format from calls in the template's text, by keys before and after their values. None for another
+    format."""
     regions, marks = _regions(probes.texts)
     if len(marks) != 1:
         return None
@@ -134,9 +138,9 @@ def learn(probes: Spelled) -> Learned | None:
 
 
 def _regions(texts: Sequence[str]) -> tuple[Regions, set[tuple[str, ...]]]:
-    """The places of the arguments, and the marks: between key and value, after a value, and between arguments.
+    """The spans of the arguments, and the texts between key and value, after a value, and between arguments.
 
-    No marks if the words of a call are not in this order.
+    No texts if the words of a call are not in this order.
     """
     regions, marks = Regions(), set[tuple[str, ...]]()
     for n, text in enumerate(texts):
@@ -147,7 +151,7 @@ def _regions(texts: Sequence[str]) -> tuple[Regions, set[tuple[str, ...]]]:
 
 
 def _search(text: str, i: int) -> re.Match[str] | None:
-    """The arguments of the i-th call."""
+    """Search the arguments of the i-th call in a text."""
     _, key, value, other, second = spelled.words(i)
     mark = r"(\W|\W.{0,60}?\W)"  # it may contain words, as in ]<]ns[>[
     return re.search(rf"{key}{mark}{value}{mark}{key}{mark}{other}\1{second}\2{other}", text, re.DOTALL)

@@ -1,4 +1,4 @@
-"""Arguments as in Python or a shell: `query="x", days=3`."""
+"""Arguments written as in a Python call: `query="x", days=3`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from agentrl.types import JSON
 
 _KEY = re.compile(r"[\s,]*(?P<key>[^\W\d][\w.-]{0,127})\s*=\s*")
 _ENDS = re.compile(r"\s*(?:,\s*[^\W\d][\w.-]{0,127}\s*=|,?\s*\))")
-"""The text after a value."""
+"""A pattern for the text after a value: a comma and another key, or the closing bracket."""
 _NEXT = re.compile(r",\s*[^\W\d][\w.-]{0,127}\s*=")
 _PADDED = re.compile(r"[-+]?0[0-9]{1,40}")
-"""A number with leading zeros is not valid Python: a date's `07`."""
+"""A pattern for a number with leading zeros, such as `07` in a date. Python refuses such numbers."""
 _PART = re.compile(r"""\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[\[{(]|[\]})]|,|[^\"'\[\](){},]+""", re.DOTALL)
 _OPENS, _CLOSES = "[{(", "]})"
 
 
 @dataclass(frozen=True, slots=True)
 class AsKwargs:
-    """`key=value` and commas, up to an unmatched closing bracket; values are JSON, or Python."""
+    """The format with `key=value` separated by commas, up to an unmatched closing bracket. Values are JSON or
+    Python."""
 
     unescaped: str = ""
-    """The quote around strings, where a template does not escape the quotes within them."""
+    """The quote around strings, if the template does not escape this quote within strings. Else ""."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -66,7 +67,8 @@ class AsKwargs:
 
 
 def _with_quotes_within(text: str, offset: int) -> tuple[str, int] | None:
-    """A string with its own kind of quotes inside: the string ends at the first quote before an argument or a bracket.
+    """Read a string with unescaped quotes inside: the string ends at the first quote that an argument or a closing
+    bracket follows.
 
     None if the string would include a second argument.
     """
@@ -91,7 +93,8 @@ def _end_of_value(text: str, offset: int) -> int:
 
 
 def learn(probes: Spelled) -> Learned | None:
-    """Find keys, equals signs and quoted values between commas."""
+    """Learn the format from calls in the template's text, by keys, equals signs and quoted values. None for another
+    format."""
     regions, quote = Regions(), ""
     for n, text in enumerate(probes.texts):
         regions.append([])

@@ -1,4 +1,4 @@
-"""Calls whose name precedes their arguments: `<function=` name `>` {...} `</function>`."""
+"""The formats in which a call's name precedes its arguments: `<function=` name `>` {...} `</function>`."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ ARGUMENTS: tuple[Callable[[Spelled], Learned | None], ...] = (
     kwargs.learn,
     bare_keys.learn,
 )
-"""Possible spellings of arguments, the strictest first."""
+"""Functions that learn a format of arguments, the strictest format first."""
 
 _LETTER = r"[^\s<>\[\](){}\"'`,;|=\x00]"
 _TYPES = ("code", "text")
-"""Words that models write for the type of a message, although their template writes a different word."""
+"""Words that models write for the type of a message in place of the template's word."""
 _NAMESPACE = re.compile(r"(.*\W)(\w+\.)", re.DOTALL)
 _TAG = r"(?:<[^<>\s]{0,40}>|\[/?[A-Z_]{1,40}\])"
 _WINDOW = 80
-"""How far before a recipient its channel may be."""
+"""Maximum number of characters between the start of a header and its recipient."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedCalls:
-    """`open` name `between` arguments `close`. The markers have holes for the call's id, a number, or the name."""
+    """The format that writes a call as `open`, name, `between`, arguments, `close`. The markers have holes (see
+    `lexer`) for the call's id, a number, or the name."""
 
     open: str
     between: str
     close: str
     arguments: Arguments
     name_in_id: bool = False
-    """The call's id replaces the name, and contains the name: `functions.lookup:0`."""
+    """Whether the call's id, which contains the name, is written in place of the name: `functions.lookup:0`."""
     whole: bool = False
-    """The first tag of `open` also begins other parts of a turn. Only the whole marker identifies a call."""
+    """Whether the first tag of `open` also begins other parts of a turn, so that only the whole marker identifies a
+    call."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -52,7 +54,7 @@ class NamedCalls:
         return tuple(filter(None, (self.open, self.between, self.close, *self.arguments.markers)))
 
     def find(self, lexed: Lexed, offset: int) -> int | None:
-        """The place of the opening marker's first tag. For a marker without a tag: the place of the whole header."""
+        """The offset of the opening marker's first tag. For a marker without a tag: the offset of the whole header."""
         if has_tag(self.open):
             mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), offset)
             return mark.start() if mark else None
@@ -63,15 +65,16 @@ class NamedCalls:
         return begins.start("call") if begins else None
 
     def named(self, names: str) -> str:
-        """The whole header, with any of these names."""
+        """See `Calls.named`: a pattern for the whole header with one of the names."""
         return rf"{loose(self.open)}\s*(?:{names})\s*{loose(self.between)}"
 
     def bind(self, names: Sequence[str]) -> NamedCalls:
-        """Markers distinguish these calls from text, with any tools."""
+        """Returns the format itself: its markers distinguish calls from text without the tools' names."""
         return self
 
     def _framed(self, lexed: Lexed, offset: int, start: int) -> int:
-        """The start of a call, moved back to the header's tag before an opening marker: `<|channel|>commentary to=`."""
+        """The start of a call, moved from the opening marker back to the first tag of the header:
+        `<|channel|>commentary to=`."""
         tag = next(iter(self._tags), "")
         begin = max(offset, start - _WINDOW)
         frame = re.search(rf"{re.escape(tag)}\w*\s*\Z", lexed.syntax[begin:start]) if tag else None
@@ -106,14 +109,15 @@ class NamedCalls:
         return nothing or (value, end)
 
     def _goes_on(self, lexed: Lexed, offset: int) -> bool:
-        """Whether a call without a close has more than its arguments: other text in its message, or an object."""
+        """Whether a call without a close continues after the arguments, with further text in the message or with an
+        object."""
         if self.close:
             return False
         more = rf"\s*(?!{_TAG})\S" if self._tags and not has_tag(self.open) else r"\s*\{"
         return re.compile(more).match(lexed.syntax, offset) is not None
 
     def _nothing(self, lexed: Lexed, offset: int, schema: Schema | None) -> tuple[dict[str, Any], int] | None:
-        """Empty arguments, for a known tool without required arguments."""
+        """Read missing arguments as empty, for a known tool without required arguments."""
         end = re.compile(r"\s*" + (loose(self.close) or r"\Z")).match(lexed.syntax, offset)
         return ({}, offset) if end is not None and schema is not None and not schema.requires else None
 
@@ -122,7 +126,7 @@ class NamedCalls:
         return replace(attempt, name=name)
 
     def _header(self) -> str:
-        """The text between name and arguments. A model may vary the text, except for the last tag."""
+        """A pattern for the text between name and arguments. A model may vary the text, except for the last tag."""
         between = _or_without(self.between, "" if ID in self.open else ID)
         tags = self._tags
         if tags and not {ID, NUMBER} & set(self.between):
@@ -135,15 +139,15 @@ class NamedCalls:
         return rf"{self._opened()}\s*{self._name('?' if between else '')}\s*{between}"
 
     def _name(self, lazy: str) -> str:
-        """A name, or an id that contains a name. The name is as long as possible if no marker ends the name.
-        Punctuation alone is no name.
-        """
+        """A pattern for a name, or for an id that contains a name. If no marker follows, the name is as long as
+        possible. Punctuation alone is no name."""
         letter = r"[\w.-]" if self.name_in_id else _LETTER
         name = rf"(?P<name>(?!/)(?={letter}{{0,127}}\w){letter}{{1,128}}{lazy})(?<!\.)"
         return rf"(?P<id>(?:[\w-]+\.)?{name}(?::\d+)?)" if self.name_in_id else name
 
     def _opened(self) -> str:
-        """The opening marker. A model may leave out a namespace (`functions.`). The namespace alone is no name."""
+        """A pattern for the opening marker. A model may leave out a namespace (`functions.`). The namespace alone is no
+        name."""
         to, namespace = self._spaced
         if not namespace:
             return _or_without(self.open, ID, begins=True)
@@ -151,7 +155,7 @@ class NamedCalls:
         return rf"{loose(to)}\s*(?:{loose(namespace)}(?!\s)|(?!{alone}))"
 
     def _misnamed(self) -> str:
-        """A header with several words as a name: `search web`."""
+        """A pattern for a header with several words as the name: `search web`."""
         if not self._tags:
             return r"(?!)"
         return rf"{loose(self._spaced[0])}[^\n{{}}\x00]{{0,128}}?{re.escape(self._tags[-1])}"
@@ -161,12 +165,13 @@ class NamedCalls:
 
     @property
     def _tags(self) -> list[str]:
-        """Between a name and its arguments."""
+        """The tags between a name and its arguments."""
         return [piece for piece in pieces(self.between) if is_tag(piece)]
 
     @property
     def _spaced(self) -> tuple[str, str]:
-        """The opening marker, and its namespace if other words identify the call."""
+        """A pattern for the opening marker and its namespace. The namespace is optional if other words identify the
+        call."""
         match = None if has_tag(self.open) else _NAMESPACE.fullmatch(self.open)
         return (match[1], match[2]) if match is not None and is_distinct(match[1]) else (self.open, "")
 
@@ -189,7 +194,8 @@ def _or_without(marker: str, captured: str, begins: bool = False) -> str:
 
 
 def learn(probes: Spelled) -> Iterator[Block]:
-    """Detect names, each followed by arguments in some spelling."""
+    """Learn the format from calls in the template's text, by names before their arguments, and yield Blocks. Yields
+    nothing for another format."""
     texts, name_in_id = list[str](), False
     for text in probes.texts:
         for i in range(2):
@@ -208,7 +214,8 @@ def learn(probes: Spelled) -> Iterator[Block]:
 
 
 def _around(texts: tuple[str, ...], arguments: Arguments, regions: list[list[tuple[int, int]]]) -> Block | None:
-    """The text around names and arguments. None if any word with a bracket would be a call."""
+    """A Block with the texts around names and arguments as markers. None if any word with a bracket would then be a
+    call."""
     befores, betweens = list[str](), list[str]()
     for text, row in zip(texts, regions, strict=True):
         offset = 0

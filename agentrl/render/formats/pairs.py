@@ -1,4 +1,4 @@
-"""Arguments as keys and values between markers: `<parameter=` key `>` value `</parameter>`."""
+"""Arguments written as keys and values between markers: `<parameter=` key `>` value `</parameter>`."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ _KEY = r"[^\s<>\"\x00]+?"
 
 @dataclass(frozen=True, slots=True)
 class AsPairs:
-    """`open` key `between` value `close`, for each argument.
+    """The format that writes each argument as `open`, key, `between`, value, `close`.
 
     Strings are not quoted, so the schema of a value decides: a string is taken unchanged. Other values are read as
-    JSON, or as Python if a template writes Python. A type in `between` (`string="true">`) takes precedence.
+    JSON, or as Python if a template writes Python. A type that is written in `between` (`string="true">`) takes
+    precedence over the schema.
     """
 
     open: str
     between: str
     close: str
     string_type: str = ""
-    """The text in the placeholder of `between` for a string value."""
+    """The text in the type's placeholder in `between` for a string value."""
     quoted: bool = False
-    """Strings are written as JSON."""
+    """Whether strings are written as JSON, with quotes."""
     escaped: bool = False
-    """`&lt;` means `<`."""
+    """Whether texts are escaped: `&lt;` means `<`."""
     cdata: bool = False
-    """Text with markup is in a CDATA section."""
+    """Whether text with markup is in a CDATA section."""
     null: str = NULL
 
     @property
@@ -79,9 +80,8 @@ class AsPairs:
         return re.compile("|".join([self._opening(_KEY), *tags] if self.open else tags) or r"(?!)")
 
     def _text(self, lexed: Lexed, offset: int, name: str, close: str, missing: str) -> tuple[str, int] | ParseFailure:
-        """The text of a value from `offset` on, and the end of its close. `missing` is a pattern for keys of later
-        arguments.
-        """
+        """Read the text of a value from `offset` on. Returns the text, and the offset after its close. `missing` is a
+        pattern for keys of later arguments."""
         follows = "|".join(filter(None, (loose(self.open), loose(close), r"\Z")))
         end = rf"{loose(self.close)}(?=\s*(?:{follows}))"
         protected = self.cdata and lexed.syntax.startswith(CDATA[0], offset)
@@ -104,7 +104,8 @@ class AsPairs:
         return text, closed.end()
 
     def _swallowed(self, lexed: Lexed, offset: int, stop: int, missing: str) -> int | None:
-        """The start of a second argument within `text[offset:stop]`. This value ends before the second argument."""
+        """The start of another argument within `text[offset:stop]`, before which this value ends. None without another
+        argument."""
         opened, closed = lexed.search(self._opening(missing), offset), lexed.search(loose(self.close), offset)
         if opened is None or opened.end() > stop or (closed is not None and closed.start() < stop):
             return None  # an argument closed within a value is text
@@ -122,7 +123,8 @@ class AsPairs:
 
 
 def learn(probes: Spelled) -> Learned | None:
-    """Find keys and values between markers that repeat."""
+    """Learn the format from calls in the template's text, by repeated markers between keys and values. None for another
+    format."""
     regions = _regions(probes.texts)
     if regions is None:
         return None
@@ -144,7 +146,8 @@ def learn(probes: Spelled) -> Learned | None:
 
 
 def _regions(texts: Sequence[str]) -> Regions | None:
-    """Regions from each call's name to its last value, if all words are in order."""
+    """The spans of the arguments, from each call's name to its last value. None if a word is missing or in another
+    order."""
     rows = [[spelled.places(text, i) for i in range(n + 1)] for n, text in enumerate(texts)]
     last = len(spelled.words(0)[-1])
     regions = [[(place[0], place[-1] + last) for place in row if place] for row in rows]
@@ -152,7 +155,7 @@ def _regions(texts: Sequence[str]) -> Regions | None:
 
 
 def _apart(text: str) -> list[str]:
-    """Texts of the first call: after the name, after the first key, after its value, and after the last value."""
+    """Four texts of the first call: after the name, after the first key, after its value, and after the last value."""
     words, place = spelled.words(0), spelled.places(text, 0) or []
     ends = [offset + len(word) for offset, word in zip(place, words, strict=True)]
     first, between, second, _, after_last = (text[a:b] for a, b in zip(ends, [*place[1:], len(text)], strict=True))
@@ -160,13 +163,13 @@ def _apart(text: str) -> list[str]:
 
 
 def _value_of(text: str) -> str:
-    """The text between the first key and the second of a typed call."""
+    """The text between the first and the second key of a call."""
     key, other = list(spelled.arguments(0))
     return text.partition(key)[2].partition(other)[0]
 
 
 def _typed_between(between: str, number: str) -> tuple[str, str]:
-    """The marker between key and value, with a placeholder for the type tag, and the tag used for strings."""
+    """The marker between key and value with a placeholder for the type, and the type's text for strings."""
     other = number.partition(str(_NUMBER))[0]
     if other == between or not other:
         return between, ""
@@ -178,7 +181,7 @@ def _typed_between(between: str, number: str) -> tuple[str, str]:
 
 
 def _common(first: str, second: str) -> str:
-    """The common beginning of both texts."""
+    """The text with which both texts begin."""
     return "".join(ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 

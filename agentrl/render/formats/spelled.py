@@ -1,4 +1,5 @@
-"""Known calls in a template's spelling, and the text around the calls."""
+"""Known calls as a template writes them, and the text around the calls. Learning searches for the words of these
+calls."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from agentrl.types import JSON
 
 Span = tuple[int, int]
 Wrap = tuple[str, str, str, str]
-"""Texts around calls: the opening of the block, the opening of a call, the end of a call, the end of the block."""
+"""The four texts around calls: at the start of the block, before each call, after each call, at the end of the
+block."""
 
 SAID = "zqsaid"
 """The content of a turn beside its calls, if the template requires content."""
@@ -19,12 +21,13 @@ SAID = "zqsaid"
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """Turns with calls of the names and arguments in `name` and `arguments`, without thoughts and stop token."""
+    """A template's text of turns whose calls have the names and arguments of `name` and `arguments`, without thoughts
+    and stop token."""
 
     texts: tuple[str, ...]
-    """A turn with one call, and a turn with two calls if the template writes two."""
+    """A turn with one call. Then a turn with two calls, if the template can write two."""
     typed: Callable[[JSON], str]
-    """A turn with one call, with this value as the first argument."""
+    """Returns a turn with one call, whose first argument has the value."""
 
 
 def name(i: int) -> str:
@@ -33,27 +36,28 @@ def name(i: int) -> str:
 
 
 def arguments(i: int) -> dict[str, JSON]:
-    """Two arguments of the i-th call."""
+    """The arguments of the i-th call: two keys with their values."""
     return {f"zqkeya{i}": f"zqvala{i}", f"zqkeyb{i}": f"zqvalb{i}"}
 
 
 def call_id(i: int) -> str:
-    """Nine letters and digits: the strictest form among all templates."""
+    """The id of the i-th call: nine letters and digits, which all templates accept."""
     return f"zqid0000{i}"
 
 
 def id_with_name(i: int) -> str:
-    """An id for templates that write the id in place of the name, like Kimi's."""
+    """The id of the i-th call, for templates that write the id in place of the name, like Kimi's."""
     return f"functions.{name(i)}:{i}"
 
 
 def words(i: int) -> list[str]:
-    """Name, key, value, key, value of the i-th call."""
+    """The five words of the i-th call: name, key, value, key, value."""
     return [name(i), *(str(word) for pair in arguments(i).items() for word in pair)]
 
 
 def places(text: str, i: int) -> list[int] | None:
-    """The places of the i-th call's words, if in this order. A key's last place is before its value."""
+    """The offsets of the words of the i-th call in a text. None if a word is missing or in another order. Of several
+    occurrences of a key, the last before its value counts."""
     offsets, offset = list[int](), 0
     for word in words(i):
         offset = text.find(word, offset)
@@ -65,7 +69,8 @@ def places(text: str, i: int) -> list[int] | None:
 
 
 def wrap(before: str, inner: str | None, after: str) -> Wrap:
-    """The text around calls, split at the text between two calls in a turn, if the template writes two calls."""
+    """The Wrap of texts around calls. The text between two calls is split into the end of a call and the start of the
+    next."""
     before = before.rpartition(SAID)[2]
     if inner is None:
         return "", before.strip(), after.strip(), ""
@@ -76,14 +81,14 @@ def wrap(before: str, inner: str | None, after: str) -> Wrap:
 
 
 def around(texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> tuple[str, str | None, str]:
-    """The text before, between and after the calls at these places."""
+    """The texts before, between and after the calls at the spans."""
     (start, end), text = spans[0][0], texts[0]
     inner = texts[1][spans[1][0][1] : spans[1][1][0]] if len(texts) > 1 else None
     return text[:start], inner, text[end:]
 
 
 def common_start(first: str, second: str) -> str:
-    """The common beginning of both texts, in whole pieces."""
+    """The text with which both texts begin, cut to whole pieces (see `lexer.pieces`)."""
     common = list[str]()
     for ours, theirs in zip(pieces(first), pieces(second), strict=False):
         if ours != theirs:
@@ -93,7 +98,7 @@ def common_start(first: str, second: str) -> str:
 
 
 def common_end(first: str, second: str) -> str:
-    """The common end of both texts, in whole pieces."""
+    """The text with which both texts end, cut to whole pieces (see `lexer.pieces`)."""
     common = list[str]()
     for ours, theirs in zip(reversed(pieces(first)), reversed(pieces(second)), strict=False):
         if ours != theirs:

@@ -1,1 +1,1 @@
-"""Learns the behaviour of a template: renders messages with known words, and searches the words in the result."""
+"""Learn the behaviour of a template: render messages with known words, and search for these words in the text."""

@@ -1,4 +1,4 @@
-"""The spelling of a template's calls: learned from known calls, and trusted once other calls are read back."""
+"""Learn the format in which a template writes calls: from known calls, and checked by reading other calls back."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ _PLAIN: Mapping[str, JSON] = {"city": "Ulm's <b> & {x}", "code": "12", "yes": Fa
 _PLAIN_WORDS = "Plain words."
 _NAME = "seek_2"
 _LEADS = 6
-"""The limit of a prompt's pieces that may be the beginning of a call."""
+"""Maximum number of pieces at the end of a prompt that are tried as the beginning of a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownTurn:
-    """A turn with known calls."""
+    """A template's text of a turn with known calls."""
 
     message: Mapping[str, JSON]
     calls: tuple[tuple[str, str, Mapping[str, JSON]], ...]
-    """Id, name and arguments."""
+    """Id, name and arguments of each call."""
 
 
 def known_calls(count: int, content: str, forms: Forms) -> list[KnownTurn]:
-    """Turns with a single call and, if `count` is 2, with two calls. Arguments are hard, plain, or none."""
+    """Messages with a single call and, if `count` is 2, with two calls. Their arguments are difficult to quote, plain,
+    or empty."""
     hard: list[Mapping[str, JSON]] = [{**KNOWN, "i": i} for i in range(count)]
     turns: list[list[Mapping[str, JSON]]] = [hard[:1], hard, [_PLAIN, {}][:count], [{}]]
     return [_known_turn(content, list(map(forms.writable, arguments)), forms.name_in_id) for arguments in turns]
@@ -45,10 +46,10 @@ def known_calls(count: int, content: str, forms: Forms) -> list[KnownTurn]:
 def derive(
     template: Template, sampled: Callable[[Mapping[str, Any]], str], parallel: bool, content: str, prompt: str
 ) -> Block | None:
-    """The format of the calls in turns. `sampled` makes the text of a message, without stop token and thoughts.
+    """Learn the format of calls. `sampled` returns the text of a message as a turn, without stop token and thoughts.
 
-    `prompt` is the template's text before a turn, and may be the beginning of a first call. None if no candidate reads
-    back the turns without seeing calls in a turn without calls.
+    `prompt` is the template's text before a turn, which may hold the beginning of a first call. None if no format reads
+    all calls back and sees no call in a turn without calls.
     """
     name_in_id = template.forms.name_in_id
     count = 2 if parallel else 1
@@ -103,7 +104,8 @@ def _turn(content: str, calls: Sequence[tuple[str, str, Mapping[str, JSON]]]) ->
 
 
 def _leads(prompt: str, two_calls: str) -> Iterator[str]:
-    """Empty text, then longer and longer ends of the prompt, as long as the same text is also between two calls."""
+    """Yield candidates for the part of a call in the prompt: "", then longer and longer ends of the prompt that also
+    occur between two calls."""
     yield ""
     between = two_calls.partition(spelled.words(0)[-1])[2].partition(spelled.name(1))[0]
     parts = pieces(prompt)
@@ -116,7 +118,7 @@ def _leads(prompt: str, two_calls: str) -> Iterator[str]:
 
 
 def _candidates(probes: Spelled) -> Iterator[Block]:
-    """The markers that the formats detect; then the same markers, counted only as a whole."""
+    """Yield the Blocks that the formats learn, then the same Blocks with markers that count only as a whole."""
     blocks = [block for learn in FORMATS for block in learn(probes)]
     yield from blocks
     for block in blocks:
@@ -125,7 +127,7 @@ def _candidates(probes: Spelled) -> Iterator[Block]:
 
 
 def schemas(arguments: Mapping[str, JSON]) -> Mapping[str, Mapping[str, Any]]:
-    """The tool's schema for these arguments."""
+    """A tool's JSON schema for the arguments."""
     return {key: spelled.schema(value) for key, value in arguments.items()}
 
 

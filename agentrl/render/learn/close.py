@@ -1,4 +1,4 @@
-"""The end of an assistant's turn."""
+"""Learn the text and the stop token with which a template ends an assistant's turn."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from agentrl.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The template's text after the last sentinel of a turn: before_stop + stop + after_stop.
+    """The template's text after the last word of a turn (of its content, or of its last call): before_stop + stop +
+    after_stop.
 
-    The model samples up to `stop`. `before_stop` is the rest of a call's syntax, or whitespace. `stop` is empty where
-    only the following text ends a turn: then the next special token ends the turn (GLM's `<|user|>`).
+    The model samples up to `stop`. `before_stop` is the rest of a call's syntax, or whitespace. `stop` is empty if a
+    turn has no end of its own: the special token that begins the next message then ends the turn (GLM's `<|user|>`).
     """
 
     before_stop: str
     stop: str
     after_stop: str
     stop_if_last: str = ""
-    """The stop token of a last turn, if different from `stop` (gpt-oss' `<|return|>`)."""
+    """The stop token of the last turn of a conversation, if different from `stop` (gpt-oss' `<|return|>`). Else ""."""
     next_marker: str = ""
-    """If `stop` is empty: the special token at the end of the turn when a message follows."""
+    """If `stop` is empty: the special token that begins the next message."""
     after_last: str = ""
-    """The text after the last token of a last turn: some templates write an end of text there."""
+    """The text after the stop token of the last turn of a conversation: some templates write an end of text there."""
 
     @property
     def sampled_stop(self) -> str:
-        """The last token of such a turn, as a model samples the turn."""
+        """The token with which a model ends such a turn."""
         return self.stop_if_last or self.stop or self.next_marker
 
 
 def close_of(template: Template, turn: Message, reply: Message, sentinel: str, syntax: str = "") -> Close:
-    """The end of a turn, both of a last turn (some templates then add an end of text) and of a turn before a reply.
+    """Learn the end of a turn, both of the last turn of a conversation and of a turn that is followed by `reply`.
+    `sentinel` is the last word of the turn.
 
-    A special token of `syntax`, the text between two calls, ends a call and not the turn.
+    `syntax` is the text between two calls: a special token in it ends a call and not the turn.
     """
     alone = behind(template.render([QUESTION, turn]), [sentinel])
     final = template.last_special(alone, syntax)
@@ -75,7 +77,8 @@ def _close_at(text: str, stop: str, alone: str) -> Close:
 
 
 def behind(text: str, sentinels: Iterable[str]) -> str:
-    """The text after the first sentinel in the rendered turn, counted from its last occurrence.
+    """The text after the last occurrence of a sentinel. Of several sentinels, the first that occurs in the text is
+    used.
 
     Raises TemplateError if the turn has no sentinel.
     """

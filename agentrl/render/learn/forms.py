@@ -1,4 +1,4 @@
-"""The form of messages that a template takes."""
+"""Learn the form of messages that a template takes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agentrl.types import ToolCall
 
 
 def detect_message_form(template: Template) -> Template:
-    """The template with the forms of messages for this template.
+    """The template with its `forms` set to the learned form of messages.
 
-    Raises TemplateError if the template breaks while writing a call. A template that refuses calls with its own
-    message, or leaves calls out, is a template without calls.
+    Raises TemplateError if the template fails while writing a call. A template that refuses calls by raise_exception,
+    or leaves calls out, counts as a template without calls.
     """
     return with_reasoning(_with_calls(template))
 
@@ -51,9 +51,8 @@ def with_reasoning(template: Template) -> Template:
 
 
 def _with_ids(template: Template) -> Template:
-    """The template, marked for ids: a call's id in place of its name, an id derived from the name, or a refusal of ids
-    other than nine letters and digits.
-    """
+    """The template with the form of ids: whether a call's id is written in place of its name or counted by the
+    template, or whether ids other than nine letters and digits are refused."""
 
     def rendered(content: str, call_id: str) -> str | None:
         turn = assistant(content, [ASKED], [ToolCall(call_id, "zqcallname", {})])
@@ -72,7 +71,7 @@ def _with_ids(template: Template) -> Template:
 
 
 def _with_nulls(template: Template) -> Template:
-    """The template, marked if null arguments are left out."""
+    """The template with the information whether null arguments are left out."""
     for content in ("", SAID):
         turn = assistant(content, [ASKED])
         turn["tool_calls"][0]["function"]["arguments"]["zqnull"] = None
@@ -83,4 +82,4 @@ def _with_nulls(template: Template) -> Template:
 
 
 _FORMS = (Forms(False, ""), Forms(False, None), Forms(True, ""), Forms(True, None))
-"""The most likely first."""
+"""The forms of calls to try, the most likely form first."""

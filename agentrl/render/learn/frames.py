@@ -1,4 +1,4 @@
-"""The template's text around content, learned from turns with and without thoughts and calls."""
+"""Learn frames (the template's text around content) from turns with and without thoughts and calls."""
 
 from __future__ import annotations
 

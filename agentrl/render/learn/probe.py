@@ -1,4 +1,4 @@
-"""Messages that probe a template. The words of the messages are searched in the rendered text."""
+"""Messages to probe a template: their words (sentinels) are searched for in the rendered text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ RESULT: Message = {"role": "tool", "tool_call_id": "call00000", "name": "lookup"
 
 
 def assistant(content: str, arguments: Sequence[str] = (), calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
-    """An assistant message. The n-th call asks for `arguments[n]`, under the id and name of `calls[n]` if given."""
+    """An assistant message. The n-th call has `arguments[n]`, and the id and name of `calls[n]` if `calls` is not
+    empty."""
     identities = calls or [ToolCall(f"call0000{i}", "lookup", {}) for i in range(len(arguments))]
     tool_calls = [
         {
@@ -43,5 +44,5 @@ def assistant(content: str, arguments: Sequence[str] = (), calls: Sequence[ToolC
 
 
 def behind_question(text: str) -> str:
-    """The template's text after QUESTION."""
+    """The part of a rendered text after QUESTION."""
     return text.rpartition(QUESTION["content"])[2]

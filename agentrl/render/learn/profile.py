@@ -21,13 +21,13 @@ class Profile:
 
     answer: Close
     called: Close | None
-    """None: the template does not write tool calls."""
+    """The end of a turn with calls. None if the template does not write calls."""
     parallel_calls: bool
     calls_need_content: bool
     content_after_calls: bool
-    """The template moves a turn's content after its calls. A model writes content before calls."""
+    """Whether the template writes a turn's content after its calls, although a model writes content before calls."""
     carries_orphans: bool
-    """The template shows a tool result without a call."""
+    """Whether the template shows a tool result that has no call."""
     thinking: Thinking
     stop_token_ids: frozenset[int]
 
@@ -67,14 +67,14 @@ class Profile:
 
 
 def _thinking(template: Template, answer: Close) -> Thinking:
-    """The markers of thoughts. A close that also ends content, if more follows, does not end thoughts alone."""
+    """The markers around thoughts. `ends_more` is set if the end marker also ends content that more text follows."""
     thinking = learn_thinking(template)
     ends_messages = bool(answer.stop_if_last) and thinking.close == answer.stop
     return replace(thinking, ends_more=thinking.ends_more or ends_messages)
 
 
 def _stop_ids(template: Template, answer: Close, called: Close | None) -> Iterable[int]:
-    """Tokens that end a turn: the tokenizer's, the template's, and the tokens named in the model's folder."""
+    """The ids of tokens that end a turn: from the tokenizer, from the template, and from the model's folder."""
     tokenizer = template.tokenizer
     if tokenizer.eos_token_id is not None:
         yield tokenizer.eos_token_id

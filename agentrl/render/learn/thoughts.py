@@ -1,4 +1,4 @@
-"""The markers around a model's thoughts, learned from the template's text around a thought."""
+"""Learn the markers around a model's thoughts from the template's text around a thought."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def learn_thinking(template: Template) -> Thinking:
 
 
 def _around(template: Template, content: str, arguments: tuple[str, ...]) -> tuple[str, str] | None:
-    """The text between the question and a thought, and between the thought and the answer or the call."""
+    """Two texts: between the question and a thought, and between the thought and the content or the call."""
     field = template.forms.reasoning_field
     text = template.try_render([QUESTION, {**assistant(content, arguments), field: THOUGHT}]) or ""
     if text.count(THOUGHT) != 1:
@@ -40,7 +40,7 @@ def _around(template: Template, content: str, arguments: tuple[str, ...]) -> tup
 
 
 def _close(after: str, other: str | None, bare: str) -> str:
-    """The end marker of a thought, by the most reliable sign available.
+    """Find the end marker of a thought, by the most reliable evidence.
 
     `after` is the text between a thought and an answer, `other` the text between a thought and a call, `bare`
     the text before an answer without a thought.
@@ -51,7 +51,7 @@ def _close(after: str, other: str | None, bare: str) -> str:
 
 
 def _end_in_both(parts: Sequence[str], after: str, other: str) -> str:
-    """The common text of an answer and a call after a thought, up to the start of a tag."""
+    """The text that follows a thought both before an answer and before a call, up to the start of a tag."""
     common = shared(after, other)
     cuts = [len("".join(parts[:i])) for i in range(len(parts) + 1)]
     fits = [cut for cut in cuts if cut <= len(common) and _begins_anew(after[cut:]) and _begins_anew(other[cut:])]
@@ -60,7 +60,7 @@ def _end_in_both(parts: Sequence[str], after: str, other: str) -> str:
 
 
 def _end_before(parts: Sequence[str], bare: str) -> str:
-    """The text before the tags at the start of every answer. The first tag is never among these tags."""
+    """The text after a thought without the tags with which every answer begins. The first tag always stays."""
     tags = [i for i, piece in enumerate(parts) if is_tag(piece)]
     for i in tags[1:]:
         if bare.endswith("".join(parts[i:])):
@@ -80,10 +80,11 @@ def _begins_anew(text: str) -> bool:
 
 
 def _open(before: str, prompt: str, close: str) -> str:
-    """The opening of a thought: text of only a turn with a thought, or of only the prompt; else the last tags.
+    """The opening marker of a thought: text that only a turn with a thought has, or only the prompt; else the last
+    tags.
 
-    If the prompt itself opens the thought, the marker is the text that history leaves out, perhaps a phrase ("Here are
-    my reasoning steps:").
+    If the prompt opens the thought, history leaves out the opening marker of the prompt. The marker may be a phrase
+    ("Here are my reasoning steps:").
     """
     added, dropped = before[len(shared(before, prompt)) :], prompt[len(shared(before, prompt)) :].strip()
     if has_tag(added) and before == prompt + added:

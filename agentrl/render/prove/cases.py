@@ -1,4 +1,4 @@
-"""The conversations of certification."""
+"""The conversations with which a template is certified."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Case:
     name: str
     messages: tuple[Message, ...]
     capability: str = ""
-    """The capability that a template without this case lacks. Empty: such a template is refused."""
+    """The capability that a template lacks if it fails this case. Empty: a template that fails is refused."""
     says: tuple[str, ...] = ()
-    """Text of messages that the template must not silently drop."""
+    """Texts of the messages that must appear in the rendered text."""
     needs: tuple[str, ...] = ()
-    """Capabilities established by other cases. Without these capabilities, this case is left out."""
+    """Capabilities that other cases prove. For a template without these capabilities, this case is left out."""
 
     @property
     def calls(self) -> bool:
@@ -171,11 +171,11 @@ _UNIONS: Mapping[str, tuple[JSON, JSON]] = {
     "named": ("[1]", {"$ref": "#/$defs/Text"}),
     "said": ("1.50", {}),
 }
-"""Texts that look like values of other types than strings, and the schemas for the texts."""
+"""Argument -> a text that looks like a value of another type, and the schema of the argument."""
 
 
 def ask_parameters() -> dict[str, JSON]:
-    """The schema of a tool with every argument of the calls in these cases."""
+    """A JSON schema with all arguments of the calls in the cases."""
     plain = schemas({**_ONE.arguments, "i": 0, "kind": "text"})
     unions = {key: schema for key, (_, schema) in _UNIONS.items()}
     return {"type": "object", "properties": {**plain, **unions}, "$defs": {"Text": _STRING}}
@@ -184,7 +184,7 @@ def ask_parameters() -> dict[str, JSON]:
 _SEEK = ToolCall("z5f1mq8s4", "seek_2", {"kind": "12", "i": 3})
 _UNION = ToolCall("v8b2nc6t1", "lookup", {key: value for key, (value, _) in _UNIONS.items()})
 FREELY = _asks(_ONE)
-"""A call that must also be read as models write calls (`freely`)."""
+"""A turn whose call must also be read in the variations that models write (`freely`)."""
 READ: tuple[Message, ...] = (
     _asks(_ONE),
     _asks(_SEEK),
@@ -197,4 +197,4 @@ READ: tuple[Message, ...] = (
     _LONG,
     {**SAYS, "reasoning_content": "First one thing.\n\nThen another."},
 )
-"""Turns that must be read back unchanged, including calls before content."""
+"""Turns that the parser must read back unchanged."""

@@ -1,4 +1,5 @@
-"""Proof that a template can be continued: each probe is walked turn by turn and compared with the full render."""
+"""Certification, the proof that a template can be continued: each case is played turn by turn, and compared with the
+full render."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from agentrl.types import Action, Message, ToolCall
 
 
 class _WrongError(TemplateError):
-    """A bridge is wrong. `case` is the name of the conversation."""
+    """A bridge differs from the full render. `case` is the name of the conversation."""
 
     def __init__(self, case: str, message: str) -> None:
         super().__init__(message)
@@ -34,14 +35,14 @@ class _WrongError(TemplateError):
 
 @dataclass(slots=True)
 class _Renders:
-    """The template's own output, rendered and encoded once. The output does not depend on the context of a bridge."""
+    """A cache of the template's own renders, which are the same for all contexts of bridges."""
 
     turns: Turns
     _full: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     _sampled: dict[tuple[str, int], list[int]] = field(default_factory=dict)
 
     def full(self, case: Case, end: int) -> list[int]:
-        """The tokens of the case's first messages and the next generation prompt."""
+        """The tokens of the first `end` messages of a case, and of the next generation prompt."""
         if (case.name, end) not in self._full:
             template = self.turns.template
             text = template.render(case.messages[:end], generation_prompt=True)
@@ -49,7 +50,7 @@ class _Renders:
         return self._full[case.name, end]
 
     def sampled(self, case: Case, index: int) -> list[int]:
-        """The tokens of the turn at `index`, as a model would sample it."""
+        """The tokens of the turn at `index`, as a model would sample the turn."""
         if (case.name, index) not in self._sampled:
             self._sampled[case.name, index] = self.turns.template.encode(self.turns.sampled(case.messages[index]))
         return self._sampled[case.name, index]
@@ -63,10 +64,10 @@ class _Findings:
 
 
 def certify(turns: Turns, reading: ReadingProblems, *, calls: bool = True) -> tuple[Turns, Certificate]:
-    """Walk every case with the least context for right bridges of this template. Without `calls`, walk only cases
+    """Play every case, and find the smallest context with which all bridges are right. Without `calls`, play only cases
     without calls.
 
-    Raises TemplateError if a bridge differs from the template's own text in every context.
+    Raises TemplateError if bridges differ from the template's own text with every context.
     """
     turns, certificate = _certified(turns, reading, calls=calls)
     dependence = dependence_of(turns, certificate.capabilities)
@@ -128,7 +129,7 @@ def _walked(turns: Turns, reading: ReadingProblems, renders: _Renders, cases: Se
 
 
 def _remarks(turns: Turns, reading: ReadingProblems, shows_tools: bool) -> Iterator[str]:
-    """Findings about a template before any conversation."""
+    """Capabilities and remarks that need no conversation."""
     profile = turns.profile
     if turns.template.tools:
         if profile.called is None:
@@ -168,7 +169,7 @@ def _certify(turns: Turns, case: Case, findings: _Findings, renders: _Renders) -
 
 
 def _carries(turns: Turns, case: Case, capability: str, findings: _Findings) -> bool:
-    """Whether the template writes everything in the case. The result is added to the findings."""
+    """Whether the template passes a case. The result is added to the findings."""
     text = turns.template.try_render(case.messages, generation_prompt=True)
     earlier = findings.capabilities.get(capability, True)
     carried = text is not None and all(part in text for part in case.says) and earlier
@@ -179,7 +180,8 @@ def _carries(turns: Turns, case: Case, capability: str, findings: _Findings) -> 
 
 
 def _walk(turns: Turns, case: Case, renders: _Renders, shows_results: bool) -> list[str]:
-    """The departures of the case, if any. Raises TemplateError at the first wrong bridge."""
+    """Play a case. Returns its departures: places where the template rewrites history. Raises TemplateError at the
+    first wrong bridge."""
     template, messages, departures = turns.template, case.messages, list[str]()
     index = _next_turn(messages, 0)
     prompt = template.render(messages[:index], generation_prompt=True)
@@ -208,7 +210,8 @@ def _walk(turns: Turns, case: Case, renders: _Renders, shows_results: bool) -> l
 
 
 def _check_all_is_said(template: Template, case: Case, new: Sequence[Message], text: str, shows_results: bool) -> None:
-    """Raise if a part of a message is lost: the model cannot learn to use an unseen text."""
+    """Raises TemplateError if the rendered text lacks a part of a message, because the model could not learn from
+    unseen text."""
     for message in new:
         if not _has_words(message["content"], text) and (shows_results or message["role"] != "tool"):
             raise TemplateError(
@@ -218,7 +221,8 @@ def _check_all_is_said(template: Template, case: Case, new: Sequence[Message], t
 
 
 def _check_header(template: Template, case: Case, index: int, sampled: Sequence[int]) -> None:
-    """Raise if a sampled turn begins with the header of a turn, although the prompt has written the header already.
+    """Raises TemplateError if a sampled turn begins with the header of a turn, although the prompt already ends with
+    the header.
 
     The bridge may still be right, but a model trained on the turn would learn to write its header.
     """
@@ -237,13 +241,14 @@ def _check_header(template: Template, case: Case, index: int, sampled: Sequence[
 
 
 def _between(text: str, before: str, words: Collection[str]) -> str:
-    """The text after the last `before`, up to the first of the words. Without words: all of the text."""
+    """The text after the last occurrence of `before`, up to the first of the words. Without words, the text up to its
+    end."""
     rest = text.rpartition(before)[2] if before else text
     return rest[: min((m.start() for m in re.finditer(r"\w+", rest) if m.group() in words), default=len(rest))]
 
 
 def _words(turn: Message) -> set[str]:
-    """The content, thoughts and questions of a turn, in words."""
+    """The words in the content, the thoughts and the arguments of a turn."""
     arguments = [call["function"]["arguments"] for call in turn.get("tool_calls", ())]
     return set(re.findall(r"\w{2,}", f"{turn['content']} {turn.get('reasoning_content', '')} {arguments}"))
 
@@ -257,7 +262,8 @@ def _compare(
     bridge: Sequence[int],
     full: Sequence[int],
 ) -> None:
-    """Raise unless the full render ends with the bridge, and the text before the bridge ends like the sampled turn.
+    """Raises TemplateError unless the full render ends with the bridge, and the text before the bridge ends like the
+    sampled turn.
 
     The template may leave out the turn's stop token, or the whole turn: the sampled tokens are kept anyway.
     """
@@ -286,7 +292,8 @@ def _compare(
 
 
 def _same_end(ours: str, theirs: str, stops: Sequence[str]) -> bool:
-    """Whether both turns end alike except for the stop token and the space before, or with the sampled stop token."""
+    """Whether two turns end alike, apart from the stop token and the space before it, or end with the sampled stop
+    token."""
     our_ends, their_ends = ({side.removesuffix(stop).rstrip() for stop in ("", *stops)} for side in (ours, theirs))
     sampled = stops[0]
     return not our_ends.isdisjoint(their_ends) or (
@@ -295,7 +302,7 @@ def _same_end(ours: str, theirs: str, stops: Sequence[str]) -> bool:
 
 
 def _differs_by_id(turn: Message, ours: str, theirs: str) -> bool:
-    """Whether only history shows a call's id: the sampled turn ends with the text that follows the id in history."""
+    """Whether two turns differ only by a call's id, which the template writes only in history."""
     ids = [call["id"] for call in turn.get("tool_calls", ())]
     history_id = next((call_id for call_id in reversed(ids) if call_id in theirs and call_id not in ours), None)
     rest = theirs.rpartition(history_id)[2].lstrip("\"' ") if history_id else ""
@@ -307,7 +314,8 @@ def _has_words(content: str, text: str) -> bool:
 
 
 def _ending(turn: Message, sampled: str, rendered: str) -> tuple[str, str]:
-    """The text after the turn's last surviving word, as sampled and as in the template's text."""
+    """Two texts after the last word of the turn that the template keeps: in the sampled turn, and in the template's
+    render."""
     words = _words({**turn, "reasoning_content": ""})
     ends = [{m.group(): m.end() for m in re.finditer(r"\w+", side)} for side in (sampled, rendered)]
     survived = words.intersection(*ends)
@@ -331,7 +339,7 @@ def _action(message: Message, tokens: Sequence[int]) -> Action:
 
 
 def _parting(template: Template, ours: Sequence[int], theirs: Sequence[int]) -> tuple[str, str]:
-    """Both sides as text, from shortly before the first difference."""
+    """A text for the error message: both token sequences as text, from shortly before the first difference."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     part = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     our_text, their_text = (template.decode(side[max(0, part - 4) : part + 12]) for side in (ours, theirs))

@@ -1,8 +1,9 @@
-"""The earlier messages on which the text after a turn depends.
+"""Find the earlier messages on which the text after a turn depends.
 
 Some templates look for a switch such as `/no_think` in any message, count failed results, or ask for the time. The
-template is rendered with symbols in place of earlier texts and ids (`symbols`), so each question about a text is known.
-Then texts with other answers are rendered too. An untraceable text counts as a dependence.
+template is rendered with symbols in place of earlier texts and ids (`symbols`). The symbols record each question of the
+template about a text. Then texts with other answers are rendered, too. A text whose use cannot be traced counts as a
+dependence.
 """
 
 from __future__ import annotations
@@ -24,27 +25,29 @@ from agentrl.render.turns import Turns
 from agentrl.types import Message, ToolCall
 
 ROLES = ("system", "users", "results", "ids", "turns", "clock")
-"""All possible dependences of the text after a turn, in the order of a certificate."""
+"""All possible dependences of the text after a turn, in the order of `Certificate.depends`."""
 _WHOLE = frozenset(ROLES) - {"system", "clock"}
 _REFUSED = (TemplateError, *RENDER_ERRORS)
 
 _CHATS = ("SUAUAUAUA", "SUA", "SUAUA")
 _TOOLS = ("SUCTCTCTCTC", "SUCTAUCTCTAUA", "SUC", "SUCTC", "SUCTA", "SUCTCTCTCTCTA")
-"""Histories: a system message, users, answers, calls and results (T). The last letter is the sampled turn."""
+"""Histories, a letter a message: S system, U user, A answer, C call, T tool result. The last letter is the sampled
+turn."""
 _TRACED = ("SUAUAUAUA", "SUCTCTCTCTC", "SUCTAUCTCTAUA")
 _MOST, _DEEPEST = 120, 2
-"""The limit of tried texts of a history, and the limit of questions with another answer at once."""
+"""Maximum number of tried texts for a history, and maximum number of simultaneously changed answers."""
 _THOUGHTS: Sequence[Mapping[str, str]] = (
     {"reasoning_content": "thought"},
     {"content": "<think>\nthought\n</think>\n\nfine"},
     {"content": "no"},
 )
-"""Turns unlike the probe's, for a template that reads turns."""
+"""Earlier turns unlike the probe's turns. They show whether a template reads earlier turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """The dependences of the text after a turn, and the context in which every bridge of the probes is right."""
+    """The dependences of the text after a turn (a subset of `ROLES`), and the context with which all bridges of the
+    probes are right."""
 
     on: frozenset[str]
     context: Context
@@ -52,13 +55,14 @@ class Dependence:
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """A conversation up to the sampled turn. Texts and ids are numbered."""
+    """A conversation up to the sampled turn, with a text or id for each letter of `letters`."""
 
     letters: str
     named: bool
-    """Whether ids contain the names of their calls."""
+    """Whether the ids of calls contain the tool's name."""
     roles: tuple[str, ...] = field(init=False)
-    """The role of each text or id. Empty for the ids of the sampled turn: a bridge always has these ids."""
+    """For each text or id, its role in `ROLES`. Empty for texts of turns, and for the id of the sampled turn, which
+    every bridge has."""
 
     def __post_init__(self) -> None:
         roles = [{"S": "system", "U": "users", "T": "results", "C": "ids"}.get(letter, "") for letter in self.letters]
@@ -66,14 +70,14 @@ class _History:
         object.__setattr__(self, "roles", (*roles[:-1], last))
 
     def values(self) -> list[str]:
-        """Texts and ids without a switch. Turns have a text too, which is not used."""
+        """Ordinary texts and ids. The texts for turns are not used."""
         return [
             (named_id("lookup", i) if self.named else f"call{i:05}") if letter == "C" else f"alpha{i}"
             for i, letter in enumerate(self.letters)
         ]
 
     def messages(self, values: Sequence[str]) -> tuple[list[Message], list[ToolCall], list[Message]]:
-        """The messages before the turn, its calls, and the messages after it."""
+        """Three values: the messages before the sampled turn, the turn's calls, and the messages after it."""
         before, call = list[Message](), ToolCall("", "lookup", {})
         for letter, value in zip(self.letters, values, strict=True):
             if letter == "C":
@@ -101,7 +105,7 @@ class _Traced(NamedTuple):
     text: str
     """The text after the turn."""
     roles: frozenset[str]
-    """The roles with texts in `text`."""
+    """The roles whose texts appear in `text`."""
     guards: Sequence[Guard]
 
 
@@ -112,13 +116,13 @@ class _Search:
     turns: Turns
     history: _History
     symbolic: frozenset[str]
-    """The roles with symbols as texts."""
+    """The roles whose texts are replaced by symbols."""
     on: set[str] = field(default_factory=set)
     changing: list[list[str]] = field(default_factory=list)
-    """Texts that change the text after the turn."""
+    """Lists of `values` with which the text after the turn differs."""
 
     def run(self) -> None:
-        """Raises UntraceableError if the template cannot be followed at all."""
+        """Search, and fill `on` and `changing`. Raises UntraceableError if the template cannot be traced."""
         first = self.history.values()
         base = self._traced(first)
         waiting, seen, tried = deque([(first, 0)]), {tuple(first)}, 0
@@ -147,9 +151,8 @@ class _Search:
                     waiting.append((others, depth + 1))
 
     def _others(self, guards: Iterable[Guard], values: Sequence[str], depth: int) -> Iterator[list[str]]:
-        """The values with texts that change the answers: in the first message of a role, in the first two and so on, in
-        all messages of the role, and in the last.
-        """
+        """Yield variants of `values` that change the answers to guards: in the first message of a role, in the first
+        two and so on, in all messages of the role, and in the last."""
         for role, guard in self._questions(guards) if depth < _DEEPEST else ():
             places = [i for i, other in enumerate(self.history.roles) if other == role]
             counts = range(1, len(places)) if depth == 0 else ()
@@ -162,7 +165,7 @@ class _Search:
                     yield [text(value) if i in which else value for i, value in enumerate(values)]
 
     def _questions(self, guards: Iterable[Guard]) -> Collection[tuple[str, Guard]]:
-        """Each different question about the texts of a symbolic role, with the role."""
+        """The different questions about the texts of a symbolic role, each with the role."""
         questions = dict[str, tuple[str, Guard]]()
         for guard in guards:
             role = self.history.roles[guard.hole.key] if guard.hole.key >= 0 else ""
@@ -194,7 +197,7 @@ def _value(hole: Hole, values: Sequence[str]) -> str:
 
 
 def _after_turn(parts: Sequence[Part]) -> list[Part]:
-    """The parts after the last sentinel of the turn."""
+    """The parts of a text after the last sentinel of the sampled turn."""
     texts = [part if isinstance(part, str) else "" for part in parts]
     word = ASKED if any(ASKED in text for text in texts) else SAID
     index = max((i for i, text in enumerate(texts) if word in text), default=-1)
@@ -204,7 +207,7 @@ def _after_turn(parts: Sequence[Part]) -> list[Part]:
 
 
 def _other_texts(guard: Guard, values: Sequence[str]) -> list[Callable[[str], str]]:
-    """Changes of a text that change the answer: at most two, or four for a question about a number."""
+    """Other texts for which the answer to a guard is different: at most two, or four for a question about a number."""
     words = [word for arg in guard.args for word in ((arg,) if isinstance(arg, str) else _strings(arg)) if word]
     around: list[Callable[[str], str]] = [
         change
@@ -242,7 +245,7 @@ def _answers_otherwise(guard: Guard, values: Sequence[str], change: Callable[[st
 
 
 def dependence_of(turns: Turns, capabilities: Mapping[str, bool]) -> Dependence:
-    """The dependences of the text after a turn, and the cheapest context with right bridges."""
+    """Find the dependences of the text after a turn, and the cheapest context with which all bridges are right."""
     results = capabilities.get("tool_results", False)
     histories = [
         _History(letters if capabilities.get("system", False) else letters[1:], turns.template.forms.name_in_id)
@@ -262,7 +265,7 @@ def dependence_of(turns: Turns, capabilities: Mapping[str, bool]) -> Dependence:
 
 
 def _searched(turns: Turns, history: _History) -> Iterator[_Search]:
-    """The search with all texts as symbols. If the template cannot be followed, a search for each role."""
+    """The results of a search with all texts as symbols. If the template cannot be traced, a search for each role."""
     roles = frozenset(history.roles) - {""} | {"clock"}
     search = _Search(turns, history, roles)
     try:
@@ -292,7 +295,8 @@ def _tail_of(turns: Turns, before: Sequence[Message], calls: Sequence[ToolCall],
 
 
 def _is_right(turns: Turns, history: _History, values: Sequence[str]) -> bool:
-    """Whether the context and the whole history give the same text; true if the template refuses the history."""
+    """Whether renders with the context and with the whole history give the same text. True if the template refuses the
+    history."""
     before, calls, new = history.messages(values)
     turn = assistant("fine", ["x"] * len(calls), calls)
     expected = _tail_of(turns, whole([*before, turn]), calls, new)
@@ -300,7 +304,7 @@ def _is_right(turns: Turns, history: _History, values: Sequence[str]) -> bool:
 
 
 def _counted(turns: Turns, history: _History) -> set[str]:
-    """ "results" or "users" if the number of such messages changes the text after the turn, else no role."""
+    """The role "results" or "users" if the number of its messages changes the text after the turn. Else no role."""
     turns = replace(turns, context=Context()) if turns.context.whole else turns
     if _is_right(turns, history, history.values()):
         return set()
@@ -308,7 +312,7 @@ def _counted(turns: Turns, history: _History) -> set[str]:
 
 
 def _read_turns(turns: Turns, history: _History) -> set[str]:
-    """ "turns" if the text of earlier turns changes the text after the turn."""
+    """The role "turns" if the text of earlier turns changes the text after the turn. Else no role."""
     before, calls, new = history.messages(history.values())
     usual = _tail_of(turns, [*before], calls, new)
     for change in _THOUGHTS if any(letter in "AC" for letter in history.letters[:-1]) else ():

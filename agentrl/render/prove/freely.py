@@ -1,4 +1,4 @@
-"""Calls as models write calls, unlike their template: a key before the name, no id, a lost close."""
+"""Variations of a template's calls that models write: a key before the name, no id, a missing end marker."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from agentrl.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """A turn with a call. If the turn is not `sound`, the call may be malformed, but must never be read as a different
-    call.
-    """
+    """The text of a turn with a call. If `sound`, the call must be read correctly. Otherwise the call may be read as
+    malformed, but never as a different call."""
 
     change: str
     text: str
@@ -28,7 +27,7 @@ class Variation:
 
 
 def variations(block: Block, message: Message, text: str) -> Iterator[Variation]:
-    """The turn `text` of a message with a single call, in other spellings."""
+    """Variations of `text`, the turn of a message with a single call."""
     (call,) = message["tool_calls"]
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     if isinstance(block.calls, JsonCalls):
@@ -42,7 +41,7 @@ def variations(block: Block, message: Message, text: str) -> Iterator[Variation]
 
 
 def _with_type(text: str, name: str) -> str:
-    """The text with a first key in the innermost object around the name."""
+    """The text with a `type` as the first key of the innermost object around the name."""
     offset = text.rfind("{", 0, text.find(f'"{name}"') + 1)
     value, _ = json_at(text, offset) if offset >= 0 else (None, 0)
     is_call = isinstance(value, dict) and name in value.values()
@@ -64,7 +63,7 @@ def _without_id(block: Block, text: str, call_id: str) -> str:
 
 
 def _without_close(block: Block, text: str, key: str, value: str) -> str:
-    """The text without the end of the first argument, which has this value."""
+    """The text without the end marker of the first argument, which has the key and value."""
     spelling = block.calls.arguments if isinstance(block.calls, NamedCalls) else None
     if isinstance(spelling, AsPairs):
         close = loose(spelling.close)

@@ -1,4 +1,4 @@
-"""The learned facts and the proofs of a template before an episode: once without tools, once with a tool."""
+"""Learn a template and prove it before an episode: once without tools, and once with a tool."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A template that is ready for use: the learned facts and the proofs."""
+    """A template that is ready for use: the learned facts and the certificate."""
 
     turns: Turns
     parser: Parser
     certificate: Certificate
     refuses_tools: str = ""
-    """The reason why no tools can be offered. Empty if tools can be offered."""
+    """The reason why the template cannot be used with tools. Empty if it can."""
     memo: MemoState = field(default_factory=MemoState)
     watch: Watch = field(default_factory=Watch)
 
@@ -52,9 +52,10 @@ _WITHOUT: Cache[Proof] = Cache(_KEPT)
 
 
 def proof_of(template: Template, tokenizer: str) -> Proof:
-    """Prove the template as served: with tools if there are any. `tokenizer` distinguishes the tokenizer.
+    """Prove the template for its use: with tools if it has any. `tokenizer` is a key that identifies the tokenizer.
 
-    Without tools the certificate covers both uses. Raises TemplateError if the template cannot be served.
+    For a template without tools, the certificate covers the use with tools, too. Raises TemplateError if the template
+    cannot be used.
     """
     key = key_of(tokenizer, template.source, template.kwargs)
     with_tools = _WITH_TOOLS.get(key, lambda: _tried(template.bind([TOOL])))
@@ -93,7 +94,7 @@ def _without_tools(template: Template, with_tools: Proof | TemplateError) -> Pro
 
 
 def _both(without: Certificate, with_tools: Certificate) -> Certificate:
-    """The certificate for both proofs: the cases proved without departures, and the departures of both proofs."""
+    """The certificate of two proofs: the cases that both prove without departures, and the departures of both."""
     without_only = [departure for departure in without.departures if departure not in with_tools.departures]
     departures = (*with_tools.departures, *(f"without tools: {departure}" for departure in without_only))
     departed = {departure.partition(":")[0] for departure in without.departures}
@@ -109,7 +110,7 @@ def _both(without: Certificate, with_tools: Certificate) -> Certificate:
 
 @dataclass(frozen=True, slots=True)
 class _Learnt:
-    """The format of calls, learned with tools present."""
+    """The format of calls, learned from the template with tools."""
 
     block: Block | None
     context: Context
@@ -121,7 +122,7 @@ _OF_CALLS = ("calls", "tools", "parallel_calls", "tool_results", "orphan_tool", 
 
 
 def prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = True) -> Proof:
-    """Learn the template and prove the learned facts. Without `calls`, leave out the turns of a model with tools."""
+    """Learn the template, and prove the learned facts. Without `calls`, turns with calls are left out."""
     with at_moment(PROBED):
         return _proved(detect_message_form(template) if calls else with_reasoning(template), learnt, calls=calls)
 
@@ -162,7 +163,7 @@ def _call_ends(turns: Turns) -> frozenset[int]:
 
 
 def _block(turns: Turns) -> Block | None:
-    """The template's spelling of calls. None if calls cannot be read back."""
+    """Learn the template's format of calls. None if calls cannot be read back."""
     profile = turns.profile
     if profile.called is None:
         return conventional(turns.template)
@@ -185,7 +186,7 @@ def _block(turns: Turns) -> Block | None:
 
 
 def _text_then_call(turns: Turns) -> str:
-    """A turn with content before its call. Empty if the template writes no such turn."""
+    """The text of a turn with content before its call. Empty if the template writes no such turn."""
     try:
         turn = turns.sampled(assistant(SAID, [ASKED]))
     except TemplateError:
@@ -202,9 +203,8 @@ def _unread(turns: Turns) -> str:
 
 
 def hint_of(template: Template) -> str:
-    """A hint that would make the template write its tools: the fewest of `_REMEDIES` that help. Empty if no remedy
-    helps.
-    """
+    """A hint for the user how to make the template write its tools: the smallest set of `_REMEDIES` that helps. Empty
+    if no remedy helps."""
     for count in range(1, len(_REMEDIES) + 1):
         for remedies in combinations(_REMEDIES, count):
             tools = [_repaired(tool, remedies) for tool in template.tools]

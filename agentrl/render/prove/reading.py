@@ -1,4 +1,4 @@
-"""Whether the template's turns are read back: content, thoughts and questions of a turn, each unchanged."""
+"""Check that the parser reads the template's own turns back: content, thoughts and arguments, each unchanged."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from agentrl.types import Action, Message
 
 @dataclass(slots=True)
 class ReadingProblems:
-    """Problems with reading the template's own turns."""
+    """The problems in reading the template's own turns. "" stands for no problem."""
 
     answers: str = ""
-    """The reason why the template cannot be used at all: an answer or a thought is misread."""
+    """An answer or a thought is misread: the template cannot be used."""
     calls: str = ""
-    """The reason why tools cannot be offered. Empty if tools can be offered."""
+    """A call is misread: the template cannot be used with tools."""
     beside_text: str = ""
-    """The reason why a call is not read if the turn has content too."""
+    """A call is not read if the turn also has content."""
     freely: str = ""
-    """The reason why a call in a model's spelling is not read, although the template's spelling is read."""
+    """A call is not read in a variation that models write, although the template's own form is read."""
 
 
 def read_back(turns: Turns, parser: Parser) -> ReadingProblems:
-    """Read every turn of `READ`."""
+    """Read every turn of `READ`, and return the problems."""
     problems = ReadingProblems()
     parser = parser.bind([{"name": name, "parameters": ask_parameters()} for name in ("lookup", "seek_2")])
     thinking = turns.profile.thinking.left_open(turns.template.render([QUESTION], generation_prompt=True)[-2000:])
@@ -47,7 +47,7 @@ def read_back(turns: Turns, parser: Parser) -> ReadingProblems:
 
 
 def _read_freely(problems: ReadingProblems, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
-    """Read a call in a model's spellings. If the call is read as a different call, tools are refused."""
+    """Read the variations of a call. If one is read as a different call, the template cannot be used with tools."""
     try:
         text = turns.sampled(message)
     except TemplateError:
@@ -81,7 +81,7 @@ def _writes(turns: Turns, message: Message) -> bool:
 
 
 def _carried(message: Message, forms: Forms) -> Message:
-    """The message. Its calls keep only the arguments that the template can write."""
+    """The message with only the arguments that the template can write."""
     if not (forms.no_nulls and message.get("tool_calls")):
         return message
     functions = [call["function"] for call in message["tool_calls"]]
@@ -91,9 +91,8 @@ def _carried(message: Message, forms: Forms) -> Message:
 
 
 def _wrong(turns: Turns, parser: Parser, message: Message, thinking: bool) -> str | None:
-    """The difference after a turn is written and read back. None without a difference, or if the turn cannot be
-    written.
-    """
+    """Write a turn and read it back. Returns the difference; None without a difference, or if the template cannot write
+    the turn."""
     try:
         text = turns.sampled(message)
     except TemplateError:
@@ -137,7 +136,8 @@ def _misread_thought(message: Message, action: Action, text: str) -> str | None:
 
 
 def _misread_ids(message: Message, action: Action, text: str) -> str | None:
-    """The wrongly read ids. An id in the template's text must not change, and no two calls may share an id."""
+    """A description of wrongly read ids. An id in the template's text must not change, and no two calls may share an
+    id."""
     ids = [call["id"] for call in message.get("tool_calls", ())]
     actual = [call.id for call in action.calls]
     misplaced = any(ours in ids and ours != theirs for ours, theirs in zip(actual, ids, strict=False))

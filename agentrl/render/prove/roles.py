@@ -1,4 +1,4 @@
-"""Roles and positions that clients use and an Env does not: whether the template carries the messages."""
+"""Check whether the template writes messages in roles and positions that only clients of the gateway use."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _TWICE: Sequence[Message] = ({"role": "user", "content": "zqrole3"}, {"role": "u
 
 
 def roles_carried(template: Template, *, results: bool) -> dict[str, bool]:
-    """Whether the template writes instructions at unusual positions, and repeated user messages, in the right place.
+    """Capability -> whether the template writes such messages in order: instructions at unusual positions, and
+    consecutive user messages.
 
-    A template gives no sign of a dropped message. So every message is a word, and the text must contain all words.
+    A template drops a message without an error. So every message is a unique word, and the text must contain all words.
     """
     begins, answers = _says("user", 0), _says("assistant", 1)
     result = {"role": "tool", "tool_call_id": "call00000", "name": "lookup", "content": "result"}
@@ -36,7 +37,8 @@ def roles_carried(template: Template, *, results: bool) -> dict[str, bool]:
 
 
 def results_matched(turns: Turns) -> Literal["id", "place"]:
-    """ "id" if a result shows the same id as its call, else "place": the result is matched by its place."""
+    """How the template links a result to its call: "id" if it writes the call's id at the result, else "place" (the
+    order)."""
     calls = [ToolCall(f"zqrole00{i}", "lookup", {}) for i in range(2 if turns.profile.parallel_calls else 1)]
     if turns.template.forms.name_in_id:
         return "id"

@@ -1,4 +1,4 @@
-"""The source of bridges: the memo, where the load proves the memo, or a render of each bridge."""
+"""Decide the source of bridges: the memo, if it is proved while the renderer is loaded, or a render of each bridge."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ _TEXTS = (
     '{"a": "\\n\\"b\\"", "c": [1, null, true]}\n',
     "<think>x</think> <tool_call> </s> [/INST] é\u2028 <b>&'1' {{ x }} {% y %}",
 )
-"""Texts that templates trim, quote, escape, search or mistake for syntax. An odd text may answer other questions."""
+"""Texts that templates trim, quote, escape, search or mistake for syntax. For such texts a template's questions may
+have other answers."""
 
 
 def bridges_served(turns: Turns, *, results: bool) -> tuple[dict[str, str], MemoState]:
-    """For the answers of users and, with `results`, of tools: "memo", or "render: " and the reason.
+    """Decide for the roles "user" and, with `results`, "tool": role -> the source of bridges to its messages, "memo" or
+    "render: " and the reason.
 
-    Also the state of a memo for this template: off if the memo made a wrong bridge.
+    Also returns the state of the template's memo, which is off if the memo made a wrong bridge.
     """
     state = MemoState(every=1)
     served = {"user": _served(turns, 0, state)}

@@ -1,4 +1,4 @@
-"""The proof that special tokens within messages become text, and that no other token changes."""
+"""Prove that special tokens within messages can be encoded as text, and that no other token changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _PROVED: Cache[bool] = Cache(64)
 
 
 def spelling_out(template: Template, tokenizer: str) -> Template:
-    """The template, set to encode special tokens within messages as text. `tokenizer` distinguishes the tokenizer.
+    """A template that encodes special tokens within messages as text. `tokenizer` is a key that identifies the
+    tokenizer.
 
     Raises TemplateError if the tokenizer has no spelling of special tokens as text.
     """
@@ -28,7 +29,8 @@ def spelling_out(template: Template, tokenizer: str) -> Template:
 
 
 def _proved(template: Template, spelled: Template) -> bool:
-    """Raise if quoting every marker in a question changes its special tokens, or loses text."""
+    """Raises TemplateError if a question that quotes all markers gets other special tokens than the template's own, or
+    loses text."""
     ids = spelled.markers.ids
     quoted = {**QUESTION, "content": " ".join([QUESTION["content"], *ids, *(f"{text}x{text}" for text in ids)])}
     rendered = spelled.render([quoted], generation_prompt=True)

@@ -1,1 +1,1 @@
-"""Reads sampled turns: markers by their tokens, thoughts, blocks of calls, and the Action of a turn."""
+"""Read sampled turns: recognize markers by their tokens, read thoughts and calls, and make the Action of a turn."""

@@ -1,4 +1,4 @@
-"""Tool calls in a turn's text: the reading of a format, and the block around calls."""
+"""Tool calls in a turn's text: the interface of a format of calls, and the block around several calls."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from agentrl.render.read.schema import Schema
 from agentrl.types import JSON, ToolSpec
 
 Types: TypeAlias = Mapping[str, Schema]
-"""The JSON schema of each tool's arguments."""
+"""Tool name -> JSON schema of the tool's arguments."""
 
 CALLS_AT_MOST = 64
-"""Calls in a turn. Later calls are not read. The limit bounds the cost of a model that repeats a marker thousands of
-times."""
+"""Maximum number of calls of a turn. Later calls are not read. The limit bounds the cost if a model repeats a marker
+thousands of times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A call in `text[start:stop]`. `error` is the reason if the call is malformed."""
+    """A call that was read from `text[start:stop]`. `error` is the reason if the call is malformed."""
 
     start: int
     stop: int
@@ -34,16 +34,16 @@ class Attempt:
 
 
 class Calls(Protocol):
-    """The spelling of single calls. `read` never raises: an unreadable call is an Attempt with an error."""
+    """A format of single calls. `read` never raises: an unreadable call is an Attempt with an error."""
 
     @property
     def open(self) -> str:
-        """The marker at the start of each call; may be empty."""
+        """The marker at the start of each call. Empty for a format without this marker."""
         ...
 
     @property
     def close(self) -> str:
-        """The marker at the end of each call; may be empty."""
+        """The marker at the end of each call. Empty for a format without this marker."""
         ...
 
     @property
@@ -52,7 +52,8 @@ class Calls(Protocol):
         ...
 
     def find(self, lexed: Lexed, offset: int) -> int | None:
-        """The place of the next opening. Content begins at `offset`: the start of the turn, or the end of a call."""
+        """The offset of the next call. `offset` is where content begins: the start of the turn, or the end of a
+        call."""
         ...
 
     def read(self, lexed: Lexed, offset: int, types: Types) -> Attempt:
@@ -60,7 +61,7 @@ class Calls(Protocol):
         ...
 
     def named(self, names: str) -> str:
-        """A regular expression for the start of a call of these tools. `names` is a pattern for the names."""
+        """A regular expression for the start of a call of certain tools. `names` is a pattern for the tools' names."""
         ...
 
     def bind(self, names: Sequence[str]) -> Calls:
@@ -70,21 +71,24 @@ class Calls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Calls in a row, between `open` and `close` if the format has these markers: `[TOOL_CALLS][` call, call `]`."""
+    """A format of one or more calls, between `open` and `close` if the format has these markers: `[TOOL_CALLS][` call,
+    call `]`."""
 
     calls: Calls
     open: str = ""
     close: str = ""
     lead: str = ""
-    """The part of the first call in the generation prompt (functionary's `>>>`)."""
+    """The beginning of the first call that the generation prompt already holds (functionary's `>>>`)."""
     whole: bool = False
-    """The first tag of `open` begins other parts of a turn too: only the whole marker opens a block."""
+    """Whether the first tag of `open` also begins other parts of a turn, so that only the whole marker opens a
+    block."""
     behind_text: bool = False
-    """The template writes calls after the content. So bare calls are searched there too, by `names`."""
+    """Whether the template writes calls after the content. Calls without markers are then also searched there, by
+    `names`."""
     names: tuple[str, ...] = ()
-    """The tools of this episode."""
+    """The names of the episode's tools."""
     others: tuple[Block, ...] = ()
-    """Other spellings by the same models, read where this spelling does not match."""
+    """Other formats that the same models write, read where this format does not match."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -93,12 +97,12 @@ class Block:
         return tuple(filter(None, (self.open, self.close, *self.calls.markers, *others)))
 
     def bind(self, names: Sequence[str]) -> Block:
-        """The same block, for calls of tools with these names: the names distinguish a call from text."""
+        """The same block for tools with the names, which distinguish a call from text."""
         others = tuple(block.bind(names) for block in self.others)
         return replace(self, names=tuple(names), calls=self.calls.bind(names), others=others)
 
     def find(self, lexed: Lexed, offset: int) -> int | None:
-        """The next block's opening, in any spelling."""
+        """The offset of the next block, in this format or in `others`."""
         first = self._find(lexed, offset)
         for block in self.others:
             start = block.find(lexed, offset)
@@ -107,7 +111,8 @@ class Block:
         return first
 
     def _find(self, lexed: Lexed, offset: int) -> int | None:
-        """The next block's opening. A call outside any block also counts if calls have their own markers."""
+        """The offset of the next block in this format. A call outside of a block also counts if calls have their own
+        markers."""
         start = self._opens(lexed, offset) if self.open else None
         if not self.open or self.calls.open:
             call = self.calls.find(lexed, offset)
@@ -115,13 +120,13 @@ class Block:
         return self._named(lexed, offset) if start is None and self.behind_text and self.names else start
 
     def _named(self, lexed: Lexed, offset: int) -> int | None:
-        """The start of a call known only by the name of its tool."""
+        """The start of a call that only the name of its tool identifies."""
         names = "|".join(map(re.escape, self.names))
         mark = lexed.search(rf"{loose(self.open)}\s*{self.calls.named(names)}", offset)
         return mark.start() if mark else None
 
     def _opens(self, lexed: Lexed, offset: int) -> int | None:
-        """The place of an opening marker, if the marker counts.
+        """The offset of an opening marker, if the marker counts.
 
         A marker that may occur in plain text opens a block only where content begins and a call follows.
         """
@@ -135,7 +140,8 @@ class Block:
         return None
 
     def read(self, lexed: Lexed, offset: int, types: Types) -> list[Attempt]:
-        """The calls of the block that opens at `offset`, at least one. The last call ends with the block."""
+        """Read the block that opens at `offset`: at least one call. The span of the last call includes the block's
+        end."""
         attempts = self._read(lexed, offset, types) if self._find(lexed, offset) == offset else []
         if attempts and not any(attempt.error for attempt in attempts):
             return attempts
@@ -151,7 +157,7 @@ class Block:
         return not self.close or lexed.syntax[:stop].endswith(pieces(self.close)[-1])
 
     def _read(self, lexed: Lexed, offset: int, types: Types) -> list[Attempt]:
-        """The calls in this spelling."""
+        """Read the calls of a block in this format."""
         opened = re.compile(_opening(self.open)).match(lexed.syntax, offset) if self.open else None
         begin = opened.end() if opened else offset
         attempts = self._in_a_row(lexed, begin, types, bool(opened))
@@ -161,7 +167,7 @@ class Block:
         return [*attempts[:-1], replace(attempts[-1], stop=stop)]
 
     def _in_a_row(self, lexed: Lexed, offset: int, types: Types, opened: bool) -> list[Attempt]:
-        """The calls from `offset` on. Outside a block, at most one call."""
+        """Yield the calls from `offset` on: at most one call outside of a block."""
         attempts = list[Attempt]()
         while len(attempts) < (CALLS_AT_MOST if opened else 1):
             start = self._next(lexed, offset, opened)
@@ -172,9 +178,8 @@ class Block:
         return attempts
 
     def _stop(self, lexed: Lexed, offset: int, opened: bool) -> int:
-        """The end of the block after a last call with the end `offset`. A call outside a block may have the block's
-        close.
-        """
+        """The end of the block whose last call ends at `offset`. Even a call outside of a block may be followed by the
+        block's close."""
         if not opened and not self.close:
             return offset
         close = r"[\s;,]*" + _optional(self.close) if opened else r"\s*" + loose(self.close)
@@ -182,14 +187,14 @@ class Block:
         return closed.end() if closed else offset
 
     def _unread(self, lexed: Lexed, offset: int, begin: int) -> Attempt:
-        """The attempt for a block without the start of a call."""
+        """The Attempt for a block in which no call begins."""
         end = lexed.search(trigger(self.close), begin) if self.close else None
         stop = end.end() if end else len(lexed.text)
         raw = lexed.text[begin : end.start() if end else stop]
         return Attempt(offset, stop, raw, error="the call cannot be read")
 
     def _next(self, lexed: Lexed, offset: int, opened: bool) -> int | None:
-        """The next call of the block. After the block's opening, only whitespace and separators may precede it."""
+        """The offset of the block's next call. Only whitespace and separators may come before the first call."""
         start = self.calls.find(lexed, offset)
         if start is None or (opened and lexed.syntax[offset:start].strip(" \t\r\n;,")):
             return None
@@ -197,7 +202,8 @@ class Block:
 
 
 def broken(lexed: Lexed, offset: int, begin: int, seen: int, error: str, markers: tuple[str, str]) -> Attempt:
-    """An attempt that ends at its close (searched from `seen` on), else before the next call, else with the turn."""
+    """A malformed Attempt that ends at its close (searched from `seen` on), else before the next call, else with the
+    turn."""
     opening, close = markers
     closed = lexed.search(loose(close), seen) if close else None
     other = lexed.search(trigger(opening), seen) if opening else None
@@ -208,18 +214,19 @@ def broken(lexed: Lexed, offset: int, begin: int, seen: int, error: str, markers
 
 
 def types_of(tools: Sequence[ToolSpec]) -> Types:
-    """The schemas of all arguments."""
+    """Tool name -> JSON schema of the tool's arguments."""
     functions = [tool.get("function") or tool for tool in tools]
     by_name = {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
     return {name: Schema(parameters, parameters) for name, parameters in by_name.items()}
 
 
 def stray_marks(block: Block | None, atoms: Mapping[int, str], others: Collection[str]) -> re.Pattern[str]:
-    """A regular expression for marks of calls. Where no call is read, such a mark is no answer.
+    """A regular expression for marks of calls. A turn with such a mark, but without a readable call, is a malformed
+    call and no answer.
 
-    A mark with its own token (see `atoms`) counts anywhere, because no prose contains the token. The spelling of a
-    close counts at the end of the turn, behind a line or a bracket. Marks in `others` also have other uses, and do not
-    count.
+    A mark that is a single token (see `Lexer.atoms`) counts anywhere, because no prose contains the token. A close in
+    other tokens counts only at the end of the turn, after a line break or a bracket. Marks in `others` have other uses,
+    and do not count.
     """
     ends, marks = set[str](), set[str]()
     for part in (block, *block.others) if block is not None else ():
@@ -239,7 +246,7 @@ def trigger(marker: str) -> str:
 
 
 def head(marker: str) -> str:
-    """The marker up to its first tag, or all of it."""
+    """The marker up to and including its first tag. Without a tag, the whole marker."""
     parts = pieces(marker)
     first = next((i for i, piece in enumerate(parts) if is_tag(piece)), len(parts) - 1)
     return "".join(parts[: first + 1])
@@ -251,5 +258,5 @@ def _opening(marker: str) -> str:
 
 
 def _optional(marker: str) -> str:
-    """A regular expression for the marker's pieces in order. Any piece may be missing."""
+    """A regular expression for the marker's pieces in order, each of which may be missing."""
     return "".join(rf"(?:\s*{loose(piece)})?" for piece in pieces(marker) if not piece.isspace())

@@ -1,4 +1,4 @@
-"""The template's text around the content of a turn: not a part of the content."""
+"""Frames: the template's text around the content of a turn, which is not a part of the content."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from agentrl.render.read.lexer import Lexed, has_tag, headed, is_tag, loose, pie
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Literals such as gpt-oss' `<|channel|>final<|message|>`.
+    """The frames of a template: literal texts such as gpt-oss' `<|channel|>final<|message|>`.
 
-    A literal with a tag is left out anywhere, and a word between two of its tags may vary. A literal without a tag
-    (functionary's `all`) is left out where a turn begins.
+    A literal with a tag is removed from the content anywhere, and a word between two of its tags may vary. A literal
+    without a tag (functionary's `all`) is removed only where a turn begins.
     """
 
     literals: tuple[str, ...] = ()
     lead: str = ""
-    """The part of a turn's first frame in the prompt."""
+    """The beginning of a turn's first frame that the prompt already holds."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -27,12 +27,13 @@ class Frames:
         return tuple(literal for literal in self.literals if has_tag(literal))
 
     def pattern(self) -> re.Pattern[str] | None:
-        """A pattern for the frames that count anywhere."""
+        """A pattern for the literals with a tag, which are frames anywhere in a turn. None without such a literal."""
         patterns = dict.fromkeys(form for literal in self.markers for form in (_any_word(literal), headed(literal)))
         return re.compile("|".join(sorted(patterns, key=len, reverse=True))) if patterns else None
 
     def first(self) -> re.Pattern[str] | None:
-        """A pattern for the frames that count at the start of a turn, or after `lead`."""
+        """A pattern for the literals without a tag, at the start of a turn. If such a literal begins with `lead`, the
+        pattern matches anywhere. None without such a literal."""
         plain = [literal for literal in self.literals if not has_tag(literal)]
         led = [literal for literal in plain if self.lead and literal.startswith(self.lead)]
         patterns = [loose(literal) + r"\s*" for literal in sorted(plain, key=len, reverse=True)]
@@ -42,7 +43,7 @@ class Frames:
 
 
 def spans(pattern: re.Pattern[str] | None, lexed: Lexed, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The places of the matches."""
+    """Yield the spans of a pattern's matches in `syntax`."""
     if pattern is not None:
         yield from (match.span() for match in pattern.finditer(lexed.syntax, start, stop))
 
@@ -58,7 +59,7 @@ def without(text: str, start: int, stop: int, cuts: Sequence[tuple[int, int]]) -
 
 
 def _any_word(literal: str) -> str:
-    """A regular expression for the literal with any word between two of its tags.
+    """A regular expression for the literal that allows any word between two of its tags.
 
     A type may also precede the last of these tags.
     """

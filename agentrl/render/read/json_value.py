@@ -1,4 +1,4 @@
-"""JSON values in the middle of text."""
+"""Read JSON values in the middle of a text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agentrl.plain import finite, no_constant
 
 @dataclass(frozen=True, slots=True)
 class ParseFailure:
-    """The reason why a text is not a value."""
+    """The reason why a text is no valid value."""
 
     reason: str
 
 
 def json_at(text: str, offset: int) -> tuple[Any, int]:
-    """The JSON value at `offset`, and the end of the value. Without a value: a ParseFailure, and `offset`."""
+    """The JSON value at `offset`, and the offset of its end. Without a value: a ParseFailure, and `offset`."""
     try:
         value, end = NUMBERS.raw_decode(text, offset)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # half a surrogate pair is no text
@@ -29,4 +29,4 @@ def json_at(text: str, offset: int) -> tuple[Any, int]:
 
 
 NUMBERS = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
-"""Reads only the numbers of JSON."""
+"""A JSON decoder that refuses NaN, Infinity, and numbers beyond the range of float."""

@@ -1,4 +1,4 @@
-"""Sampled tokens as text in which markers are recognized by their tokens, not by their spelling."""
+"""Sampled tokens as text in which markers are recognized by their tokens, not by their letters."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from functools import lru_cache
 from agentrl.render.template import Template
 
 _PIECE = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]|\w+|\s+|.", re.DOTALL)
-"""The pieces of a marker: a tag, a word, whitespace, a single other character."""
+"""A pattern for a piece of a marker: a tag, a word, whitespace, or another single character."""
 
 _compiled = lru_cache(maxsize=4096)(re.compile)
-"""As `re.compile`, but the lookup takes a quarter of the time."""
+"""A `re.compile` with a larger cache, whose lookup takes a quarter of the time."""
 
 BLANK = "\x00"
 
 ID, NUMBER, NAME, TYPE = "\ue000", "\ue001", "\ue002", "\ue003"
-"""Holes in a marker: places for a call's id, a number, the call's name, the type of an argument."""
+"""Holes in a marker: characters that stand for a call's id, a number, a call's name, and the type of an argument."""
 _HOLES = {ID: r"[\w.:-]+", NUMBER: r"\d+", NAME: r"[^\s<>(){}\x00]+", TYPE: r"\w*"}
 
 
 @dataclass(slots=True)
 class Lexed:
-    """A turn twice, position for position: `text` is the full text, `syntax` is the part for parsers.
+    """A turn in two texts of equal length: `text` is the full text, and parsers search in `syntax`.
 
-    In `syntax`, a marker spelled in ordinary tokens is replaced by blanks.
+    In `syntax`, a marker that the model wrote in ordinary tokens (a look-alike) is replaced by blanks.
     """
 
     text: str
     syntax: str
     scanned: int = 0
-    """Number of characters that searches have looked at: the work of reading a turn."""
+    """Number of characters that searches have read, a measure of the work of reading a turn."""
     _matches: dict[str, tuple[int, re.Match[str] | None]] = field(default_factory=dict)
 
     def search(self, pattern: str, offset: int) -> re.Match[str] | None:
-        """The first match in `syntax` from `offset` on. No part is searched twice."""
+        """The first match in `syntax` from `offset` on. No part of the text is searched twice for the same pattern."""
         since, match = self._matches.get(pattern, (len(self.syntax) + 1, None))
         if since <= offset and (match is None or match.start() >= offset):
             return match
@@ -47,10 +47,10 @@ class Lexed:
 
 
 class Lexer:
-    """Distinguishes markers from look-alikes.
+    """Converts a turn's tokens to a Lexed, and distinguishes markers from look-alikes in ordinary tokens.
 
-    If a marker, or a part of a marker, is a single token of the vocabulary, only the sampled token counts. The rest of
-    a marker, and a marker outside the vocabulary, is recognized by its spelling.
+    If a marker, or a part of a marker, is a single token of the vocabulary, only this token counts. All other parts of
+    markers are recognized by their letters.
     """
 
     def __init__(self, template: Template, markers: Iterable[str]) -> None:
@@ -66,11 +66,11 @@ class Lexer:
 
     @property
     def atoms(self) -> Mapping[int, str]:
-        """Tokens of markers, or of parts of markers."""
+        """The texts of markers, or of parts of markers, that are single tokens."""
         return self._atoms
 
     def __call__(self, tokens: Sequence[int], lead: str = "") -> Lexed:
-        """`lead` is the part of the turn's own syntax that the prompt wrote before the turn."""
+        """The tokens as a Lexed. `lead` is the beginning of the turn's syntax that the prompt already holds."""
         text, syntax, start = [lead], [lead], 0
         marks = self._atoms.keys() & set(tokens)
         ends = [index for index, token in enumerate(tokens) if token in marks] if marks else []
@@ -87,20 +87,20 @@ class Lexer:
 
 
 def pieces(text: str) -> list[str]:
-    """The text cut where a marker may begin or end."""
+    """The text cut into pieces: tags, words, whitespace, and other single characters."""
     return _PIECE.findall(text)
 
 
 def literals(marker: str) -> list[str]:
-    """The marker without its holes."""
+    """The literal parts of a marker, between its holes."""
     return [part for part in re.split(f"[{ID}{NUMBER}{NAME}{TYPE}]", marker) if part]
 
 
 @lru_cache(maxsize=4096)
 def loose(marker: str, captured: str = "") -> str:
-    """A regular expression for the marker with any whitespace, or none, between and around the pieces.
+    """A regular expression for the marker with any or no whitespace between and around its pieces.
 
-    The hole `captured` is a group of this name. The other holes match any text.
+    The hole `captured` becomes a named group. The other holes match any text.
     """
     return r"\s*".join(_pattern(piece, captured) for piece in pieces(marker) if not piece.isspace())
 
@@ -133,16 +133,16 @@ _GROUPS = {ID: "id", TYPE: "type", NAME: "name", NUMBER: "number"}
 
 
 def is_tag(piece: str) -> bool:
-    """Whether the piece is unlikely in plain text: `<|call|>`, `</function>`, `[TOOL_CALLS]`."""
+    """Whether the piece is a tag, which is unlikely in plain text: `<|call|>`, `</function>`, `[TOOL_CALLS]`."""
     return len(piece) > 2 and piece[0] in "<["
 
 
 @lru_cache(maxsize=4096)
 def has_tag(marker: str) -> bool:
-    """Whether a part of the marker is unlikely in plain text."""
+    """Whether a piece of the marker is a tag."""
     return any(map(is_tag, pieces(marker)))
 
 
 def is_distinct(marker: str) -> bool:
-    """Whether the marker identifies a call anywhere: `functools[` does, `[` does not."""
+    """Whether the marker identifies a call anywhere in a turn: `functools[` does, `[` does not."""
     return has_tag(marker) or len("".join(literals(marker)).strip()) >= 3

@@ -1,4 +1,4 @@
-"""Sampled tokens of one turn as an Action."""
+"""Read the sampled tokens of one turn as an Action."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _NEVER = r"(?!)"
 
 @dataclass(slots=True)
 class _Walk:
-    """The progress and the results of reading a turn."""
+    """The progress and the results so far of reading a turn."""
 
     lexed: Lexed
     executable: bool
     cuts: Sequence[tuple[int, int]]
-    """Frames that count only at the start of a turn."""
+    """The spans of frames that count only at the start of a turn."""
     offset: int = 0
     ended: bool = False
     content: list[tuple[int, int]] = field(default_factory=list)
-    """Places of the text outside thoughts and calls."""
+    """Spans of the text outside of thoughts and calls."""
     thoughts: list[str] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -38,8 +38,8 @@ class _Walk:
 class Parser:
     """Reads turns in a format of calls. Never raises: a model may sample anything.
 
-    `frames` are left out of an Action's content. Without a `block` no call is read. `call_ends` are stop tokens that
-    close a call and never an answer.
+    `frames` are left out of an Action's content. Without a `block` (a format of calls) no call is read. `call_ends` are
+    stop tokens that end a call and never an answer.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Parser:
         self._types: Types = {}
 
     def without_calls(self) -> Parser:
-        """The same parser, but calls are text."""
+        """The same parser, which reads calls as text."""
         bound = Parser.__new__(Parser)
         bound.__dict__.update(self.__dict__)
         bound._block = None
@@ -77,12 +77,12 @@ class Parser:
 
     @property
     def block(self) -> Block | None:
-        """The spelling of calls."""
+        """The format of calls."""
         return self._block
 
     @property
     def atoms(self) -> Mapping[int, str]:
-        """Tokens of a turn's syntax: of thoughts, calls and frames."""
+        """The texts of single tokens in the markers of thoughts, calls and frames."""
         return self._lex.atoms
 
     def bind(self, tools: Sequence[ToolSpec]) -> Parser:
@@ -133,7 +133,8 @@ class Parser:
         return walk
 
     def _read_stray(self, walk: _Walk, ended: bool) -> None:
-        """Record an unopened call for the marks of calls in a turn without a call: the marks are no answer.
+        """In a turn without a readable call, record a malformed call if the turn holds marks of calls, which are no
+        answer.
 
         `ended`: the turn's stop token is a mark of a call.
         """
@@ -152,7 +153,7 @@ class Parser:
             walk.cuts = sorted([*walk.cuts, *marks])
 
     def _began_within(self, walk: _Walk) -> bool:
-        """Whether a thought ends before any other part of the turn: then the prompt had opened the thought."""
+        """Whether a thought ends before any other part of the turn, so that the prompt must have opened the thought."""
         end = None if self._ends_more else walk.lexed.search(self._close, 0)
         if end is None:
             return False
@@ -171,7 +172,8 @@ class Parser:
             walk.ended = True
 
     def _read_text(self, walk: _Walk) -> bool:
-        """Read up to the next thought, past the next calls, or to the end. Returns whether a thought follows."""
+        """Read up to the next thought, through the next block of calls, or to the end. Returns whether a thought
+        follows."""
         think = self._thought(walk.lexed, walk.offset)
         call = self._find(walk.lexed, walk.offset) if walk.executable else None
         if think is not None and (call is None or think[0] < call):
@@ -192,7 +194,8 @@ class Parser:
         return False
 
     def _thought(self, lexed: Lexed, offset: int) -> tuple[int, int] | None:
-        """The marker that opens the next thought: right here, or at the start of a line if the thought is also closed.
+        """The span of the marker that opens the next thought: at `offset`, or at the start of a line if the thought is
+        also closed.
 
         Anywhere else the marker is a word of the content: "wrap it in <think>".
         """
@@ -205,7 +208,7 @@ class Parser:
         return match.span() if lexed.search(self._close, match.end()) else None
 
     def _find(self, lexed: Lexed, offset: int) -> int | None:
-        """The next call's opening: from here on, or after a frame that is right here."""
+        """The offset of the next call: from `offset` on, or after a frame at `offset`."""
         start = self._block.find(lexed, offset) if self._block is not None else None
         if start is not None or self._block is None:
             return start
@@ -217,7 +220,7 @@ class Parser:
         walk.content.append((walk.offset, stop))
 
     def _framed(self, walk: _Walk) -> Iterator[tuple[int, int]]:
-        """The places of frames within the content."""
+        """Yield the spans of frames within the content."""
         for start, stop in walk.content:
             yield from spans(self._frames, walk.lexed, start, stop)
 
@@ -231,9 +234,9 @@ class Parser:
         return parts
 
     def _joined(self, parts: Sequence[str], *, cut: bool) -> str:
-        """The whole content of a turn. Content in separate frames becomes separate lines.
+        """The whole content of a turn. Parts in separate frames become separate lines.
 
-        The spaces at the end of a cut turn stay, because the next turn may continue the text.
+        The spaces at the end of a cut turn are kept, because the next turn may continue the text.
         """
         if self._frames is None:
             return "".join(parts).lstrip() if cut else "".join(parts).strip()
@@ -247,7 +250,7 @@ def began_thinking(action: Action, thinking: Thinking) -> bool:
 
 
 def ended_thinking(action: Action, thinking: Thinking) -> bool:
-    """Whether a turn ended within a thought. A mention of a marker opens no thought."""
+    """Whether a turn ended within a thought. A marker that is only mentioned opens no thought."""
     if action.reasoning is None:
         return False
     if thinking.ends_more:
@@ -257,7 +260,7 @@ def ended_thinking(action: Action, thinking: Thinking) -> bool:
 
 
 def _named(attempts: Sequence[Attempt], tokens: Sequence[int], turn: int) -> Iterator[ToolCall]:
-    """Attempts under the sampled ids, or under generated ids.
+    """The attempts as calls with their sampled ids, or with generated ids.
 
     Generated ids depend on the turn's number and tokens: a second parse gives the same ids, and equal calls of two
     turns get different ids. Every template accepts nine letters and digits.

@@ -1,4 +1,4 @@
-"""A tool's JSON schema for one argument, for formats that write values without quotes."""
+"""Questions about the JSON schema of an argument, for formats that write values without quotes."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ _NAMES = {
     "map": "object",
     "none": "null",
 }
-"""Words that schemas written by hand use for types."""
+"""Words for types in schemas that are written by hand -> JSON Schema's types."""
 _KINDS = frozenset({"string", "integer", "number", "boolean", "array", "object", "null"})
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A JSON schema within `root`, the document for references."""
+    """A JSON schema. `root` is the document in which references are resolved."""
 
     definition: Any = field(default_factory=dict)
     root: Any = field(default_factory=dict)
 
     @property
     def kinds(self) -> frozenset[str] | None:
-        """The JSON types of the schema. None: any type."""
+        """The JSON types that the schema allows. None: any type."""
         return _kinds(self.definition, self.root, _UNSET, frozenset())
 
     def allows(self, value: Any) -> bool:
-        """Whether the schema allows the value's type, and the value is among the listed values, if any."""
+        """Whether the schema allows the value: by its type, and by the list of allowed values, if any."""
         kinds = _kinds(self.definition, self.root, value, frozenset())
         return kinds is None or kind_of(value) in kinds
 
     def within(self, key: str) -> Schema:
-        """The schema of an object's key."""
+        """The schema of the value under an object's key."""
         parts = list(self._parts())
         schemas = [part["properties"][key] for part in parts if key in _mapping(part, "properties")]
         schemas = schemas or [part["additionalProperties"] for part in parts if _mapping(part, "additionalProperties")]
@@ -62,7 +62,7 @@ class Schema:
 
     @property
     def requires(self) -> bool:
-        """Whether an object must have some key."""
+        """Whether an object must have any key."""
         return any(part.get("required") for part in self._parts())
 
     def _parts(self) -> Iterator[Mapping[str, Any]]:
@@ -81,7 +81,7 @@ class Schema:
 
 
 def kind_of(value: Any) -> str:
-    """The JSON type of a value; a whole number is an integer."""
+    """The JSON type of a value. A whole number is an "integer"."""
     if isinstance(value, float):
         return "integer" if value.is_integer() else "number"
     kinds = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
@@ -89,7 +89,7 @@ def kind_of(value: Any) -> str:
 
 
 def _kinds(schema: Any, root: Any, value: Any, seen: frozenset[int]) -> frozenset[str] | None:
-    """The types of a schema, None for any. With a value, only the equal value among the listed values counts."""
+    """The types of a schema; None for any type. With a value, only this value among the listed values counts."""
     if not isinstance(schema, Mapping) or id(schema) in seen:
         return None
     seen |= {id(schema)}
@@ -107,7 +107,7 @@ def _kinds(schema: Any, root: Any, value: Any, seen: frozenset[int]) -> frozense
 
 
 def _named(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """The types by `type`, which may be a list. Without the key: by keys that only objects or lists have."""
+    """The types by the key `type`, a text or a list, or else by the keys of objects and lists."""
     named = schema.get("type")
     if named is None:
         return frozenset({"object"} if "properties" in schema else {"array"}) if _shaped(schema) else None
@@ -123,7 +123,7 @@ def _shaped(schema: Mapping[str, Any]) -> bool:
 
 
 def _listed(schema: Mapping[str, Any], value: Any) -> frozenset[str] | None:
-    """The types by `const` and `enum`."""
+    """The types of the values in `const` and `enum`."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not _is_list(values):
         return None
@@ -164,4 +164,4 @@ def _is_list(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
 
 
 ANY = Schema()
-"""The schema of an argument without a schema."""
+"""The schema of an argument that has no schema: it allows any value."""

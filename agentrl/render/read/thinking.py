@@ -10,14 +10,14 @@ from agentrl.render.read.lexer import headed, loose, pieces
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """`open` thoughts `close`; the defaults are the markers of most models."""
+    """The markers `open` and `close` around thoughts. The defaults are the markers of most models."""
 
     open: str = "<think>"
     close: str = "</think>"
     closing: str = "</think>\n\n"
-    """The end of an open thought before the turn continues, with its whitespace."""
+    """The text that ends a thought before the turn continues: `close` with whitespace."""
     ends_more: bool = False
-    """`close` also ends other parts of a turn. A thought ends there only after `open`."""
+    """Whether `close` also ends other parts of a turn, so that it ends a thought only after `open`."""
 
     @property
     def opening(self) -> str:
@@ -43,7 +43,7 @@ class Thinking:
 
 
 def shared(first: str, second: str) -> str:
-    """The common beginning of both texts, up to the end of a marker."""
+    """The text with which both texts begin, cut to whole pieces (see `lexer.pieces`)."""
     length = 0
     for ours, theirs in zip(pieces(first), pieces(second), strict=False):
         if ours != theirs:
