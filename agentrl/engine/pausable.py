@@ -1,4 +1,4 @@
-"""An engine for weight changes during episodes: running generations are cut, and then continued."""
+"""An engine whose weights may change during episodes: running generations are aborted, and then continued."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.engine.base import AsyncClosing, RequestFields, TrainedEngine, ask,
 from agentrl.types import Generation, SamplingParams
 
 _AGAIN_S = 1.0
-"""Seconds until running requests are aborted once more: the first abort may have overtaken a request."""
+"""Seconds until running requests are aborted once more. The first abort may have arrived before a request."""
 
 
 class PausableEngine(AsyncClosing):
@@ -33,7 +33,7 @@ class PausableEngine(AsyncClosing):
         self.engine = engine
         self._slots = None if at_once is None else asyncio.Semaphore(at_once)
         self.requests = 0
-        """Running requests."""
+        """The number of running requests."""
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._idle.set()
