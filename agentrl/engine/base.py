@@ -107,7 +107,7 @@ def ask(
 
 @runtime_checkable
 class MessageEngine(Engine, Protocol):
-    """An engine that takes messages instead of tokens: ChatEngine. Its generations cannot be trained on."""
+    """An engine that takes messages instead of tokens: ChatEngine. The generations cannot be trained on."""
 
     async def answer(
         self,

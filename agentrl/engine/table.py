@@ -56,7 +56,7 @@ class EngineParts:
     tokenizer: Any
     renderer: Renderer
     model: Callable[[], Any]
-    """A function that loads the model. It is called only for an engine with a parameter `model`."""
+    """A function that loads the model, called only for an engine with a parameter `model`."""
     max_batch: int | None = None
     """The most sequences in parallel; None if unknown."""
     training: TrainingParts | None = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROUNDING = 1e-5
-"""The allowed error of a processor's Pillow backend. This backend scales and shifts pixels in two steps, and rounds
+"""The allowed error of a processor's Pillow backend. The backend scales and shifts pixels in two steps, and rounds
 between the steps."""
 
 

@@ -13,7 +13,7 @@ from agentrl.models.tiny_vl import tiny_vl_tokenizer
 
 _SEEDED = {"tiny": tiny_tokenizer, "tiny-vl": tiny_vl_tokenizer}
 _FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "config.json")
-"""The names of files of which a folder with a tokenizer has at least one."""
+"""The names of files by which a folder with a tokenizer is recognised: without all of them, there is no tokenizer."""
 
 
 class RemoteCodeError(ConfigError):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _REPLICATES = 2_000
 _DRAWN_AT_ONCE = 4_000_000
-"""The most random numbers that are drawn in a call. They take 32 MB."""
+"""The most random numbers that are drawn in a call, which take 32 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def scores_by(key: str, groups: Sequence[Sequence[Trajectory]], *, seed: int = 0
 
     The reward of a task is the mean of its valid episodes. An interval has the middle 95 % of the means of resampled
     tasks. If all rewards are equal, the width of the interval is 0. The average is the unweighted mean of the scores,
-    whatever the numbers of tasks. It is None if a score is None. Raises the ConfigError of `value_of`.
+    whatever the numbers of tasks. The average is None if a score is None. Raises the ConfigError of `value_of`.
     """
     import numpy as np
 

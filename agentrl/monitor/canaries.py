@@ -20,11 +20,11 @@ _WINDOW, _FAILING_STEPS, _FAILING_SHARE = 10, 3, 0.05
 """When failing groups cause a warning. _WINDOW: the number of steps over which failing groups are counted.
 _FAILING_STEPS: the fewest of these steps with a failing group. _FAILING_SHARE: the least share of groups that fail."""
 _BASELINE_STEPS, _BASELINE_AT_LEAST, _BAD_CALL_STEPS = 10, 3, 3
-"""What a jump of wrong tool calls is. _BASELINE_STEPS: the number of latest steps without a jump with which a step is
-compared. _BASELINE_AT_LEAST: the fewest such steps. _BAD_CALL_STEPS: the number of steps that a jump lasts before the
-run stops."""
+"""The definition of a jump of wrong tool calls. _BASELINE_STEPS: the number of latest steps without a jump with which a
+step is compared. _BASELINE_AT_LEAST: the fewest such steps. _BAD_CALL_STEPS: the number of steps that a jump lasts
+before the run stops."""
 _FLAT_STEPS = 10
-"""The number of consecutive steps with equal rewards in every group after which a warning is given."""
+"""The number of consecutive steps with equal rewards in every group that causes a warning."""
 
 
 class CanaryConfig(BaseModel):

@@ -75,8 +75,8 @@ class NumericsConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     warn: float = Field(default=0.02, gt=0)
-    """The mean difference above which a warning is given, once. In float32 the difference is below 1e-4; in bfloat16 it
-    is 0.002 for `tiny`, and 0.05 for SmolLM2."""
+    """The mean difference above which the run warns, once. In float32 the difference is below 1e-4; in bfloat16 it is
+    0.002 for `tiny`, and 0.05 for SmolLM2."""
     stop: float = Field(default=0.5, gt=0)
     """The mean difference above which the run stops. Rounding alone never reaches 0.5; slime's own tests allow 0.1."""
 

@@ -56,8 +56,8 @@ def _answer(request: Mapping[str, Any], connection: Connection) -> dict[str, Any
 
 @cache
 def _is_the_worlds() -> Callable[[BaseException], bool]:
-    """The function that tells whether the infrastructure caused an error. It is loaded from a file, because the import
-    of agentrl would take longer than a grade."""
+    """The function that tells whether the infrastructure caused an error. The function is loaded from a file, because
+    the import of agentrl would take longer than a grade."""
     return _load(f"{Path(__file__).parents[1] / 'blame.py'}:is_the_worlds")
 
 

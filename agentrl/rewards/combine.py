@@ -21,7 +21,8 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, MaybeAwait, Reward, Task
 
 TurnFn: TypeAlias = "Callable[[str, str], MaybeAwait[float]]"
-"""A function of the model's text of a turn and of the observation after the turn. It returns the reward of the turn."""
+"""A function of the model's text of a turn and of the observation after the turn. The function returns the reward of
+the turn."""
 GroupFn: TypeAlias = "Callable[[Sequence[ModelOutput]], MaybeAwait[Sequence[float | Reward]]]"
 
 

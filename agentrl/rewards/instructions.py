@@ -20,7 +20,7 @@ _FOLLOWS = f"{Path(__file__).with_name('_instructions.py')}:follows"
 
 
 class IFBench(Grader):
-    r"""The reward is 1 if the answer follows all instructions, else 0. Its part `followed` is the share of followed
+    r"""The reward is 1 if the answer follows all instructions, else 0. The part `followed` is the share of followed
     instructions.
 
     The task's metadata hold `instruction_id_list`, `kwargs` (the arguments of each instruction, or common arguments)

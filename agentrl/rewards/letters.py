@@ -31,7 +31,7 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A mention of letters, and what the text around the mention says about these letters."""
+    """A mention of letters, and whether the text around the mention affirms or denies these letters."""
 
     letters: frozenset[str]
     rank: Rank

@@ -203,7 +203,7 @@ class _Attempts:
 
     rubric: str
     output: ModelOutput
-    """The output of any episode of the group. Its prompt and its label describe the task."""
+    """The output of any episode of the group. The prompt and the label describe the task."""
     texts: Sequence[str]
     """The different texts, in alphabetical order."""
 

@@ -33,8 +33,8 @@ class SlimeConfig(HostedConfig):
     """
 
     max_new_tokens: Literal["episode", "turn"] = "episode"
-    """What slime's --rollout-max-response-len limits. episode: the tokens of the whole response, as in slime itself.
-    turn: the tokens of each turn."""
+    """The tokens that slime's --rollout-max-response-len limits. episode: the tokens of the whole response, as in slime
+    itself. turn: the tokens of each turn."""
     staleness: int = Field(default=2, ge=1)
     """With `agentrl.slime.generate_rollout_fully_async`: the most rollouts between the beginning of a group and its
     training."""

@@ -35,7 +35,7 @@ _LIVING: weakref.WeakSet[DataSource] = weakref.WeakSet()
 
 @dataclass(slots=True)
 class _HandedOut:
-    """A group of samples that slime has got, and not yet given to the trainer."""
+    """A group of samples that slime has got, and has not shipped to the trainer."""
 
     group: PendingGroup
     since: int
@@ -45,7 +45,8 @@ class _HandedOut:
 
 
 class DataSource:
-    """A data source for slime that knows the untrained prompts. Its state is saved with slime's checkpoints.
+    """A data source for slime that knows the untrained prompts. The state of the source is saved with slime's
+    checkpoints.
 
     The data stays on disk, and is read by slime's flags (--prompt-data, --input-key, ...). Groups have slime's numbers.
     A group is shipped when a rollout has given the group to the trainer. `agentrl.slime.log_rollout` and agentrl's

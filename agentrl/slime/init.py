@@ -107,7 +107,7 @@ def _config(env: str, workers: int) -> str:
 
 
 def next_steps(folder: Path, model: str, slime: Path) -> list[str]:
-    """Lines of text: what the user does after the script is written."""
+    """Lines of text with the user's next steps after the script is written."""
     script = folder / SCRIPT
     steps = [
         f"export SLIME=... MEGATRON=... MODEL=... DATA=..., and make REF as {script} describes",

@@ -58,5 +58,5 @@ def watch_log_probs(
 
 @cache
 def _watch(config: NumericsConfig) -> NumericsWatch:
-    """The watch of this process, which is a rank of a run. It decides about warnings and errors."""
+    """The watch of this process, which is a rank of a run. The watch decides about warnings and errors."""
     return NumericsWatch(config)

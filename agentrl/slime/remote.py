@@ -248,7 +248,7 @@ _opening = threading.Lock()
 
 
 def sample_workers(size: int) -> SampleWorkers:
-    """The workers of this process. They start with the first episode."""
+    """The workers of this process, which start with the first episode."""
     with _opening:
         return _workers(size)
 

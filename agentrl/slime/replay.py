@@ -115,7 +115,7 @@ def write_replay_data(args: Any, sample: Any, segment: Segment) -> None:
 @dataclass(frozen=True, slots=True)
 class _Generation:
     """The tokens `response[start:stop]`, which a single request sampled. `count` is the number of tokens that the
-    engine sampled. It is larger than stop - start if the tokens were cut."""
+    engine sampled. The number is larger than stop - start if the tokens were cut."""
 
     start: int
     stop: int

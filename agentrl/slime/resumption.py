@@ -1,5 +1,5 @@
-"""Resuming: slime sends an aborted sample again. Its metadata has a ticket, which finds the saved state of the episode
-(the parked episode)."""
+"""Resuming: slime sends an aborted sample again. The metadata of the sample has a ticket, by which the saved state of
+the episode (the parked episode) is looked up."""
 
 from __future__ import annotations
 

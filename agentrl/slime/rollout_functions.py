@@ -150,7 +150,7 @@ class _Host:
         return ABORTED if any(sample.status == sample.Status.ABORTED for sample in samples) else None
 
     def unwanted(self) -> Callable[[SampleGroup], str | None]:
-        """The filter of --dynamic-sampling-filter-path as a function of a group. It returns the reason to drop the
+        """The filter of --dynamic-sampling-filter-path as a function of a group, which returns the reason to drop the
         group, or None."""
         if not self.flags.dynamic_sampling_filter_path:
             return lambda group: None

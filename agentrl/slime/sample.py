@@ -16,7 +16,7 @@ from agentrl.trajectory.trajectory import Trajectory, Turn, total_ledger
 from agentrl.types import JSON, StopReason
 
 METADATA_KEY = "agentrl"
-"""The key of `sample.metadata` that agentrl writes. Its value is the account of the episode. Other keys belong to the
+"""The key of `sample.metadata` that agentrl writes. The value is the account of the episode. Other keys belong to the
 user."""
 WRITTEN_KEY = "written"
 """The key in the account of the model's output, for a grader of `agentrl.rewards`. Only episodes without a score have
@@ -58,8 +58,8 @@ _STOPS = frozenset(map(str, _STATUS))
 
 
 def episode_metadata(sample: Any) -> Mapping[str, JSON]:
-    """The account of a sample's episode: what `adapt` wrote to metadata["agentrl"]. Empty without an episode, because a
-    row may use the key for other values."""
+    """The account of a sample's episode: the entries that `adapt` wrote to metadata["agentrl"]. Empty without an
+    episode, because a row may use the key for other values."""
     account = sample.metadata.get(METADATA_KEY) if isinstance(sample.metadata, Mapping) else None
     return account if isinstance(account, Mapping) and account.get("stop") in _STOPS else {}
 

@@ -1,5 +1,5 @@
-"""Tools for tests of an Env: they play a script through the real episode loop. They need no model, no download and no
-torch.
+"""Tools for tests of an Env, which play a script through the real episode loop. The tools need no model, no download
+and no torch.
 
 async def test_finds_and_answers() -> None:
     env = Capitals(shared=FakeIndex())

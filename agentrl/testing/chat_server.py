@@ -40,8 +40,8 @@ class Answer:
 
 
 Replying: TypeAlias = Callable[[Sequence[Message], Sequence[ToolSpec]], MaybeAwait[str | Message | Answer]]
-"""A function of the messages and the tools. It returns text, an assistant message such as `call(...)`, a whole response
-body (a mapping without "role"), or an Answer."""
+"""A function of the messages and the tools. The function returns text, an assistant message such as `call(...)`, a
+whole response body (a mapping without "role"), or an Answer."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class ChatServer:
     """A running server, as a test uses it."""
 
     url: str
-    """The base URL for clients. It ends with /v1."""
+    """The base URL for clients, with /v1 at the end."""
     requests: list[Mapping[str, JSON]] = field(default_factory=list)
     """The bodies of all requests so far."""
     headers: list[Mapping[str, str]] = field(default_factory=list)

@@ -177,14 +177,15 @@ class TrainConfig(EpisodeConfig):
     prompts_per_step: int = Field(16, gt=0)
     """The number of tasks in a step."""
     group_size: int = Field(8, gt=0)
-    """The number of episodes of each prompt. Their mean reward is the baseline. 1 works with flash_reinforce, and with
-    a teacher alone."""
+    """The number of episodes of each prompt. The mean reward of these episodes is the baseline. 1 works with
+    flash_reinforce, and with a teacher alone."""
     refill: int = Field(0, ge=0)
     """How many times a step replaces the groups of equal rewards, which teach nothing, by groups of fresh tasks: DAPO's
     dynamic sampling (arXiv 2503.14476). 0: never."""
     filters: list[str] = Field(default_factory=list)
-    """Functions of yours that select groups, each written like `env`. A function gets the trajectories of a group. It
-    returns True to keep the group, and False or a reason as text to drop it. `refill` replaces dropped groups."""
+    """Functions of yours that select groups, each written like `env`. A function gets the trajectories of a group. The
+    function returns True to keep the group, and False or a reason as text to drop it. `refill` replaces dropped
+    groups."""
     temperature: float = Field(1.0, gt=0)
     """The temperature of sampling and of the trained log-probs. Evaluations sample greedily."""
     concurrency: int = Field(128, gt=0)
@@ -215,9 +216,9 @@ class TrainConfig(EpisodeConfig):
     have as many tokens as the longest sequence. Episodes that begin alike share the beginning, and nothing is padded. A
     model with layers that do not allow sharing gets padded sequences; a log line says so."""
     gradient_checkpointing: bool | None = None
-    """Whether the backward pass computes activations again, so that only one activation of each layer is stored. That
-    takes a small part of the memory, and a third more time. null: true for models of 100 million parameters and
-    more."""
+    """Whether the backward pass computes activations again, so that only one activation of each layer is stored.
+    Checkpointing takes a small part of the memory, and a third more time. null: true for models of 100 million
+    parameters and more."""
     lora: LoRAConfig | None = None
     """LoRA: train small added matrices (peft) and freeze the weights. Optimizer and gradients take little memory,
     checkpoints are small, and KL's reference is the model without the matrices. `agentrl merge` makes a whole model.
@@ -271,8 +272,8 @@ class TrainConfig(EpisodeConfig):
     """A model to learn from, with or without the reward. `teacher: runs/teacher` is short for a mapping with the key
     `model`. null: no teacher."""
     mask_overlong: bool = False
-    """true: episodes that a limit on tokens or time cut off are not trained (DAPO). Their tokens count as
-    `overlong`."""
+    """true: episodes that a limit on tokens or time cut off are not trained (DAPO). The tokens of such episodes count
+    as `overlong`."""
     kl_coef: float = Field(0.0, ge=0)
     """The weight of the KL divergence from the weights at the start of RL. 0: no KL is computed."""
     kl_type: KLType = "k3"
@@ -286,7 +287,7 @@ class TrainConfig(EpisodeConfig):
     """The number of steps between evaluations. 0: evaluations at the start, after the warm start and at the end
     only."""
     eval_tasks: int = Field(200, gt=0)
-    """The most held-out tasks of an evaluation. They are the first tasks of the set."""
+    """The most held-out tasks of an evaluation. The first tasks of the set are taken."""
     checkpoint_every: int = Field(50, gt=0)
     """The number of steps between checkpoints. The last two checkpoints are kept."""
     canaries: CanaryConfig | None = CanaryConfig()
@@ -317,8 +318,8 @@ class TrainConfig(EpisodeConfig):
     @model_validator(mode="before")
     @classmethod
     def _split_engine(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Split `engine: {kind: sglang, ...}` into engine and engine_config. These arguments replace a separate
-        engine_config."""
+        """Split `engine: {kind: sglang, ...}` into engine and engine_config. The arguments in the mapping replace a
+        separate engine_config."""
         values, engine = dict(values), values.get("engine")
         if isinstance(engine, Mapping):
             if not isinstance(kind := engine.get("kind", "auto"), str):

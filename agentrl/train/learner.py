@@ -63,8 +63,8 @@ class Update:
     truncated: int = 0
     """The number of tokens with a clipped TIS weight."""
     looked_at: list[tuple[Row, Sequence[float]]] = field(default_factory=list)
-    """Rows, each with the trainer's log-probs before the first update. These are the rows of the first minibatch; with
-    TIS, all rows."""
+    """Rows, each with the trainer's log-probs before the first update. Without TIS, only the rows of the first
+    minibatch."""
     remedy: str = "lower the learning rate"
     """The advice in the error message if the loss is not finite."""
 
@@ -291,8 +291,8 @@ class Learner:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The learning rate of RL as a share of the highest learning rate. It rises linearly over the first `rise` steps,
-    and falls linearly to `final` at the last step."""
+    """The learning rate of RL as a share of the highest learning rate. The learning rate rises linearly over the first
+    `rise` steps, and falls linearly to `final` at the last step."""
 
     rise: int
     final: float

@@ -123,7 +123,7 @@ def _fit(halves: Halves, model: Any) -> bool:
 
 
 def probe(model: Any) -> Tensor:
-    """Twelve token ids, as a tensor of shape [1, 12]. They serve to compare two computations of the same model."""
+    """Twelve token ids, as a tensor of shape [1, 12], with which two computations of the same model are compared."""
     size = vocabulary(model)
     return torch.tensor([[(17 + 29 * i * i) % size for i in range(12)]], device=model.device)
 

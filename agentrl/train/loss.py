@@ -67,10 +67,11 @@ def group_advantages(rewards: Tensor, valid: Tensor, algorithm: Algorithm = "grp
 def turn_advantages(advantages: Advantages, earned: Tensor, valid: Tensor, algorithm: Algorithm = "grpo") -> Tensor:
     """Advantages [groups, group_size, turns]: the rewards since a turn began, compared within the group.
 
-    `earned` [groups, group_size, turns] are the rewards before each turn, which the turn cannot have caused. This is
-    MT-GRPO with a lambda of 1, undiscounted, for any number of turns, with a single difference: a group has a single
-    divisor, the largest among the standard deviation of the total rewards and those of `earned` at each turn. So a
-    small bonus stays small, and so do outcomes that hardly differ. A group with equal total rewards teaches nothing.
+    `earned` [groups, group_size, turns] are the rewards before each turn, which the turn cannot have caused. The
+    computation is MT-GRPO with a lambda of 1, undiscounted, for any number of turns, with a single difference: a group
+    has a single divisor, the largest among the standard deviation of the total rewards and those of `earned` at each
+    turn. So a small bonus stays small, and so do outcomes that hardly differ. A group with equal total rewards teaches
+    nothing.
     """
     before = _centred(earned, valid[..., None])
     scale = advantages.scale

@@ -306,8 +306,8 @@ def _longest(config: TrainConfig, context: int) -> int:
 
 
 def _adapted(model: Any) -> Iterator[tuple[str, int]]:
-    """The layers that peft adapts with all-linear, each with the parameters that a rank adds. These are linear layers
-    without the head, and experts with their routers."""
+    """The layers that peft adapts with all-linear, each with the parameters that a rank adds. Such layers are linear
+    layers without the head, and experts with their routers."""
     import torch
 
     head = model.get_output_embeddings()

@@ -137,8 +137,8 @@ class Pack:
         """The states [sum of N, heads, channels] of all rows' tokens, row after row, from the states of the pack [T,
         heads, channels].
 
-        This is an embedding lookup: its backward pass is fast on a CPU, and adds in the same order in each run on a
-        GPU.
+        The computation is an embedding lookup, whose backward pass is fast on a CPU, and adds in the same order in each
+        run on a GPU.
         """
         if self.rows is None:
             return states
@@ -331,8 +331,8 @@ def packing_of(model: Any) -> Packing | None:
     """The packing of the model's rows, tried once on a few rows. None if packed rows do not give the logits of single
     rows.
 
-    That is so for layers that carry a state from token to token (Mamba, linear attention, convolutions), and for a
-    model without positions. A log line reports the result.
+    Packed rows differ for layers that carry a state from token to token (Mamba, linear attention, convolutions), and
+    for a model without positions. A log line reports the result.
     """
     if model not in _packings:
         _packings[model] = next((how for how in _candidates(model) if computes_the_same(model, how)), None)

@@ -76,8 +76,8 @@ def normaliser(trajectories: Sequence[Trajectory], config: TrainConfig, longest:
 def teach(
     groups: Sequence[Sequence[Trajectory]], config: TrainConfig, filters: Sequence[GroupFilter] = ()
 ) -> list[bool]:
-    """For each group, whether the group teaches anything. Its rewards must differ; with a teacher alone, a token must
-    be trained. Groups that a filter drops teach nothing."""
+    """For each group, whether the group teaches anything. The rewards of the group must differ; with a teacher alone, a
+    token must be trained. Groups that a filter drops teach nothing."""
     if config.learns_from_rewards:
         teaching = assign_advantages(groups, config.algorithm, config.credit, config.discount)[1]
     else:

@@ -34,15 +34,15 @@ log = logging.getLogger("agentrl")
 
 KEEP_CHECKPOINTS = 2
 ENGINE_LOG = "engine.log"
-"""The log of an engine in a separate process. This file stays even if the run fails before the first step."""
+"""The log of an engine in a separate process. The log stays even if the run fails before the first step."""
 _STEP = re.compile(r"step_(\d{6,})")
 
 _RESUMABLE = {
     "steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries",
     "numerics", "data", "episodes", "engine_config", "wandb", "usd_per_hour",
 }  # fmt: skip
-"""The keys that may change when a run continues. They change the length and the output of a run, not the learning. For
-`data`, the tasks must be the same, not the name of the file."""
+"""The keys that may change when a run continues. These keys change the length and the output of a run, not the
+learning. For `data`, the tasks must be the same, not the name of the file."""
 
 
 class RunFolder:

@@ -65,7 +65,7 @@ class Stem:
 
     @property
     def chain(self) -> tuple[Stem, ...]:
-        """This stem, its parent, the parent of the parent, and so on."""
+        """The stem itself, its parent, the parent of the parent, and so on."""
         return (self, *(() if self.parent is None else self.parent.chain))
 
     def compute(self, model: Any) -> None:

@@ -104,7 +104,7 @@ def _import_wandb() -> Any:
 
 
 class EventFile:
-    """A new TensorBoard event file in `folder`. It replaces the metrics of older files from `step` on.
+    """A new TensorBoard event file in `folder`. The file replaces the metrics of older files from `step` on.
 
     Raises ImportError if tensorboardX is not installed.
     """

@@ -1,4 +1,4 @@
-"""Workers as Ray actors, on any node of the cluster. This module is imported only where Ray runs."""
+"""Workers as Ray actors, on any node of the cluster. Imported only where Ray runs."""
 
 from __future__ import annotations
 

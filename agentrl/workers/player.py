@@ -17,8 +17,8 @@ from agentrl.errors import AgentRLError
 from agentrl.workers.base import Job, JobOrder, encoded
 
 _GC_THRESHOLDS = (20_000, 50, 100)
-"""The thresholds of Python's garbage collector. They are higher than the defaults, because live episodes are many
-long-lived objects."""
+"""The thresholds of Python's garbage collector, higher than the defaults, because live episodes are many long-lived
+objects."""
 
 Outcome = tuple[bytes | None, "tuple[str, str, str] | None"]
 """The result of a method: a pickled value and None, or None and an error (class, text and traceback)."""
@@ -62,7 +62,7 @@ class Player:
             del self._playing[key]
 
     def cancel(self, key: int) -> None:
-        """Cancel a request whose result nobody waits for any more. Its Env is closed."""
+        """Cancel a request whose result nobody waits for any more. The Env of the request is closed."""
         if (task := self._playing.get(key)) is not None:
             task.cancel()
 

@@ -324,8 +324,8 @@ class Batch:
 
     @torch.inference_mode()
     def remove(self, request: GenerateRequest, *, failed: bool = False) -> None:
-        """Remove a row. Its keys and values are stored for the session, unless the row failed or the weights have
-        changed."""
+        """Remove a row. The keys and values of the row are stored for the session, unless the row failed or the weights
+        have changed."""
         group = next(group for group in self.groups.values() if request in group.rows)
         seat = group.rows.index(request)
         if failed:

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.models.tiny import tiny_tokenizer
 
 FOLDER = Path(__file__).parent
-"""The folder with the configurations. It has no weights, and no tokenizer."""
+"""The folder with the configurations, without weights and without a tokenizer."""
 MARKERS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _PARTS = (
     "{%- macro shown(content) -%}{%- if content is string -%}{{- content -}}{%- else -%}{%- for part in content -%}"

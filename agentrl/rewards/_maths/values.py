@@ -36,7 +36,7 @@ _BOUNDED: dict[str, Any] = {"arcsin": mp.asin, "arccos": mp.acos}
 
 
 class NoValueError(Exception):
-    """An expression has no value at a point, or an uncertain value. This point is left out of a comparison."""
+    """An expression has no value at a point, or an uncertain value. The point is left out of a comparison."""
 
 
 class _Evaluation:

@@ -50,8 +50,8 @@ class PendingGroup:
     attempts: int = 0
     """How many times the group was put back."""
     born: int = 0
-    """The version of the oldest weights that may have sampled a token of the group. This is the version at the last
-    `take` for which the group had no ended episodes."""
+    """The version of the oldest weights that may have sampled a token of the group. At each `take` without ended
+    episodes, `born` becomes the version of that time."""
 
     @property
     def ended(self) -> bool:
@@ -60,8 +60,8 @@ class PendingGroup:
 
 
 BufferFilter: TypeAlias = Callable[[Any, int | None, list[PendingGroup], int], Sequence[PendingGroup]]
-"""A function with slime's signature `buffer_filter(args, rollout_id, buffer, num_samples)`. It removes at most
-`num_samples` waiting groups from the list `buffer`, and returns these groups."""
+"""A function with slime's signature `buffer_filter(args, rollout_id, buffer, num_samples)`. The function removes at
+most `num_samples` waiting groups from the list `buffer`, and returns these groups."""
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:

@@ -26,7 +26,7 @@ class Drawn:
     pending: list[PendingGroup] = field(default_factory=list)
     """The buffer's entries of the same groups, which wait to be trained."""
     replaced: list[Group] = field(default_factory=list)
-    """The groups that were replaced, in the order of their play. Their tokens are masked, with the reason
+    """The groups that were replaced, in the order of their play. The tokens of these groups are masked, with the reason
     `replaced`."""
     metrics: Mapping[str, JSON] = field(default_factory=dict)
 

@@ -48,7 +48,7 @@ G = TypeVar("G", bound=LoopGroup)
 
 
 class GroupSource(Protocol[G]):
-    """A source of groups, such as a buffer. It also takes back untrained groups, and counts dropped groups."""
+    """A source of groups, such as a buffer, which also takes back untrained groups, and counts dropped groups."""
 
     def take(self, version: int) -> G | None:
         """Take the next group, which will be played with weights of this version. Returns None at the end of the
@@ -63,8 +63,8 @@ class GroupSource(Protocol[G]):
 
 
 PlayGroup: TypeAlias = Callable[[G], Awaitable[str | None]]
-"""A function that plays the missing episodes of a group. It returns None if all episodes have ended, else a reason. The
-reason `aborted` puts the group back; any other reason drops the group."""
+"""A function that plays the missing episodes of a group. The function returns None if all episodes have ended, else a
+reason. The reason `aborted` puts the group back; any other reason drops the group."""
 ABORTED = "aborted"
 
 
@@ -107,7 +107,7 @@ class GroupLoop(Generic[G]):
         """The tasks of dropped groups, until their episodes have ended."""
         self._ready: dict[int, G] = {}
         self._replaced: set[int] = set()
-        """The numbers of late groups in play. They do not count towards the bounds."""
+        """The numbers of late groups in play, which do not count towards the bounds."""
         self._retried: set[int] = set()
         """The numbers of groups that were too old once, and are played again."""
         self._running, self._most = False, 0
@@ -153,7 +153,7 @@ class GroupLoop(Generic[G]):
         self.fill()
 
     async def take(self, step: int) -> list[G]:
-        """Wait for the groups of a step. These are the groups with the oldest weights, in the order of their numbers.
+        """Wait for the groups of a step: the groups with the oldest weights, in the order of their numbers.
 
         Raises the error that ended an episode, and ConfigError at the end of the data.
         """

@@ -94,7 +94,8 @@ class Journal:
             self._put(_AGAIN, (group[0],))
 
     def gone(self, group: Place, state: Literal["trained", "dropped"], step: int, reason: str = "") -> None:
-        """Record that a group is gone. Its episodes are deleted, except those that the last checkpoint may need."""
+        """Record that a group is gone. The episodes of the group are deleted, except those that the last checkpoint may
+        need."""
         number = group[0]
         self._put(_GONE, (state, reason, step, time.time(), number))
         self._put(_LEAVE, (number, self._saved_step))

@@ -67,7 +67,7 @@ class LoopDrawer:
         )
         self.slots.on_free = self.loop.fill
         self.evaluating = replace(rollout, slot=lambda: self.slots.one("eval"))
-        """The rollout for evaluations. Its episodes use the slots for evaluation."""
+        """The rollout for evaluations, whose episodes use the slots for evaluation."""
         self._replaced: list[Group] = []
         self._dropped: Counter[str] | None = None
         """The counts of dropped groups at the last report. None before the first group, because a checkpoint may still

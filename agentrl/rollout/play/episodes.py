@@ -96,7 +96,7 @@ class Rollout:
     phases: PhaseSlots | None = None
     """Limits on how many episodes reset, step and score at once."""
     slot: Callable[[], AbstractAsyncContextManager[None]] | None = None
-    """A function that gives an episode a slot, as a context. It replaces the limit `concurrency`."""
+    """A function that gives an episode a slot, as a context, in place of the limit `concurrency`."""
     workers: RemotePlayer | None = None
     """Workers that play the episodes. With workers, the Envs are not entered in this process, and the engine's lockstep
     is not used."""

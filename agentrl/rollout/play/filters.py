@@ -11,7 +11,8 @@ from agentrl.errors import ConfigError
 from agentrl.trajectory.trajectory import Trajectory
 
 GroupFilter: TypeAlias = Callable[[Sequence[Trajectory]], str | None]
-"""A function of a group. It returns None to keep the group, or the reason to drop the group, in a word or two."""
+"""A function of a group. The function returns None to keep the group, or the reason to drop the group, in a word or
+two."""
 
 NO_SPREAD = "no_spread"
 """The reason to drop a group of equal rewards. Filters need not return this reason."""

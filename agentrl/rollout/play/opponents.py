@@ -115,7 +115,7 @@ class Seating:
 
 @dataclass(frozen=True, slots=True)
 class Opponents:
-    """The opponents of a run. They play in turn."""
+    """The opponents of a run, which play in turn."""
 
     opponents: Sequence[Opponent] = (Policy(),)
 

@@ -1,4 +1,5 @@
-"""Checks the files, functions and the chat template in agentrl's configuration, and lists what the Env requires."""
+"""Checks the files, functions and the chat template in agentrl's configuration, and lists the requirements of the
+Env."""
 
 from __future__ import annotations
 

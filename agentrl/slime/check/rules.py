@@ -26,8 +26,8 @@ POST_PROCESS = "agentrl.slime.post_process_rewards"
 REWARD = "agentrl.slime.reward"
 WATCH = "agentrl.slime.watch_log_probs"
 _ONE_TURN = 1024
-"""The number of tokens below which a response length was most likely meant for a single turn. It must also be below
-half of the context."""
+"""The number of tokens below which a response length was most likely meant for a single turn. The length must also be
+below half of the context."""
 _SLIMES_CPUS = 2
 """The number of CPUs that slime's rollout manager and its lock take."""
 LOG, LOG_EVAL = "agentrl.slime.log_rollout", "agentrl.slime.log_eval"

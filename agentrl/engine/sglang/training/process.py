@@ -37,7 +37,7 @@ class ProcessSettings:
     variables: Mapping[str, str]
     """The environment variables."""
     scratch: Path
-    """The folder of the server's weights. It is removed if agentrl dies."""
+    """The folder of the server's weights, which is removed if agentrl dies."""
 
 
 class ServerProcess:

@@ -26,7 +26,7 @@ _POLL_S = 0.3
 class TrainingServer:
     """A server with its `control`, and with its process if agentrl has started the server.
 
-    This class decides whether an error means that the server is gone.
+    The class decides whether an error means that the server is gone.
     """
 
     def __init__(self, control: ServerControl, process: ServerProcess | None = None) -> None:

@@ -67,8 +67,8 @@ def size_of(model: Any) -> int:
 
 
 def scratch_folder(run: Path, size: int, *, in_memory: bool) -> Path:
-    """A new folder for weights of `size` bytes. It is in memory if `in_memory` is set and the memory suffices, else in
-    the run folder.
+    """A new folder for weights of `size` bytes. The folder is in memory if `in_memory` is set and the memory suffices,
+    else in the run folder.
 
     Folders that killed runs have left in the run folder are removed. The run is locked against other processes.
     """
