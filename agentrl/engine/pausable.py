@@ -19,8 +19,9 @@ class PausableEngine(AsyncClosing):
     """Ensures the condition of `TrainedEngine.update` (no running requests) while other tasks generate.
 
     At an update the running requests are aborted. Each request returns the tokens so far, from the old weights, and new
-    requests wait. An episode without `EpisodeHooks.aborted` then continues the turn with the new weights, so each
-    generation has one weight version. The prefix is computed anew, because no engine stores prefixes over an update.
+    requests wait. An episode with the hook `EpisodeHooks.aborted` then continues the turn with the new weights, so each
+    generation has a single weight version. The prefix is computed anew, because no engine stores prefixes over an
+    update.
 
     `engine` is closed with the wrapper. A PausableEngine has no lockstep: the waves of episodes that come and go cannot
     repeat.

@@ -57,8 +57,8 @@ def reads_images(model: Any) -> bool:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """While the context is open, transformers' warnings are hidden, and its progress bars, which would break those of
-    agentrl."""
+    """While the context is open, transformers' warnings and progress bars are hidden. The progress bars would break
+    those of agentrl."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -92,7 +92,7 @@ def _unused(model: Any, names: Collection[str]) -> list[str]:
 
 
 def _part(name: str) -> str:
-    """The large part of a model that a weight belongs to, such as `model.layers` or `lm_head`."""
+    """The large part of a model with the weight, such as `model.layers` or `lm_head`."""
     return ".".join(name.split(".")[:-1][:2])
 
 

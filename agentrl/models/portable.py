@@ -30,7 +30,7 @@ _OWN_PARTS = ("text_config", "thinker_config", "llm_config")
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer. The files that it was loaded from are copied, unless its tokens have changed since. The chat
+    """Write a tokenizer. The files of the loaded tokenizer are copied, unless the tokens have changed since. The chat
     template is written in its present form."""
     folder.mkdir(parents=True, exist_ok=True)
     source = Path(tokenizer.name_or_path or "")

@@ -114,8 +114,8 @@ class Vision:
         return axes
 
     def place(self, tokens: Sequence[int], images: Sequence[Image]) -> tuple[list[int], list[RenderedImage]]:
-        """Replace each pad of a prompt, which has a single pad for each image, by the tokens of its image. Returns the
-        tokens, and the place of each image.
+        """Replace each pad of a prompt by the tokens of the pad's image. The prompt has a single pad for each image.
+        Returns the tokens, and the place of each image.
 
         Raises ValueError unless there are as many pads as images.
         """

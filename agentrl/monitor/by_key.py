@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _REPLICATES = 2_000
 _DRAWN_AT_ONCE = 4_000_000
-"""The most random numbers that are drawn in a call, which take 32 MB."""
+"""The most random numbers drawn in a call: 32 MB."""
 
 
 @dataclass(frozen=True, slots=True)

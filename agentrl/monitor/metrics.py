@@ -80,7 +80,8 @@ class EpisodeMetrics:
 
     @property
     def valid(self) -> bool:
-        """Whether the episode neither failed nor was aborted, so that its reward tells about the policy."""
+        """Whether the episode neither failed nor was aborted. Only the reward of such an episode tells about the
+        policy."""
         return self.stop not in (StopReason.FAILED, StopReason.ABORTED)
 
     @property
@@ -95,7 +96,7 @@ class RolloutMetrics:
     reward_mean: float = 0.0
     reward_std: float = 0.0
     reward_parts: Mapping[str, float] = field(default_factory=dict)
-    """Part of the reward -> its mean over the episodes that have this part."""
+    """Part of the reward -> the mean over the episodes with the part."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
     """Role of an agent's branches -> the mean reward over the episodes that have this role."""
     response_length_mean: float = 0.0
@@ -138,7 +139,7 @@ class RolloutMetrics:
     """The number of special tokens in users' text, tools and documents. Unless these are encoded as text, they can
     forge turns."""
     result_differs: int = 0
-    """The number of episodes of an agent whose `run` returned text that is not in any reply of the model."""
+    """The number of episodes of an agent whose `run` returned text absent from all replies of the model."""
     bridges_checked: int = 0
     """The number of bridges (token sequences between two turns) that were rendered for a comparison with the memo:
     about a 64th."""

@@ -226,8 +226,8 @@ _SUBJECT = re.compile(
     r"(?:is|isn|are|aren|was|and|or|nor|vs|versus|looks|seems|can|cannot|could|couldn|must|would|wouldn|has|does|doesn"
     r"|fits|works|matches|holds|follows|violates|contradicts|fails|ignores|because|since|as|too|also|only|then|not|but)$"
 )
-"""Words after which a letter "A" at the beginning of a sentence names an option. Before any other word, "A" is an
-article."""
+"""The words that may follow a letter "A" at the beginning of a sentence if the letter names an option. Before any other
+word, "A" is an article."""
 
 
 def _leads(text: str, match: re.Match[str]) -> bool:

@@ -84,8 +84,8 @@ class _AdaptCall:
     aborted: Any
     """slime's abort flag; None outside of slime."""
     holds_ended: bool = False
-    """Whether an episode that ends during slime's abort is returned as aborted, and as ended when slime sends it
-    again."""
+    """Whether an episode that ends during slime's abort is returned as aborted now, and as ended when slime sends the
+    sample again."""
 
     def check_flags(self) -> None:
         """Raises ConfigError for flags and samples that agentrl or slime cannot handle."""

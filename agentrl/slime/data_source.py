@@ -78,11 +78,12 @@ class DataSource:
         self._out: dict[int, _HandedOut] = {}
         """Number of a group -> the group, for groups that slime has got and not shipped."""
         self._shipped: dict[int, list[PendingGroup]] = {}
-        """Rollout -> the groups that it has shipped, until a checkpoint contains their update."""
+        """Rollout -> the groups shipped by the rollout, until a checkpoint contains their update."""
         self._shipped_in: dict[int, int] = {}
         """Number of a group -> the rollout that shipped the group."""
         self._forgotten: set[int] = set()
-        """The numbers of groups that are handed out again because the rollout function seems to have forgotten them."""
+        """The numbers of groups that are handed out again because the rollout function seems to have forgotten these
+        groups."""
         self._rollouts = 0
         self._plays_ahead = self.flags.plays_ahead
         self._notified = False
@@ -164,7 +165,8 @@ class DataSource:
         return new
 
     def _waiting_again(self, number: int) -> PendingGroup | None:
-        """The group with this number, if it waits to be handed out again because it was wrongly taken for forgotten."""
+        """The group with this number, if the group waits to be handed out again after being wrongly taken for
+        forgotten."""
         if number not in self._forgotten:
             return None
         return next((group for group in self._buffer.waiting if group.number == number), None)
@@ -259,8 +261,8 @@ class DataSource:
         return {"buffer": self._buffer.state(), "samples": samples, "metadata": self.metadata, "told": self._notified}
 
     def _settle_rest(self) -> None:
-        """Take back the groups that the rollout function has forgotten. Drop such a group if a dynamic filter has
-        removed it."""
+        """Take back the groups that the rollout function has forgotten. A group removed by a dynamic filter is
+        dropped."""
         if self._plays_ahead:
             return
         is_synchronous = self._plays_ahead is False

@@ -32,7 +32,7 @@ SWALLOWED = 16
 
 
 class EndedRun(BaseException):
-    """Ends the run. As a BaseException it also ends rollouts that swallow every Exception and drop failed groups."""
+    """Ends the run. A BaseException also ends rollouts that swallow every Exception and drop failed groups."""
 
 
 @dataclass(slots=True)

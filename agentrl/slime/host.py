@@ -280,8 +280,8 @@ def session_of(sample: Any) -> str:
 
 
 def host_attribute(sample: Any, name: str, *modules: str) -> Any:
-    """The attribute `name` of the first of these modules that has it. The modules are in the package of the Sample's
-    class. None if no module has it."""
+    """The attribute `name`, from the first of these modules with such an attribute. The modules are in the package of
+    the Sample's class. None if all modules lack the attribute."""
     for package in {cls.__module__.partition(".")[0] for cls in type(sample).__mro__}:
         for module in modules:
             value = getattr(sys.modules.get(f"{package}.{module}"), name, None)

@@ -53,8 +53,8 @@ class SampleRequest:
     template_kwargs: Mapping[str, Any]
     evaluation: bool
     holds_ended: bool
-    """Whether an episode that ends during slime's abort is returned as aborted, and as ended when slime sends it
-    again."""
+    """Whether an episode that ends during slime's abort is returned as aborted now, and as ended when slime sends the
+    sample again."""
     in_slime: bool
     """Whether slime itself calls. slime has then already run the code in the folder of --hf-checkpoint."""
 
@@ -77,8 +77,8 @@ class PlayedSample:
 
     trajectory: Trajectory
     about: Mapping[str, JSON]
-    """Entries of metadata["agentrl"]: the numbers of resumes and restarts, and for an aborted episode the ticket by
-    which its saved state is found again."""
+    """Entries of metadata["agentrl"]: the numbers of resumes and restarts, and after an abort the ticket for the saved
+    state of the episode."""
     teacher_log_probs: Sequence[Sequence[float]]
     """For each segment, the teacher's log-probs; see `distill.ask_teacher`."""
     decode: Callable[[Sequence[int]], str]

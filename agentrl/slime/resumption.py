@@ -46,9 +46,9 @@ class Resumption:
         """Fetch the parked episode of the sample's ticket, and mask the tokens that slime has masked. Returns None if
         the episode restarts.
 
-        If the parking folder is shared, the episode of a sample without a ticket is looked up by its session, because
-        its process may have died. The caller owns `parked.env` and must close it. So the caller may not await before
-        the close is guaranteed.
+        If the parking folder is shared, the episode of a sample without a ticket is looked up by the session, because
+        the process of the episode may have died. The caller owns `parked.env` and must close it. So the caller may not
+        await before the close is guaranteed.
         """
         earlier, remembered = _earlier(sample), self.parking.noted(self.sample)
         self.resumes, self.restarts = earlier.get("resumes", 0), earlier.get("restarts", 0)
@@ -80,8 +80,8 @@ class Resumption:
         return None
 
     async def _found(self, ticket: Any, stopped: Callable[[], bool] | None) -> Parked | None:
-        """The parked episode of a ticket. Without a ticket, the parked episode of the session, if a process that died
-        has left it.
+        """The parked episode of a ticket. Without a ticket, the parked episode of the session, if left by a process
+        that died.
 
         Raises ResumeError.
         """
@@ -115,8 +115,8 @@ class Resumption:
         await self.parking.save(self.key, parked, self.config.keep_s)
 
     async def hold(self, trajectory: Trajectory) -> None:
-        """Park an episode that has ended during an abort, and mark it as aborted. Otherwise slime would lose the
-        prompt.
+        """Park an episode that has ended during an abort, and mark the episode as aborted. Otherwise slime would lose
+        the prompt.
 
         When slime sends the sample again, the ended episode is returned. A failed episode is not parked, because it
         will be played again.
@@ -200,8 +200,8 @@ def _apply_mask_of(flags: HostArgs, sample: Any, trajectory: Trajectory, *, late
 
     The sample has the tokens of the last segment. slime masks all tokens of older weights, so earlier segments are
     masked, too. `later`: the episode must continue the sample's tokens. The sample may be older than the episode,
-    because a process played on before it died. Without `later`, the sample must be unplayed: the process died with the
-    first turn.
+    because a process may have played on and then died. Without `later`, the sample must be unplayed: then the process
+    that died had played the episode from its first turn.
     """
     length, mask = trajectory.segment.response_length, sample.loss_mask
     if sample.tokens[: trajectory.segment.length] != trajectory.tokens:

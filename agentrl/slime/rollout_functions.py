@@ -1,6 +1,6 @@
 """--rollout-function-path: slime's sync and fully-async rollout, played by agentrl's loop.
 
-slime itself plays each group, with its seeds, its slots and its reward models. The loop decides when groups begin, how
+slime itself plays each group, with slime's seeds, slots and reward models. The loop decides when groups begin, how
 aborted, too old and filtered groups are treated, and in which order groups are trained. The loop runs on slime's own
 event loop, as evaluations do, so both run side by side.
 

@@ -13,7 +13,7 @@ from agentrl.types import StopReason
 
 
 def is_valid(sample: Any) -> bool:
-    """Whether the episode neither failed nor was aborted, so that its reward depends on the policy.
+    """Whether the episode neither failed nor was aborted. Only the reward of such an episode depends on the policy.
 
     `sample.remove_sample` does not decide this: slime's own filters set it to remove a sample from the loss only.
     """

@@ -78,7 +78,7 @@ def write_account(sample: Any, account: Mapping[str, JSON]) -> None:
 
 
 def set_reward_aside(sample: Any) -> None:
-    """Move the reward to another attribute, for a host whose reward model of groups refuses samples with a reward."""
+    """Move the reward to another attribute. Some hosts' reward models of groups refuse samples with a reward."""
     setattr(sample, _ASIDE, sample.reward)
     sample.reward = None
 
@@ -254,7 +254,7 @@ def _spans(segment: Segment) -> list[JSON]:
 
 
 def _outcome(trajectory: Trajectory) -> dict[str, JSON]:
-    """The entries of the account about the end of the episode, which all of its samples have."""
+    """The entries of the account about the end of the episode, the same in all samples of the episode."""
     outcome: dict[str, JSON] = {"stop": str(trajectory.stop or StopReason.FAILED), "session_id": trajectory.session_id}
     if trajectory.seat:
         outcome["seat"] = trajectory.seat
@@ -302,7 +302,7 @@ def _write_counts(turns: Sequence[Turn], sample: Any) -> None:
 
 
 def _write(sample: Any, **values: Any) -> None:
-    """Set those of these fields that the Sample has. The Samples of miles lack some fields."""
+    """Set those fields that the Sample has. The Samples of miles lack some fields."""
     for name, value in values.items():
         if hasattr(sample, name):
             setattr(sample, name, value)

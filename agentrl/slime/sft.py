@@ -67,7 +67,7 @@ def _nothing(flags: HostArgs, skipped: Counter[str]) -> str:
 
 
 def _samples(flags: HostArgs, data_buffer: Any) -> Iterator[Any]:
-    """An endless stream of rows. A batch is read ahead. After that, single rows follow, which replace skipped rows."""
+    """An endless stream of rows: first a batch, read ahead, then single rows to replace skipped rows."""
     if flags.n_samples_per_prompt != 1:
         raise ConfigError("agentrl.slime.sft: a row is learned once: leave out --n-samples-per-prompt")
     if flags.apply_chat_template:

@@ -1,4 +1,4 @@
-"""Turns a finished episode into one or several samples, with its tokens, its reward and the data for slime's flags."""
+"""Turns a finished episode into one or several samples, with tokens, reward and the data for slime's flags."""
 
 from __future__ import annotations
 

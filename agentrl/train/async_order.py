@@ -92,8 +92,8 @@ class AsyncOrder:
 
     async def evaluate(self, step: int, evaluate: PlayEvaluation | None, *, last: bool) -> Mapping[str, JSON]:
         """Begin the evaluation of a step, in parallel with the episodes. Returns the metrics of an evaluation that has
-        ended since the last call, with its step as `eval_step`, else nothing. The last step, and a step with an
-        evaluation, first wait for the running evaluation, with a limit."""
+        ended since the last call, with the evaluation's step as `eval_step`. Otherwise the result is empty. The last
+        step, and a step with an evaluation, first wait for the running evaluation, with a limit."""
         metrics: Mapping[str, JSON] = {}
         if self._evaluating is not None and (last or evaluate is not None or self._evaluating[1].done()):
             of, task = self._evaluating
@@ -188,8 +188,8 @@ class TokenAges:
     most: int
 
     def mask_too_old(self, trajectories: Sequence[Trajectory]) -> None:
-        """Mask the tokens whose age is above `most`, with the reason `off_policy`. With an engine that starts turns in
-        the order of the run, no token is that old."""
+        """Mask the tokens whose age is above `most`, with the reason `off_policy`. With an engine that keeps to the
+        order of the run, no token is so old."""
         for segment in (segment for trajectory in trajectories for segment in trajectory.segments):
             old = [span for span in segment.spans if span.trained and self._age(span) > self.most]
             if old:

@@ -99,7 +99,7 @@ class MicroBatch:
     column: Tensor
     """[m]: the index in `predicting` of each prediction's logits."""
     predicted: Tensor
-    """[m]: the id of each predicted token. Rows that share a beginning share its predictions."""
+    """[m]: the id of each predicted token. Rows with a shared beginning share the predictions of the beginning."""
     which: Tensor
     """[n]: for each trained token, the index of its prediction among the m."""
     row: Tensor

@@ -117,7 +117,7 @@ class FailureConfig(BaseModel):
     """With staleness, the fewest valid episodes of a group. A group with fewer is dropped, and replaced by another
     task."""
     ends_run: bool = False
-    """Fail fast: an episode that fails in all its retries ends the run."""
+    """Fail fast: an episode whose retries all fail ends the run."""
 
     def policy(self) -> FailurePolicy:
         return FailurePolicy(again=self.again, wait_s=self.wait_s, least=self.least, ends_run=self.ends_run)
@@ -128,7 +128,7 @@ _ALGORITHM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gspo": {"reduction": "sample", "clip_low": 3e-4, "clip_high": 4e-4},
     "flash_reinforce": {"reduction": "sample", "prompts_per_step": 128, "group_size": 1, "minibatches": 1},
 }
-"""Algorithm -> the settings of its paper that differ from GRPO's."""
+"""Algorithm -> the settings of the algorithm's paper that differ from GRPO's."""
 
 _TIS_OF_ANOTHER_PROGRAM = 2.0
 _TINY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -195,8 +195,8 @@ class TrainConfig(EpisodeConfig):
     """The number of processes that play the episodes, usually up to the number of free cores. 0: the run's own process
     plays them. See docs/training.md."""
     staleness: int = Field(0, ge=0)
-    """The greatest age of a trained token: the number of steps between the weights that sampled the token and its
-    training. 0: rollouts and updates take turns. More: episodes never stop (fully asynchronous, as in AReaL, arXiv
+    """The greatest age of a trained token: the number of steps between the sampling of the token and the training on
+    the token. 0: rollouts and updates take turns. More: episodes never stop (fully asynchronous, as in AReaL, arXiv
     2505.24298). `concurrency` episodes are in flight while the learner learns, the engine gets new weights in the
     middle of turns, and each step takes the finished groups. The engine needs separate weights: sglang, or local in a
     separate process. tis_clip corrects for the age."""
@@ -205,8 +205,8 @@ class TrainConfig(EpisodeConfig):
     and counted. retry: the task is played once more from the beginning. mask: the group is trained without the tokens
     that are too old."""
     at_once: dict[Phase, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
-    """Phase -> the most episodes that may be in the phase at once, such as `{step: 32}` for a service that takes 32
-    calls at once. The phases: reset (most environments start their sandbox there), step (tools included), and score."""
+    """Phase -> the most episodes in the phase at once, such as `{step: 32}` for a service that takes 32 calls at once.
+    The phases: reset (most environments start their sandbox there), step (tools included), and score."""
     failures: FailureConfig = FailureConfig()
     """The fate of episodes whose environment fails."""
     minibatches: int = Field(2, gt=0)

@@ -106,8 +106,7 @@ def _by_role(group: Sequence[Trajectory], algorithm: Algorithm) -> tuple[list[li
 
 
 def _of_turns(trajectory: Trajectory, by_branch: Mapping[tuple[int, str], float]) -> list[float]:
-    """The advantages of the turns, in order of time. A turn has the advantage of the branch that its segment belongs
-    to."""
+    """The advantages of the turns, in order of time. A turn has the advantage of the branch of the turn's segment."""
     values = [0.0] * trajectory.turn_count
     for segment, places in trajectory.by_segment(range(trajectory.turn_count)):
         for place in places:

@@ -41,8 +41,8 @@ class RowImages:
     def inputs(self, rows: Sequence[tuple[int, Sequence[RenderedImage]]]) -> dict[str, Tensor]:
         """The model's arguments for rows of (length, images), padded on the right to the longest row.
 
-        The arguments are `position_ids` [3, rows, length]. If a row has an image within its length, they are also
-        `pixel_values` and `image_grid_thw` of all images in order.
+        The arguments are `position_ids` [3, rows, length]. If a row has an image within its length, the arguments
+        include `pixel_values` and `image_grid_thw` of all images in order.
         """
         longest = max(length for length, _ in rows)
         read = [[image for image in media if image.stop <= length] for length, media in rows]

@@ -22,7 +22,7 @@ _SHORTEST = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """An option that saves memory: its text for the user, and the function that sets the option in a configuration."""
+    """An option that saves memory: the text for the user, and the function that sets the option in a configuration."""
 
     words: str
     apply: Callable[[TrainConfig], TrainConfig]

@@ -64,8 +64,7 @@ class Beginning(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pack:
-    """Rows as a single sequence of T tokens. A row has N tokens, including the tokens that it shares with the row
-    before."""
+    """Rows as a single sequence of T tokens. A row has N tokens, including the tokens shared with the row before."""
 
     input_ids: Tensor
     """The token ids [1, T]."""
@@ -146,8 +145,7 @@ class Pack:
 
 
 def shared_beginnings(rows: Sequence[tuple[int, ...]], how: Packing, *, least: int = LEAST_SHARED) -> list[int]:
-    """For each row of sorted rows, the number of tokens that it shares with the row before; 0 for fewer than `least`
-    tokens."""
+    """For each row of sorted rows, the number of tokens shared with the row before; 0 for fewer than `least` tokens."""
     lengths = [0][: len(rows)]
     for before, row in pairwise(rows):
         low, high = 0, min(len(before), len(row))
@@ -237,7 +235,7 @@ def _row_by_row(module: Any, query: Tensor, key: Tensor, value: Tensor, plan: _P
 
 
 def _at_once(query: Tensor, key: Tensor, value: Tensor, plan: _Plan, scaling: float | None) -> Tensor:
-    """Attention of all rows in a single kernel. The queries of a row are those of its last tokens."""
+    """Attention of all rows in a single kernel. The queries of a row belong to the last tokens of the row."""
     pack = plan.pack
     assert pack.ends is not None
     longest = [max(lengths) for lengths in zip(*pack.lengths, strict=True)]

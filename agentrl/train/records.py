@@ -183,7 +183,7 @@ def _compact(data: dict[str, JSON]) -> dict[str, JSON]:
 
 
 def _step_in(line: str) -> float:
-    """The step of a line of JSON. An incomplete line counts as later than all steps, so that it is removed."""
+    """The step of a line of JSON. An incomplete line counts as later than all steps, and is thus removed."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

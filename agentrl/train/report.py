@@ -124,7 +124,7 @@ class AsyncReport:
     """Seconds that the learner waited for groups."""
     token_age_mean: float = 0.0
     """The mean age of the trained tokens: the number of updates between the weights that sampled a token and the
-    weights that learn from it."""
+    weights that learn from the token."""
     token_age_max: int = 0
     seconds: float = 0.0
     """Seconds of the whole step. The parts of a step overlap, so the sum of their seconds is larger."""

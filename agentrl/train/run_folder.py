@@ -80,8 +80,8 @@ class RunFolder:
         return TrainConfig.from_yaml(self.path / "config.yaml")
 
     def lock(self) -> None:
-        """Lock the folder against other processes, until `unlock` or the end of this process. Raises ConfigError if
-        another process has locked it."""
+        """Lock the folder against other processes, until `unlock` or the end of this process. Raises ConfigError for a
+        locked folder."""
         self._lock = try_lock(self.path)
         if self._lock is None:
             raise ConfigError(

@@ -188,7 +188,7 @@ def packs(
 ) -> list[Pass]:
     """The passes over rows, each of at most `budget` tokens, stems included. A longer row is read alone.
 
-    `firsts`: for each row, the most tokens of its beginning that a stem may hold; by default, all but the last token.
+    `firsts`: for each row, the most tokens at the beginning that a stem may hold; by default, all but the last token.
     """
     order = sorted(range(len(rows)), key=lambda number: rows[number])
     planner = _Planner(

@@ -54,8 +54,8 @@ class Teacher:
         self.scores: WeakKeyDictionary[Trajectory, Scores] = WeakKeyDictionary()
 
     async def ask(self, trajectories: Sequence[Trajectory]) -> None:
-        """Called after the rollout: get the log-probs from a server. If that fails for an episode, the episode counts
-        as failed by its environment."""
+        """Called after the rollout: get the log-probs from a server. An episode without log-probs counts as failed by
+        the environment."""
 
     def read(self, trajectories: Sequence[Trajectory]) -> None:
         """Called before the update, while no engine needs the device: compute the log-probs in this process."""

@@ -99,7 +99,7 @@ class Trainer:
         """The position in the last checkpoint: steps of RL, steps of the warm start, and whether RL has begun."""
         self.teacher: Teacher | None = None
         self._drawn: dict[int, Drawn] = {}
-        """Step -> the report of its rollout, for steps that are played and not yet learned."""
+        """Step -> the report of the rollout, for steps that are played and not yet learned."""
         self._stack = AsyncExitStack()
         self.bill = Bill(config.usd_per_hour)
 

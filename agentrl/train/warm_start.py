@@ -48,7 +48,7 @@ _SHARE, _MOST, _LEAST = 0.05, 32, 8
 """The number of held-out demonstrations. _SHARE: as a share of all demonstrations. _MOST: the largest number. _LEAST:
 the smallest number; with fewer, none is held out."""
 _PASSES = 1.5
-"""How many times a warm start must read the demonstrations before it can memorise them."""
+"""The number of times that a warm start must read the demonstrations before memorising is possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Demonstrations:
     turns: list[int] = field(default_factory=list)
     """The number of turns of each episode and of each chat."""
     shortened: list[str] = field(default_factory=list)
-    """A line for each row whose last turns are left out because they do not fit into the context: `file:line: how many
+    """A line for each row whose last turns do not fit into the context and are left out: `file:line: how many
     turns`."""
     remarks: dict[str, list[str]] = field(default_factory=dict)
     """Possible mistake -> `file:line` of each learned row that has the mistake."""

@@ -36,7 +36,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 class WorkerActor:
-    """The process of a worker. The actor is not detached, so it ends with its owner."""
+    """The process of a worker. The actor is not detached, so the actor ends with the owner."""
 
     def __init__(self, number: int) -> None:
         self._number, self._player = number, Player()

@@ -88,7 +88,7 @@ class WorkerLink(Protocol):
         ...
 
     async def end(self) -> None:
-        """End the process. Before that, the worker has closed its Envs, or failed to do so. Safe to call twice."""
+        """End the process. The worker closes its Envs first, if possible. Safe to call twice."""
         ...
 
 

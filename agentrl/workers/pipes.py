@@ -44,7 +44,7 @@ class PipeTransport:
 
 
 class WorkerProcess(ChildProcess):
-    """A child process, and a thread that reads the lines it prints."""
+    """A child process, and a thread that reads the printed lines."""
 
     def __init__(self, number: int) -> None:
         variables = {**_VARIABLES, "PYTHONPATH": import_path()}

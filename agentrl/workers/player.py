@@ -84,7 +84,7 @@ class Player:
 
 
 async def answered(player: Player, method: str, arguments: Sequence[Any]) -> Outcome:
-    """Call a method of the player. Returns its outcome in a form that can be sent."""
+    """Call a method of the player. Returns the outcome in a form for sending."""
     try:
         result_or_coroutine = getattr(player, method)(*arguments)
         result = await result_or_coroutine if asyncio.iscoroutine(result_or_coroutine) else result_or_coroutine

@@ -30,27 +30,27 @@ class WorkerAnswer:
 
     result: Any
     worker: str
-    """The name of the process that handled the request. A later request that needs data in the memory of this process
-    names it as `home`."""
+    """The name of the process that handled the request. As `home` of a later request, the name leads to the same
+    process, for data in memory."""
     lost: Sequence[str] = ()
     """The causes of the ends of earlier workers that had this request."""
 
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """The place of a worker: its present process, and the history of its processes."""
+    """The place of a worker: the present process, and the history of all its processes."""
 
     number: int
     link: WorkerLink | None = None
     ready: bool = False
     pending: int = 0
     starts: int = 0
-    """The number of consecutive processes that ended before they were ready."""
+    """The number of consecutive processes that ended before being ready."""
     fruitless: int = 0
     """The number of consecutive processes that ended without a finished episode."""
     lives: int = 0
     pid: int | None = None
-    """The process id, on its node, of the last process that was ready."""
+    """The process id, on the node, of the last process that was ready."""
 
     @property
     def home(self) -> str:
@@ -100,8 +100,7 @@ class WorkerPool:
         await self.close()
 
     async def play(self, request: bytes, *, home: str = "") -> WorkerAnswer:
-        """The result of an encoded request. `home` is the name of the preferred worker, which is used if it still
-        runs."""
+        """The result of an encoded request. `home` is the name of the preferred worker, if still running."""
         lost: list[str] = []
         while True:
             seat = await self._chosen(home)
@@ -193,7 +192,7 @@ class WorkerPool:
         await asyncio.gather(*map(_closed, links))
 
     async def _keep(self, seat: _Seat) -> None:
-        """Start a worker, and replace it each time that it ends."""
+        """Start a worker, and start a replacement after each end."""
         try:
             while True:
                 link = seat.link = None

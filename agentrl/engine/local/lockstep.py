@@ -14,8 +14,8 @@ from agentrl.types import Generation
 log = logging.getLogger(__name__)
 
 QUIET_S = 5.0
-"""Seconds that a wave waits for episodes that have not sent a request so far, counted from the last time that an
-episode joined or left."""
+"""Seconds that a wave waits for episodes without a request so far, counted from the last time an episode joined or
+left."""
 STUCK_S = 60.0
 """Seconds that a wave waits for episodes that have sent requests before."""
 
@@ -61,7 +61,7 @@ class Lockstep:
 
     @property
     def alive(self) -> int:
-        """The number of episodes that have not left, including episodes that have not begun."""
+        """The number of episodes that have not left, including episodes not begun."""
         return self._episodes - self._ended
 
     @contextmanager

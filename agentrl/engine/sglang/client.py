@@ -232,8 +232,8 @@ class SGLangEngine(AsyncClosing):
         """End the requests of this rid, or all requests of the workers, including requests of other clients. Never
         raises.
 
-        An abort may arrive before its request, which may wait in a router's queue, and the worker then forgets the
-        abort. So the abort is sent again until the requests of this engine are gone, for at most 5 s.
+        An abort may arrive before the request, for example if the request waits in a router's queue. The worker then
+        forgets the abort. So the abort is sent again until the requests of this engine are gone, for at most 5 s.
         """
         requests = [request for request in list(self._requests.values()) if rid in (None, request.rid)]
         for request in requests:

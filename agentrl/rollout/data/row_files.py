@@ -26,9 +26,9 @@ class RowFile(Sequence[JSON]):
     """The rows of `read_rows`, each read from disk on demand. The index in memory takes eight bytes a row.
 
     `part` selects a range of the rows. Files that cannot be read row by row (Parquet, CSV, a JSON list, compressed
-    files) are first written as JSONL to a temporary file without a name, which exists as long as this object. Of
-    Parquet and CSV, only `columns` are read. Raises ConfigError for an unreadable file, and, when a row is read, for a
-    row that is not JSON.
+    files) are first written as JSONL to a temporary file without a name. The temporary file exists as long as this
+    object. Of Parquet and CSV, only `columns` are read. Raises ConfigError for an unreadable file, and, when a row is
+    read, for a row that is not JSON.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from agentrl.types import JSON, Task
 
 
 class PromptLimit:
-    """Excludes tasks whose prompt has more than `most` tokens, and counts them. `length` returns the tokens of a task's
+    """Excludes and counts the tasks whose prompt has more than `most` tokens. `length` returns the tokens of a task's
     prompt. `warn` gets a line about the first excluded task."""
 
     def __init__(self, most: int, length: Callable[[Task], int], warn: Callable[[str], None]) -> None:
@@ -149,7 +149,7 @@ class Mixture:
     task.
 
     Each source has separate epochs. A source that has ended is left out. The rows of the sources are numbered in
-    sequence: the row of a task is its row in its source, plus the `sizes` of all earlier sources.
+    sequence: the row of a task is the row in the source, plus the `sizes` of all earlier sources.
     """
 
     def __init__(self, sources: Sequence[TaskSource], sizes: Sequence[int], weights: Sequence[float]) -> None:

@@ -82,8 +82,8 @@ def tasks_of(
     training, and 200 for evaluation. In addition to the Env's own check, `check` may raise ConfigError to refuse a
     task.
 
-    Raises ConfigError if both `data` and the Env have tasks or neither has, if the Env has fewer tasks than `episodes`,
-    and for any unusable task.
+    Raises ConfigError if both `data` and `episodes` are set, if neither `data` nor the Env has tasks, if the Env has
+    fewer tasks than `episodes`, and for any unusable task.
     """
     name = envs.cls.__name__
     if data is not None:
@@ -173,7 +173,7 @@ def _raise_first(path: Path, refusals: Mapping[int, ConfigError]) -> None:
 
 
 class TaskFile(Sequence[Task]):
-    """The tasks of a file that is too large for memory, or of a range of its rows. A row is read and checked when
+    """The tasks of a file too large for memory, or of a range of rows in such a file. A row is read and checked when
     drawn.
 
     Arguments and errors are as in `load_tasks`. The errors of a row are raised when the row is read.

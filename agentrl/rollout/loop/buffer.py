@@ -1,5 +1,5 @@
-"""The drawn and untrained groups of a run. The buffer hands each group out to be played, takes it back, and at the end
-trains or drops it once.
+"""The drawn and untrained groups of a run. The buffer hands out each group for playing, takes the group back, and
+records once that the group was trained or dropped.
 
     source ──take──▶ being played ──finished──▶ waits for the trainer ──trained──▶ gone
                         │  ▲                            │
@@ -65,7 +65,7 @@ most `num_samples` waiting groups from the list `buffer`, and returns these grou
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:
-    """Take groups in the order in which they were put back; slime's default."""
+    """Take groups in the order of their return; slime's default."""
     taken = buffer[:num_samples]
     del buffer[:num_samples]
     return taken

@@ -33,7 +33,7 @@ class Drawn:
 
 @dataclass(slots=True, kw_only=True)
 class GroupDrawer:
-    """Takes groups from a buffer, plays them, and reports the results to the buffer and its data.
+    """Takes groups from a buffer, plays the groups, and reports the results to the buffer.
 
     A group without a learning signal is replaced by a group of a fresh task, at most `refill` times in a step: DAPO's
     dynamic sampling (arXiv 2503.14476). Then the last replacement stays, so a step always has `groups` groups.

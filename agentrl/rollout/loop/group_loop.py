@@ -239,8 +239,8 @@ class GroupLoop(Generic[G]):
                 await asyncio.sleep(0)  # their callbacks run now
 
     def _replace_late(self) -> None:
-        """Begin further groups in place of groups that may never end. If such a late group ends, the trainer can still
-        take it."""
+        """Begin further groups in place of groups that may never end. A late group that ends can still be taken by the
+        trainer."""
         late = self._late([group for group, _ in self._tasks.values()]) - self._replaced
         if late:
             self._replaced |= late

@@ -33,7 +33,7 @@ from agentrl.trajectory.trajectory import Trajectory
 log = logging.getLogger("agentrl")
 
 Place: TypeAlias = tuple[int, int, int]
-"""A group: its number, and the row and the epoch of its task."""
+"""A group, as three numbers: the number of the group, and the row and the epoch of the task."""
 GroupState: TypeAlias = Literal["playing", "waiting", "finished", "trained", "dropped"]
 Change: TypeAlias = tuple[str, Sequence[Any]]
 """A change of the database: an SQL statement and its values."""
@@ -129,7 +129,7 @@ class Journal:
 
     def rewind(self, number: int, step: int, groups: Iterable[tuple[Place, int]]) -> dict[Place, dict[int, Trajectory]]:
         """Return to the time before group `number` was drawn and after `step` was trained. `groups` are the groups that
-        were not gone at that time, each with the number of times that it was put back.
+        were not gone at that time, each with the number of returns to the buffer.
 
         Returns the usable episodes, by group and member. An episode is usable if no weights of later steps have sampled
         its tokens. Episodes of groups from `number` on are usable if the same tasks are drawn again.

@@ -43,7 +43,7 @@ class GroupPlayer:
     name: str = "train"
     flow: Flow = field(default_factory=Flow)
     _waiting_for_slot: dict[int, int] = field(default_factory=dict)
-    """Group in play -> the number of its episodes that wait for a slot."""
+    """Group in play -> the number of the group's episodes that wait for a slot."""
 
     # The source
 

@@ -140,7 +140,7 @@ class EpisodeTree:
         await self.close()
 
     async def close(self) -> None:
-        """Remove the machines in the snapshots. Turns that need a machine cannot branch after that. Safe to call
+        """Remove the machines in the snapshots. After closing, turns that need a machine cannot branch. Safe to call
         twice."""
         await _drop(self._forks)
 
@@ -254,7 +254,7 @@ def _check(rollout: Rollout) -> None:
 
 
 def _left(options: EpisodeOptions, root: Trajectory, turn: int) -> EpisodeOptions:
-    """The options of a leaf: the limits are reduced by the tokens and time of the root before the turn."""
+    """The options of a leaf: the root's turns and tokens before the turn are subtracted from the limits."""
     limits = options.limits
     spent = len(_tokens_before(root, turn)) - root.prompt_length
     tokens = None if limits.tokens is None else max(limits.tokens - spent, 1)

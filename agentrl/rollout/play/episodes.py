@@ -64,8 +64,9 @@ class RemotePlayer(Protocol):
         *,
         hooks: EpisodeHooks | None = None,
     ) -> Trajectory:
-        """Play an episode, as `play_episode` does. Of `hooks`, only `aborted` is used: if set, the episode ends when
-        the engine aborts a request; else it continues."""
+        """Play an episode, as `play_episode` does. Of `hooks`, the worker only uses whether `aborted` is set. If set,
+        the episode continues after the engine aborts a request, as for new weights. If None, such an abort ends the
+        episode."""
         ...
 
 
@@ -125,7 +126,7 @@ async def _play_with_retry(
     lockstep: LockstepProtocol,
     hooks: EpisodeHooks | None = None,
 ) -> Trajectory:
-    """Play an episode. After a failure of the environment, play it again under another session id."""
+    """Play an episode. After a failure of the environment, repeat the episode under another session id."""
     if rollout.workers is not None:
         return await rollout.workers.play(task, params, session_id, hooks=hooks)
     hooks = replace(hooks or EpisodeHooks(on_turn=note_turn), slots=rollout.phases)

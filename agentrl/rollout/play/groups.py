@@ -34,7 +34,7 @@ from agentrl.types import Reward, SamplingParams, StopReason, Task
 T = TypeVar("T")
 
 Place: TypeAlias = tuple[int, int]
-"""An episode or a trajectory of a group: the number of its task, and its number within the group."""
+"""An episode or a trajectory of a group: the number of the task, and the number within the group."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""The episodes in flight in this process: when they began, their turn, and the work that each waits for."""
+"""The episodes in flight in this process: the beginning, the turn, and the present wait of each episode."""
 
 from __future__ import annotations
 

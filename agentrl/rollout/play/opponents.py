@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentrl.render.base import Renderer
 
 POLICY = "policy"
-"""The name of the opponent that is the model in training, with its present weights."""
+"""The name of the opponent that is the model in training, with the present weights."""
 
 
 class Opponent(Protocol):
@@ -106,7 +106,7 @@ class Seating:
     others: tuple[str, ...]
 
     def players(self, renderer: Renderer, seed: int) -> dict[str, Engine]:
-        """Seat -> its engine, for the seats that the policy does not play in an episode."""
+        """Seat -> engine, for the seats that the policy does not play in an episode."""
         engines = {
             seat: self.opponent.engine(renderer, nth_seed(seed, place)) for place, seat in enumerate(self.others)
         }

@@ -49,8 +49,8 @@ class EpisodeOrder:
     reward: str | None = None
     failures: FailurePolicy = RETRY
     at_once: Mapping[Phase, int] = field(default_factory=dict)
-    """Phase -> the most episodes that may be in it at once, in all workers together. Each worker may have at least
-    one."""
+    """Phase -> the most episodes in the phase at once, in all workers together. Each worker may have at least one
+    episode in it."""
 
     @classmethod
     def of(cls, config: EpisodeConfig, tokenizer: Any, vision: Any = None) -> Self:

@@ -26,8 +26,8 @@ _SUPERVISED = "agentrl.slime.sft.generate_rollout"
 
 
 def check(command: TrainCommand) -> list[Finding]:
-    """The findings about a command, the worst first. The Env is imported, its configuration is validated, and of its
-    hooks only `needs` is called."""
+    """The findings about a command, the worst first. The check imports the Env, validates the Env's configuration, and
+    calls no hook except `needs`."""
     if _is_supervised(words := Words(command.words)):
         return _sorted(_supervised(words))
     findings: list[Finding] = []

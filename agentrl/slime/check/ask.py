@@ -61,8 +61,8 @@ def _record(flags: set[str]) -> None:
 
 
 def _parsed(exc: Exception) -> argparse.Namespace | None:
-    """The arguments that the host's `parse_args` had parsed when Megatron's final check asked for a GPU; None if the
-    exception has another cause."""
+    """The arguments that the host's `parse_args` had parsed when Megatron's final check asked for a GPU; None for an
+    exception with another cause."""
     for frame, _ in traceback.walk_tb(exc.__traceback__):
         args = frame.f_locals.get("args")
         if frame.f_globals.get("__name__", "").endswith(".utils.arguments") and isinstance(args, argparse.Namespace):

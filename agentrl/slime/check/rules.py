@@ -29,7 +29,7 @@ _ONE_TURN = 1024
 """The number of tokens below which a response length was most likely meant for a single turn. The length must also be
 below half of the context."""
 _SLIMES_CPUS = 2
-"""The number of CPUs that slime's rollout manager and its lock take."""
+"""The number of CPUs for slime's rollout manager and lock."""
 LOG, LOG_EVAL = "agentrl.slime.log_rollout", "agentrl.slime.log_eval"
 
 
@@ -136,7 +136,7 @@ def _second_rewards(setup: Setup, owner: str, foreign: Sequence[str]) -> Iterato
 
 
 def _foreign_rewards(setup: Setup) -> list[str]:
-    """The flags, with their values, that name another reward than agentrl's."""
+    """The flags, with their values, that name a different reward than agentrl's."""
     named = {"--rm-type": setup.args.rm_type, "--custom-rm-path": setup.args.custom_rm_path}
     return [f"{flag} {value}" for flag, value in named.items() if value and value != REWARD]
 

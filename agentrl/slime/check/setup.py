@@ -60,7 +60,7 @@ class Setup:
 
     @property
     def agent(self) -> type[Env] | None:
-        """The Env class if it is an agent, whose own program calls the model. Otherwise None."""
+        """The Env class of an agent, whose `run` calls the model itself. None for any other Env."""
         return self.env if self.env is not None and is_agent(self.env) else None
 
     @property

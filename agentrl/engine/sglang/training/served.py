@@ -1,4 +1,4 @@
-"""The server of a training run. agentrl has started it, or it is already running."""
+"""The server of a training run: started by agentrl, or already running."""
 
 from __future__ import annotations
 

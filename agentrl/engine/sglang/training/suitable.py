@@ -17,8 +17,8 @@ from agentrl.errors import ConfigError, EngineError
 _log = logging.getLogger("agentrl")
 
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
-"""Keys of the configuration that server and trainer must agree about. For a model that reads images, the configuration
-of its language side counts."""
+"""The keys of the configuration that server and trainer must agree about. For a model that reads images, the
+configuration of its language side counts."""
 
 
 async def check_suitable(
