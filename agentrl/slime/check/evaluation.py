@@ -33,7 +33,7 @@ _KEYS = frozenset({*_FALLBACKS, *_OTHER_KEYS.split()})
 
 
 def datasets(args: Args) -> list[Mapping[str, Any]]:
-    """The evaluation data sets, each with the keys that slime's parser would add. Raises ConfigError."""
+    """The evaluation data sets. Missing keys are filled in as slime's parser fills them in. Raises ConfigError."""
     if args.eval_datasets is not None:
         return list(args.eval_datasets)
     if args.eval_config:
